@@ -29,7 +29,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "per_user": {"unique_on": "username", "raise_on_duplicate": False},
     "one_at_a_time": {"unique_on": [], "raise_on_duplicate": True},
     "expiring": {"lock_expiry": 1},
-    "retried": {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0, "unique_on": ["username"]},
 }
 
 

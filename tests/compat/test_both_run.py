@@ -1,7 +1,4 @@
-"""While processes with the old library still run, `onejob_share_old_locks` makes both admit equal work once.
-
-The other side is played by plain Redis commands: the key, value and expiry that the old libraries write.
-"""
+"""With `onejob_share_old_locks`, a program and an old library, whose locks are written here, admit equal work once."""
 
 from __future__ import annotations
 
@@ -59,28 +56,26 @@ def locks_url(new_program: Callable[..., House]) -> str:
     return str(house.config["broker_url"])
 
 
-@pytest.fixture(scope="module")
-def singleton(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
-    """Return the program of celery-singleton with a worker, sharing locks."""
-    house = new_program("singleton_app", onejob_share_old_locks=True, singleton_backend_url=locks_url)
+def serve(new_program: Callable[..., House], module: str, locks_url: str, **settings: Any) -> Iterator[Side]:
+    """Yield a program with a worker, sharing locks."""
+    house = new_program(module, onejob_share_old_locks=True, **settings)
     house.worker("-c", "2")
     side = Side(house, locks_url)
     yield side
     side.locks.close()
+
+
+@pytest.fixture(scope="module")
+def singleton(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
+    """Return the program of celery-singleton."""
+    yield from serve(new_program, "singleton_app", locks_url, singleton_backend_url=locks_url)
 
 
 @pytest.fixture(scope="module")
 def once(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
-    """Return the program of celery-once with a worker, sharing locks."""
+    """Return the program of celery-once."""
     setting = {"backend": "celery_once.backends.Redis", "settings": {"url": locks_url, "default_timeout": 60}}
-    house = new_program("once_app", onejob_share_old_locks=True, ONCE=setting)
-    house.worker("-c", "2")
-    side = Side(house, locks_url)
-    yield side
-    side.locks.close()
-
-
-# --- celery-singleton ----------------------------------------------------------------------------------------------
+    yield from serve(new_program, "once_app", locks_url, ONCE=setting)
 
 
 def test_an_old_lock_answers_with_its_task(singleton: Side) -> None:
@@ -177,9 +172,6 @@ def test_a_call_that_fails_leaves_no_lock(singleton: Side) -> None:
     assert singleton.locks.get(task.generate_lock("do_stuff", ["unsent"])) is None
 
 
-# --- celery-once ---------------------------------------------------------------------------------------------------
-
-
 def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
     """While a process of celery-once holds the lock, a call raises with what is left of that lock."""
     task = once.house.slow_task
@@ -194,7 +186,7 @@ def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
 
 
 def test_a_job_of_once_holds_the_old_lock_until_its_end(once: Side) -> None:
-    """The lock that celery-once looks at is held, and expires, for as long as the job lives, as it would there."""
+    """The lock that celery-once looks at is held, and expires, until the end, or the start with `unlock_before_run`."""
     task = once.house.slow_task
     key = task.get_key(("held",))
     result = task.delay("held")
@@ -204,16 +196,11 @@ def test_a_job_of_once_holds_the_old_lock_until_its_end(once: Side) -> None:
     with pytest.raises(AlreadyQueued):
         task.delay("held")
     once.finish(result, key, "held")
-
-
-def test_unlock_before_run_releases_the_old_lock_first(once: Side) -> None:
-    """With `unlock_before_run` the old lock is free while the job runs."""
-    task = once.house.unlocking
-    result = task.delay("unlocking")
+    unlocked = once.house.unlocking.delay("unlocking")
     await_(lambda: once.house.runs("unlocking"))
-    assert once.locks.get(task.get_key(("unlocking",))) is None
+    assert once.locks.get(once.house.unlocking.get_key(("unlocking",))) is None
     once.house.open("unlocking")
-    assert result.get(PATIENCE) == "unlocking"
+    assert unlocked.get(PATIENCE) == "unlocking"
 
 
 def test_the_end_of_an_old_message_of_once_releases_its_lock(once: Side) -> None:
@@ -223,9 +210,6 @@ def test_the_end_of_an_old_message_of_once_releases_its_lock(once: Side) -> None
     once.house.app.send_task("slow_task", ("from-old", ["return"]))
     await_(lambda: once.house.runs("from-old") == 1)
     once.await_free(key)
-
-
-# --- the settings --------------------------------------------------------------------------------------------------
 
 
 @for_each("base, setting", [(QueueOnce, "set ONCE as"), (Singleton, "set singleton_backend_url as")])
@@ -239,9 +223,6 @@ def test_locks_without_a_place_cannot_be_shared(base: Any, setting: str) -> None
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-# --- without the setting -------------------------------------------------------------------------------------------
 
 
 def test_without_the_setting_the_old_redis_is_not_asked(new_program: Callable[..., House]) -> None:

@@ -32,9 +32,6 @@ def program(new_program: Callable[..., House]) -> House:
     return house
 
 
-# --- what its README shows -----------------------------------------------------------------------------------------
-
-
 def test_a_second_call_raises_until_the_first_has_ended(program: House) -> None:
     """An equal call raises `AlreadyQueued` with the rest of the timeout; after the end it is admitted."""
     first = program.slow_task.delay("readme")
@@ -85,16 +82,6 @@ def test_unlock_before_run_admits_one_that_waits(program: House) -> None:
     assert first.get(PATIENCE) == "unlocking"
 
 
-# --- what broke there ----------------------------------------------------------------------------------------------
-
-
-def test_a_killed_process_does_not_block(program: House) -> None:
-    """A job whose process was killed runs again long before the timeout, and then its identity is free."""
-    assert program.slow_task.delay("killed", ["kill", "return"]).get(PATIENCE) == "killed"
-    assert program.runs("killed") == 2
-    assert program.slow_task.delay("killed", ["kill", "return"]).get(PATIENCE) == "killed"
-
-
 def test_a_running_job_outlives_its_timeout(program: House) -> None:
     """After `timeout` an equal call is still refused as long as the job runs, and told to wait for a second."""
     first = program.brief.delay("brief")
@@ -111,17 +98,6 @@ def test_arguments_that_change_on_their_way_release_the_identity(program: House)
     """Tuples, which workers receive as lists, leave nothing held behind the end of the job."""
     for _ in range(2):
         assert program.slow_task.delay("tuple", ("return",), (1, 2)).get(PATIENCE) == [1, 2]
-
-
-def test_a_call_that_cannot_be_sent_leaves_nothing_held(app: Celery) -> None:
-    """Arguments that cannot be stored raise, and the task stays free."""
-    task: Any = app.task(base=QueueOnce, name="anything", once={"keys": []}, shared=False)(_anything)
-    with pytest.raises(ValueError, match="object"):
-        task.delay(object())
-    assert task.delay(1).id
-
-
-# --- settings and helpers ------------------------------------------------------------------------------------------
 
 
 def test_programs_run_without_the_setting(app: Celery) -> None:
@@ -159,16 +135,12 @@ def test_blocking_is_said_to_do_nothing(app: Celery, caplog: pytest.LogCaptureFi
     assert "`blocking`" in caplog.text
 
 
-def test_an_option_of_once_is_refused_elsewhere(app: Celery) -> None:
-    """`unlock_before_run` of a `onejob.Task` is an error that names `unique_until`."""
-    with pytest.raises(ConfigurationError, match="unlock_before_run, which is another library's: unique_until"):
-        app.task(base=onejob.Task, unlock_before_run=True, shared=False)(_anything).name  # noqa: B018 - binds the task
-
-
 def test_an_unknown_key_of_once_is_refused(app: Celery) -> None:
-    """A misspelt key of `once` is an error that names the known ones."""
+    """A misspelt key of `once` is an error that names the known ones; its options are errors elsewhere."""
     with pytest.raises(ConfigurationError, match="has key; its keys are graceful, keys, timeout, unlock_before_run"):
         app.task(base=QueueOnce, once={"key": ["a"]}, shared=False)(_anything).name  # noqa: B018 - binds the task
+    with pytest.raises(ConfigurationError, match="unlock_before_run, which is another library's: unique_until"):
+        app.task(base=onejob.Task, name="other", unlock_before_run=True, shared=False)(_anything).name  # noqa: B018 - binds the task
 
 
 def test_keys_have_the_text_that_celery_once_gives_them(app: Celery) -> None:

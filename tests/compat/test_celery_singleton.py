@@ -6,16 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery, chain
+from celery import Celery
 
 import onejob
 from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
 from onejob.compat.celery_singleton.util import generate_lock
 from onejob.errors import ConfigurationError
-from onejob.jobs.lifecycle import Transition
 from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, await_
-from tests.quiet import provokes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,11 +29,8 @@ def program(new_program: Callable[..., House]) -> House:
     return house
 
 
-# --- what its README shows -----------------------------------------------------------------------------------------
-
-
 def test_equal_calls_return_the_result_of_one_task(program: House) -> None:
-    """Two equal calls return equal results and run once; after the end, an equal call runs again."""
+    """Calls that are equal in `unique_on`, or in all arguments, return equal results and run once, until the end."""
     first = program.do_stuff.delay("readme")
     second = program.do_stuff.delay("readme")
     other = program.do_stuff.delay("readme-other", ["return"])
@@ -47,15 +42,10 @@ def test_equal_calls_return_the_result_of_one_task(program: House) -> None:
     again = program.do_stuff.delay("readme")
     assert again != first
     assert again.get(PATIENCE) == "readme"
-
-
-def test_unique_on_takes_one_name(program: House) -> None:
-    """`unique_on` may be a single name, and the other arguments do not count then."""
-    first = program.per_user.delay("bob", ["hold"])
-    second = program.per_user.delay(username="bob", acts=["return"])
-    assert first == second
+    bob = program.per_user.delay("bob", ["hold"])
+    assert program.per_user.delay(username="bob", acts=["return"]) == bob
     program.open("bob")
-    assert first.get(PATIENCE) == "bob"
+    assert bob.get(PATIENCE) == "bob"
 
 
 def test_an_empty_unique_on_allows_one_at_a_time(program: House) -> None:
@@ -67,17 +57,6 @@ def test_an_empty_unique_on_allows_one_at_a_time(program: House) -> None:
     assert first.id in str(raised.value)
     program.open("only")
     assert first.get(PATIENCE) == "only"
-
-
-def test_a_failed_task_can_be_submitted_again(program: House) -> None:
-    """A failure releases the identity."""
-    first = program.do_stuff.delay("fails", ["raise"])
-    with pytest.raises(ValueError, match="fails"):
-        first.get(PATIENCE)
-    second = program.do_stuff.delay("fails", ["raise"])
-    assert second != first
-    with pytest.raises(ValueError, match="fails"):
-        second.get(PATIENCE)
 
 
 def test_the_lock_of_a_call_names_the_live_task(program: House) -> None:
@@ -112,21 +91,6 @@ def test_locks_by_hand_are_kept_in_the_backend(program: House) -> None:
     assert task.get_existing_task_id(lock) is None
 
 
-# --- what broke there ----------------------------------------------------------------------------------------------
-
-
-@provokes(Transition.RETRY, because="the last job is not awaited")
-def test_a_retry_runs_again(program: House) -> None:
-    """A retry from the body or by `autoretry_for` is no duplicate of itself, and the identity is free at the end."""
-    result = program.do_stuff.delay("retries", ["retry", "return"])
-    assert result.get(PATIENCE) == "retries"
-    failing = program.retried.delay("autoretries", ["raise"])
-    with pytest.raises(ValueError, match="autoretries"):
-        failing.get(PATIENCE)
-    assert (program.runs("retries"), program.runs("autoretries")) == (2, 3)
-    assert program.do_stuff.delay("retries", ["retry", "return"]) != result
-
-
 def test_a_killed_process_does_not_block(program: House) -> None:
     """A job whose process was killed runs again, without `clear_locks` and without an expiry, and then is free."""
     result = program.do_stuff.delay("killed", ["kill", "return"])
@@ -135,15 +99,6 @@ def test_a_killed_process_does_not_block(program: House) -> None:
     again = program.do_stuff.delay("killed", ["kill", "return"])
     assert again != result
     assert again.get(PATIENCE) == "killed"
-
-
-def test_a_revoked_task_does_not_block(program: House) -> None:
-    """A task that was revoked before its start releases its identity."""
-    first = program.do_stuff.apply_async(("revoked", ["return"]), countdown=3600)
-    first.revoke()
-    second = program.do_stuff.delay("revoked", ["return"])
-    assert second != first
-    assert second.get(PATIENCE) == "revoked"
 
 
 def test_a_running_task_outlives_lock_expiry_and_clear_locks(program: House) -> None:
@@ -158,31 +113,6 @@ def test_a_running_task_outlives_lock_expiry_and_clear_locks(program: House) -> 
     program.open("expiring")
     assert first.get(PATIENCE) == "expiring"
     assert program.runs("expiring") == 1
-
-
-def test_send_task_is_unique_too(program: House) -> None:
-    """A duplicate that `send_task` publishes, which celery-singleton never saw, does not run."""
-    first = program.do_stuff.delay("sent")
-    await_(lambda: program.runs("sent"))
-    second = program.app.send_task("do_stuff", ("sent",))
-    await_(lambda: program.ledger.get_or_none(second.id) is not None)
-    program.open("sent")
-    assert first.get(PATIENCE) == "sent"
-    await_(lambda: program.ledger.get(second.id).state.final)
-    assert program.runs("sent") == 1
-
-
-def test_a_member_of_a_chain_is_never_lost(program: House) -> None:
-    """A chain whose first member is a duplicate of a live job goes on after that job."""
-    first = program.do_stuff.delay("chained")
-    rest = chain(program.do_stuff.si("chained"), program.do_stuff.si("after", ["return"])).apply_async()
-    program.open("chained")
-    assert first.get(PATIENCE) == "chained"
-    assert rest.get(PATIENCE) == "after"
-    assert program.runs("chained") == 1
-
-
-# --- settings ------------------------------------------------------------------------------------------------------
 
 
 @for_each("namespace", ["", "CELERY"])
@@ -212,13 +142,6 @@ def test_settings_are_read_with_and_without_a_namespace(namespace: str) -> None:
     assert task.generate_lock("name").startswith("mine:")
 
 
-def test_the_task_decides_before_the_setting(app: Celery) -> None:
-    """`raise_on_duplicate` of a task overrides `singleton_raise_on_duplicate`."""
-    app.conf.singleton_raise_on_duplicate = True
-    task: Any = app.task(base=Singleton, raise_on_duplicate=False, shared=False)(_nothing)
-    assert task.delay() == task.delay()
-
-
 def test_a_wrong_backend_class_is_a_clear_error(app: Celery) -> None:
     """A path that cannot be imported names itself and what to write."""
     app.conf.singleton_backend_class = "nowhere.Backend"
@@ -228,8 +151,9 @@ def test_a_wrong_backend_class_is_a_clear_error(app: Celery) -> None:
 
 
 def test_programs_run_without_any_redis(app: Celery) -> None:
-    """Without a Redis, tasks are unique, and the helpers for locks find none."""
-    task: Any = app.task(base=Singleton, shared=False)(_nothing)
+    """Without a Redis, tasks are unique, and the helpers for locks find none; a task decides before the setting."""
+    app.conf.singleton_raise_on_duplicate = True
+    task: Any = app.task(base=Singleton, raise_on_duplicate=False, shared=False)(_nothing)
     result = task.delay()
     clear_locks(app)
     task.release_lock()
@@ -258,13 +182,6 @@ def test_an_option_that_means_nothing_is_refused_as_elsewhere(app: Celery) -> No
         app.task(base=Singleton, unique_onn=["a"], shared=False)(_nothing).name  # noqa: B018 - binds the task
     with pytest.raises(ConfigurationError, match="another library's"):
         app.task(base=onejob.Task, name="another", lock_expiry=1, shared=False)(_nothing).name  # noqa: B018 - binds the task
-
-
-def test_eager_tasks_run_at_once(app: Celery) -> None:
-    """With `task_always_eager` each call runs at once and returns its value."""
-    app.conf.task_always_eager = True
-    task: Any = app.task(base=Singleton, shared=False)(_nothing)
-    assert task.delay().get() == task.delay().get() == "nothing"
 
 
 def test_locks_have_the_text_that_celery_singleton_gives_them() -> None:

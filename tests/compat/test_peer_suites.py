@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from tests.cases import for_each
 from tests.compat import celery_suite, peer_suites
 from tests.compat.peer_suites import ROOT
 from tests.services import eventually, start_redis
@@ -117,15 +118,11 @@ class Sides:
             worker.wait()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "differences"),
-    [
-        ({"known": "failure: it", "other": "passed"}, []),
-        ({"known": "passed", "other": "passed"}, ["lib (alone): known is listed as failing, and passes"]),
-        ({"known": "error: it", "other": "failure: no"}, ["lib (alone): other does not pass: failure: no"]),
-        ({"known": "error: it", "unsteady": "failure: no"}, []),
-    ],
-)
+@for_each("outcome, differences", [
+    ({"known": "failure: it", "other": "passed"}, []), ({"known": "error: it", "unsteady": "failure: no"}, []),
+    ({"known": "passed", "other": "passed"}, ["lib (alone): known is listed as failing, and passes"]),
+    ({"known": "error: it", "other": "failure: no"}, ["lib (alone): other does not pass: failure: no"]),
+])  # fmt: skip
 def test_a_difference_to_the_list_is_reported(outcome: Mapping[str, str], differences: list[str]) -> None:
     """A failure without a reason and a reason without a failure are differences; a test that varies is none."""
     suite = {"fails_alone": {"known": "a reason"}, "varies": {"unsteady": "a reason"}}
@@ -144,13 +141,8 @@ def test_only_files_with_the_right_digest_are_used(tmp_path: Path, monkeypatch: 
     """Of an archive the tests and the package are kept; with another digest they are refused and removed."""
     monkeypatch.setattr(peer_suites, "CACHE", tmp_path / "cache")
     with tarfile.open(tmp_path / "lib.tar", "w") as archive:
-        for name in (
-            "lib-1/tests/test_it.py",
-            "lib-1/lib/code.py",
-            "lib-1/docs/conf.py",
-            "lib-1/tests/../../outside.py",
-        ):
-            entry = tarfile.TarInfo(name)
+        for name in ("tests/test_it.py", "lib/code.py", "docs/conf.py", "tests/../../outside.py"):
+            entry = tarfile.TarInfo(f"lib-1/{name}")
             entry.size = 4
             archive.addfile(entry, io.BytesIO(b"pass"))
     suite: dict[str, Any] = {"commit": "0123456789abcdef", "digest": "wrong", "repository": "nobody/lib"}
@@ -158,7 +150,5 @@ def test_only_files_with_the_right_digest_are_used(tmp_path: Path, monkeypatch: 
         peer_suites.fetch("lib", suite, tmp_path)
     right = str(raised.value).partition("the digest ")[2].partition(",")[0]
     folder = peer_suites.fetch("lib", suite | {"digest": right}, tmp_path)
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")} == {
-        "tests/test_it.py",
-        "library/lib/code.py",
-    }
+    kept = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+    assert kept == {"tests/test_it.py", "library/lib/code.py"}

@@ -50,13 +50,10 @@ def test_install_refuses_a_library_that_is_loaded() -> None:
     assert "call install() first" in errors
 
 
-@for_each(
-    "error, attributes",
-    [
-        (DuplicateTaskError("a message", task_id="an-id"), {"task_id": "an-id"}),
-        (AlreadyQueued(2.5), {"countdown": 2.5, "message": "Expires in 2.5 seconds"}),
-    ],
-)
+@for_each("error, attributes", [
+    (DuplicateTaskError("a message", task_id="an-id"), {"task_id": "an-id"}),
+    (AlreadyQueued(2.5), {"countdown": 2.5, "message": "Expires in 2.5 seconds"}),
+])  # fmt: skip
 def test_the_error_survives_the_way_between_processes(error: Exception, attributes: dict[str, object]) -> None:
     """The errors pickle, with their messages and values."""
     loaded = pickle.loads(pickle.dumps(error))  # noqa: S301 - own data

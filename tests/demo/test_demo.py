@@ -55,36 +55,22 @@ def _environment(process: Path) -> str:
 
 @pytest.mark.deep
 @pytest.mark.timeout(PATIENCE)
-@pytest.mark.parametrize("options", [[], ["--in-memory"]])
+@pytest.mark.parametrize("options", [[], ["--in-memory"], ["--documents", "texts"]])
 def test_the_demo_succeeds(place: dict[str, str], tmp_path: Path, options: list[str]) -> None:
-    """The demo exits with 0, resumes the job after the kill, and leaves no processes or files."""
+    """The demo, also with documents of one's own, resumes the job after the kill, and leaves no processes or files."""
+    names = "Ganymede Callisto Io Europa Amalthea Himalia Elara Pasiphae Sinope Lysithea".split()
+    sentence = "The {} is the largest of the {} moons that Galileo found near Jupiter in January of 1610."
+    sentences = " ".join(sentence.format(name, number) for number, name in enumerate(names, 4))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "moons.txt").write_text(f"Moons\n\n{sentences}\n\n{sentences}\n")
     completed = subprocess.run([*DEMO, *options], env=place, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "1 admitted, 99 attached" in completed.stdout
     assert "killed with SIGKILL" in completed.stdout
     assert "resumed on worker" in completed.stdout
+    assert ("(Moons" in completed.stdout) is ("texts" in options)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("onejob-demo-*")) == []
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(PATIENCE)
-def test_own_documents(place: dict[str, str], tmp_path: Path) -> None:
-    """The demo uses the documents in the given folder."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    sentences = " ".join(
-        f"The {name} is the largest of the {number} moons that Galileo found near Jupiter in January of 1610."
-        for number, name in enumerate(
-            "Ganymede Callisto Io Europa Amalthea Himalia Elara Pasiphae Sinope Lysithea".split(), 4
-        )
-    )
-    (folder / "moons.txt").write_text(f"Moons\n\n{sentences}\n\n{sentences}\n")
-    completed = subprocess.run(
-        [*DEMO, "--documents", str(folder)], env=place, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert "(Moons" in completed.stdout
 
 
 @pytest.mark.timeout(PATIENCE)

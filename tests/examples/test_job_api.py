@@ -80,21 +80,15 @@ def smoke(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SMOKE, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def up(place: Place) -> Iterator[subprocess.Popen[str]]:
-    """Return a stack that is up."""
-    with stack(place) as up:
-        yield up
-
-
 @pytest.mark.timeout(300)
-def test_a_stack_answers_and_goes_down_whole(place: Place, up: subprocess.Popen[str]) -> None:
+def test_a_stack_answers_and_goes_down_whole(place: Place) -> None:
     """A stack that is up takes a job and shows it, and `down` ends all that `up` has started."""
-    state = place.state()
-    job = submit(state["url"], place)
-    assert request(state["url"], place, f"/jobs/{job}")["id"] == job
-    assert run(place, "down").returncode == 0
-    assert up.wait(PATIENCE) == 0
+    with stack(place) as up:
+        state = place.state()
+        job = submit(state["url"], place)
+        assert request(state["url"], place, f"/jobs/{job}")["id"] == job
+        assert run(place, "down").returncode == 0
+        assert up.wait(PATIENCE) == 0
     assert living(processes(state)) == []
 
 
@@ -147,17 +141,12 @@ def request(url: str, place: Place, path: str, body: object = None) -> Any:
         return (client.get(path) if body is None else client.post(path, json=body)).json()
 
 
-def test_a_broken_law_is_reported(place: Place) -> None:
-    """Without a server, the script names the first broken law, and its exit code is 1."""
-    result = smoke(place, f"http://127.0.0.1:{free_port()}")
-    assert result.returncode == 1
-    assert result.stdout.startswith("BROKEN  the server is up, and its ledger and its broker answer: GET /healthz: ")
-
-
-def test_workers_need_a_stack(place: Place) -> None:
-    """Workers of a stack that is not up cannot be stopped, and the error says how to start one."""
-    result = run(place, "workers", "stop")
-    assert (result.returncode, result.stderr) == (1, "nothing is up: `make up` starts it\n")
+def test_a_stack_that_is_not_up_is_named(place: Place) -> None:
+    """Without a server, the script names the first broken law; workers cannot be stopped; and both exit with 1."""
+    checked, stopped = smoke(place, f"http://127.0.0.1:{free_port()}"), run(place, "workers", "stop")
+    law = "BROKEN  the server is up, and its ledger and its broker answer: GET /healthz: "
+    assert (checked.returncode, checked.stdout[: len(law)]) == (1, law)
+    assert (stopped.returncode, stopped.stderr) == (1, "nothing is up: `make up` starts it\n")
 
 
 def test_settings_have_one_name() -> None:

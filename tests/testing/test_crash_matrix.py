@@ -8,7 +8,7 @@ import pytest
 
 import onejob
 from onejob.testing import crash_matrix
-from tests.testing import payments
+from tests.testing import payments, shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,15 +72,6 @@ def test_a_step_alone_is_not_enough_for_a_third_party() -> None:
     assert "at after_step:charge" not in text
 
 
-def test_an_effect_after_the_last_step_is_found_before_the_completion() -> None:
-    """An effect at the end of the body is repeated by a crash before the completion, and by a frozen worker."""
-    text = failure_of(payments.charge_at_the_end, payments.gateway.count)
-    assert [kind for kind in ("lost", "killed", "frozen") if f"{kind} at before_complete" in text] == [
-        "lost", "killed", "frozen",
-    ]  # fmt: skip
-    assert "between after_step:look up and before_complete" in text
-
-
 def test_a_kill_runs_no_finally() -> None:
     """A killed process is really killed: an effect in a `finally`, which a lost run still has, does not happen."""
     text = failure_of(payments.charge_in_finally, payments.gateway.count)
@@ -107,14 +98,6 @@ def test_a_task_that_retries_has_the_points_of_its_retry() -> None:
     assert {"before_retry", "after_retry", "before_complete"} <= {*report.points}
 
 
-def test_a_task_that_fails_by_itself_is_no_matrix() -> None:
-    """A task that fails without any fault ends the matrix before it begins."""
-    from tests.testing import shop
-
-    with pytest.raises(AssertionError, match="without any fault, the job is failed already"):
-        crash_matrix(shop.fail, "no", effects=None)
-
-
 def test_effects_that_nobody_sees_are_no_proof() -> None:
     """`effects` that no run changes, and effects that stay from run to run, are refused with what to do."""
     with pytest.raises(onejob.ConfigurationError, match=r"effects\(\) did not change.*0 before and after"):
@@ -126,8 +109,8 @@ def test_effects_that_nobody_sees_are_no_proof() -> None:
 
 
 def test_the_recovery_alone_can_be_checked() -> None:
-    """With `effects=None` the matrix checks how the job ends, for a task without effects."""
-    from tests.testing import shop
-
+    """With `effects=None` the matrix checks how the job ends; a task that fails without any fault ends it at once."""
     report = crash_matrix(shop.double, 4, effects=None, processes=False)
     assert len(report.survivals) == 3 * len(report.points)
+    with pytest.raises(AssertionError, match="without any fault, the job is failed already"):
+        crash_matrix(shop.fail, "no", effects=None)

@@ -89,23 +89,20 @@ def test_run_job_shows_a_lost_run(jobs: Jobs) -> None:
     assert (run.state, list(run.steps)) == (onejob.State.RUNNING, ["outline"])
 
 
-def test_a_fault_at_a_point_that_nobody_reaches_fails_the_test() -> None:
-    """A misspelled step is not a test that passes: the error names the points of the run."""
-    with pytest.raises(AssertionError, match=r"lose_worker\(at='after_step:outlin'\).*after_step:outline"):
-        _lose("step:outlin")
-    with pytest.raises(onejob.ConfigurationError, match="'somewhere' is no point of a run"):
-        _lose("somewhere")
+@for_each("at, task, error, message", [
+    ("step:outlin", None, AssertionError, r"lose_worker\(at='after_step:outlin'\).*after_step:outline"),
+    ("somewhere", None, onejob.ConfigurationError, "'somewhere' is no point of a run"),
+    ("start", shop.double, AssertionError, r"task=tests\.testing\.shop\.double\)"),
+])  # fmt: skip
+def test_a_fault_that_does_not_happen_fails_the_test(at: str, task: Any, error: Any, message: str) -> None:
+    """A misspelled step, or a fault of a task that never ran, is no test that passes: the error names the points."""
+    with pytest.raises(error, match=message):
+        _lose(at, task)
 
 
-def test_a_fault_of_a_task_that_does_not_run_names_the_task() -> None:
-    """A fault of one task, which never ran, is reported with the name of that task."""
-    with pytest.raises(AssertionError, match=r"task=tests\.testing\.shop\.double\)"), isolated(shop.app) as jobs:
-        jobs.lose_worker("start", shop.double)
-
-
-def _lose(at: str) -> None:
+def _lose(at: str, task: Any) -> None:
     with isolated(shop.app) as jobs:
-        jobs.lose_worker(at)
+        jobs.lose_worker(at, task)
         shop.plan.delay("physics")
         jobs.run_all()
 

@@ -54,15 +54,8 @@ def test_the_tests_of_the_guide_pass(page: Page, pytester: pytest.Pytester, monk
 
 @deep
 def test_the_matrices_of_the_guide_pass(page: Page, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task of the guide survives every fault."""
+    """The task of the guide survives every fault; without its effect key, it fails with the lines that are shown."""
     run(pytester, monkeypatch, "crash").assert_outcomes(passed=1 + 4 * 6, deselected=7)
-
-
-@deep
-def test_the_guide_shows_the_message_of_the_matrix(
-    page: Page, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the effect key, the matrix of the guide fails with the lines that the guide shows."""
     shop = page.files(only_run=True)["shop"].replace('key=job.effect_key("charge")', "key=None")
     pytester.makepyfile(shop=shop)
     result = run(pytester, monkeypatch, "no_crash")

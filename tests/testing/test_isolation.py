@@ -31,15 +31,12 @@ def make_app(store: str) -> tuple[Any, Any]:
     return app, app.task(base=onejob.Task, name="settings.add", shared=False)(add)
 
 
-def changes_of(app: Any) -> dict[str, Any]:
-    return dict(app.conf.changes)
-
-
 def test_each_block_has_a_ledger_of_its_own_and_leaves_nothing() -> None:
-    """Two blocks do not see each other's jobs, their files are removed, and the app is as it was before."""
+    """Blocks do not see each other's jobs, their files are removed, and the app is as before, also after an error."""
     shop.app.finalize()
     assert not shop.app.conf.task_always_eager  # which loads the settings
-    before, state = changes_of(shop.app), shop.app.__dict__.get("_onejob_state")
+    app: Any = shop.app
+    before, state = dict(app.conf.changes), shop.app.__dict__.get("_onejob_state")
     paths = []
     for _ in range(2):
         with isolated(shop.app) as jobs:
@@ -47,16 +44,11 @@ def test_each_block_has_a_ledger_of_its_own_and_leaves_nothing() -> None:
             paths.append(jobs.store.path)
     assert paths[0] != paths[1]
     assert [path.parent.exists() for path in paths] == [False, False]
-    assert changes_of(shop.app) == before
+    assert app.conf.changes == before
     assert shop.app.__dict__.get("_onejob_state") is state
-    assert shop.app.connection_for_write().hostname == "broker.invalid"
-
-
-def test_a_block_is_left_after_an_error() -> None:
-    """An error in the block passes, and the app is as it was before."""
     with pytest.raises(onejob.JobNotFoundError), isolated(shop.app) as jobs:
         jobs.get("no-such-job")
-    assert shop.app.conf.onejob_store == "redis://ledger.invalid:1/0"
+    assert shop.app.connection_for_write().hostname == "broker.invalid"
 
 
 def test_settings_are_read_anew_in_each_block() -> None:
@@ -75,14 +67,6 @@ def test_settings_are_read_anew_in_each_block() -> None:
     assert app.conf.get("onejob_sweep") is None
 
 
-def test_defaults_of_tasks_are_read_anew() -> None:
-    """A lease for a block is that of its jobs, and the tasks have their own again afterwards."""
-    with isolated(shop.app, lease=45) as jobs:
-        assert jobs.get(shop.double.delay(1).id).lease == 45
-    with isolated(shop.app) as jobs:
-        assert jobs.get(shop.double.delay(1).id).lease == 30
-
-
 def test_settings_that_nobody_has_read_stay_those_of_the_app() -> None:
     """A block before the first use of an app, or after a reset, has its own lease, and leaves the app its settings."""
     app, add = make_app("sqlite:///unused.db")
@@ -91,6 +75,8 @@ def test_settings_that_nobody_has_read_stay_those_of_the_app() -> None:
     own = app_state_of(app)
     with isolated(app, lease=6) as jobs:
         assert jobs.get(add.delay(1).id).lease == 6
+    with isolated(app) as jobs:
+        assert jobs.get(add.delay(1).id).lease == 30
     assert (own.settings.lease, own.settings.store) == (30, "sqlite:///unused.db")
 
 
@@ -127,15 +113,17 @@ def test_the_ledger_of_another_app_is_refused(jobs: Jobs, tmp_path: Path) -> Non
     assert [*tmp_path.iterdir()] == []
 
 
-def test_an_isolated_app_is_not_isolated_again(jobs: Jobs) -> None:
-    """A second isolation of the same app is refused, and so is a setting that onejob does not have."""
+def test_a_block_that_cannot_be_is_refused(jobs: Jobs) -> None:
+    """A second isolation of one app, an unknown setting, a store of one's own and a lease of 0 are refused."""
     with pytest.raises(onejob.ConfigurationError, match="already"), isolated(shop.app):
         pass
     app, _ = make_app("sqlite:///unused.db")
-    with pytest.raises(onejob.ConfigurationError, match="leese"), isolated(app, leese=3):
-        pass
-    with pytest.raises(onejob.ConfigurationError, match="store"), isolated(app, store="redis://x"):
-        pass
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("leese", {"leese": 3}), ("store", {"store": "redis://x"}), ("onejob_lease", {"lease": 0}),
+    ]  # fmt: skip
+    for message, options in wrong:
+        with pytest.raises(onejob.ConfigurationError, match=message), isolated(app, **options):
+            pass
 
 
 def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
@@ -145,23 +133,17 @@ def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
     for options, heartbeat in [({"lease": 3}, 1), ({"lease": 45}, 10), ({"lease": 6, "heartbeat": 3}, 3)]:
         with isolated(app, **options) as jobs:
             assert jobs.state.settings.heartbeat == heartbeat
-    with pytest.raises(onejob.ConfigurationError, match="onejob_lease"), isolated(app, lease=0):
-        pass
 
 
 def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
     """`get()` without a timeout on a job that waits raises at once, and names `run_all`; an ended job has its value."""
-    result = shop.double.delay(4)
+    result, failed = shop.double.delay(4), shop.fail.delay("no")
     with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
         result.get()
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0)
     jobs.run_all()
     assert result.get() == 8
-    with jobs.eager():
-        assert shop.double.delay(5).get() == 10
-    failed = shop.fail.delay("no")
-    jobs.run_all()
     with pytest.raises(ValueError, match="no"):
         failed.get()
 

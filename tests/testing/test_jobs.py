@@ -126,16 +126,12 @@ def test_eager_jobs_keep_their_promises(jobs: Jobs) -> None:
     assert shop.double.delay(3).job.state is onejob.State.QUEUED
 
 
-def test_an_eager_app_is_eager_with_a_ledger(celery_app: Any) -> None:
+def test_an_eager_app_is_eager_with_a_ledger(celery_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `task_always_eager` in its settings, an isolated app runs jobs at once, and not past the ledger."""
-    celery_app.conf.task_always_eager = True
-    try:
-        with isolated(celery_app) as jobs:
-            first, again = shop.report.delay("tuesday"), shop.report.delay("tuesday")
-            assert (first.outcome, again.outcome) == ("admitted", "replayed")
-            assert jobs.is_eager
-    finally:
-        del celery_app.conf.changes["task_always_eager"]
+    monkeypatch.setitem(celery_app.conf.changes, "task_always_eager", value=True)
+    with isolated(celery_app) as jobs:
+        first, again = shop.report.delay("tuesday"), shop.report.delay("tuesday")
+        assert (first.outcome, again.outcome, jobs.is_eager) == ("admitted", "replayed", True)
 
 
 def test_messages_that_arrive_twice_run_once(jobs: Jobs) -> None:
@@ -161,16 +157,14 @@ def test_an_unavailable_store_raises_where_it_does_in_production(jobs: Jobs) -> 
     assert result.get(timeout=0) == 10
 
 
-def test_webhooks_are_recorded_and_not_sent(celery_app: Any) -> None:
+def test_webhooks_are_recorded_and_not_sent(celery_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a job with a webhook is an event that the test can look at."""
-    celery_app.conf.onejob_webhook_secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
-    try:
-        with isolated(celery_app) as jobs:
-            result = shop.double.apply_async((5,), webhook_url="https://hooks.example.com/jobs")
-            jobs.run_all()
-            ((url, event),) = jobs.webhooks
-    finally:
-        del celery_app.conf.changes["onejob_webhook_secrets"]
+    secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
+    monkeypatch.setitem(celery_app.conf.changes, "onejob_webhook_secrets", secrets)
+    with isolated(celery_app) as jobs:
+        result = shop.double.apply_async((5,), webhook_url="https://hooks.example.com/jobs")
+        jobs.run_all()
+        ((url, event),) = jobs.webhooks
     assert url == "https://hooks.example.com/jobs"
     assert (event["type"], event["subject"], event["data"]["result"]) == ("onejob.job.completed", result.id, 10)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -38,17 +36,9 @@ def run(pytester: pytest.Pytester, test: str, ini: str = "onejob_app = shop:app"
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "onejob.testing.plugin")
 
 
-def test_pytest_finds_the_plugin() -> None:
-    """The installed package names the plugin as pytest's entry point, so that a user configures nothing."""
-    (plugin,) = entry_points(group="pytest11", name="onejob")
-    assert plugin.value == "onejob.testing.plugin"
-
-
-def test_the_fixtures_find_the_app_of_the_setting(pytester: pytest.Pytester) -> None:
-    """With `onejob_app` in the configuration, `jobs` and `onejob_ledger` work in a test that warns of nothing."""
-    result = run(
-        pytester,
-        """
+PROGRAMS = [
+    # with `onejob_app` in the configuration, both fixtures are there, and each test has a ledger of its own
+    ("onejob_app = shop:app", 2, """
         from shop import invoice
 
         def test_equal_calls_are_one_job(jobs, onejob_ledger):
@@ -60,13 +50,7 @@ def test_the_fixtures_find_the_app_of_the_setting(pytester: pytest.Pytester) -> 
 
         def test_the_next_test_sees_nothing_of_it(jobs):
             jobs.assert_not_submitted(invoice)
-            assert invoice.delay(42).outcome == "admitted"
-        """,
-    )
-    result.assert_outcomes(passed=2)
-
-
-PROGRAMS = [
+    """),
     # without the setting, the app is that of a fixture `celery_app`
     ("", 1, """
         import pytest, shop
@@ -124,37 +108,22 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("ini", "passed", "test"), PROGRAMS, ids=["fixture", "marker", "wider fixture", "no setting"])
+@pytest.mark.parametrize(
+    ("ini", "passed", "test"), PROGRAMS, ids=["setting", "fixture", "marker", "wider fixture", "neither"]
+)
 def test_the_app_and_its_settings_are_chosen(pytester: pytest.Pytester, ini: str, passed: int, test: str) -> None:
     """A setting or a fixture gives the app, and markers its settings; a project with neither is left alone."""
     run(pytester, test, ini=ini).assert_outcomes(passed=passed)
 
 
-@pytest.mark.parametrize(
-    ("ini", "message"),
-    [("", "*onejob does not know your Celery app*"), ("onejob_app = shoop:app", "*names no Celery app*")],
-)
+@pytest.mark.parametrize(("ini", "message"), [
+    ("", "*onejob does not know your Celery app*"), ("onejob_app = shoop:app", "*names no Celery app*"),
+])  # fmt: skip
 def test_a_missing_app_is_explained(pytester: pytest.Pytester, ini: str, message: str) -> None:
     """A project without an app, or with a misspelled one, gets an error that says where to write it."""
     result = run(pytester, "def test_it(jobs): pass", ini=ini)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([message])
-
-
-def test_a_failed_assertion_shows_what_was_submitted(pytester: pytest.Pytester) -> None:
-    """The message has the submissions and the nearest difference."""
-    test = """
-        from shop import invoice
-
-        def test_it(jobs):
-            invoice.delay(42, note="by mistake")
-            jobs.assert_submitted(invoice, 42)
-    """
-    result = run(pytester, test)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*shop.invoice(42) was submitted 0 times, expected 1", "*nearest: note is 'by mistake', expected ''"]
-    )
 
 
 def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pytest.Pytester) -> None:
@@ -177,10 +146,8 @@ def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pyt
                 invoice.delay(1)
             assert not Path("real.db").exists()
 
-        def test_that_imports_the_app():
-            refuse()
-
-        def test_after_the_import():
+        @pytest.mark.parametrize("time", ["importing the app", "after the import"])
+        def test_a_submission(time):
             refuse()
 
         def test_with_a_block_of_its_own():

@@ -6,7 +6,7 @@ import pytest
 
 import onejob
 from onejob.testing import Jobs, isolated, run_job
-from tests.testing import shop
+from tests.testing import payments, shop
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,11 @@ def test_without_any_fixture_a_body_has_its_job() -> None:
 
 
 def test_a_later_attempt_gets_the_kept_steps() -> None:
-    """With `steps` the body is the second attempt, gets their values, and does not compute them again."""
+    """With `steps` the body is the second attempt and gets their values; `attempt` and `retries` are as given."""
     run = run_job(shop.plan, "physics", cards=1, steps={"outline": "kept"})
     assert run.result["attempt"] == 2
     assert run.result["cards"] == ["kept 0"]
     assert shop.calls == ["cards"]
-
-
-def test_attempts_and_retries_are_as_given() -> None:
-    """`attempt` is what `current_job()` says, and `retries` what Celery's request says."""
     assert run_job(shop.plan, "physics", attempt=4).result["attempt"] == 4
     assert run_job(shop.fetch, "u", retries=2).result == 2
 
@@ -77,39 +73,27 @@ def test_arguments_and_results_pass_through_json() -> None:
 
 
 def test_a_run_is_nobodys_duplicate() -> None:
-    """A body runs although an equal job is live, or has just succeeded, and leaves that job alone."""
+    """A body runs although an equal job is live, or has just succeeded; what it submits is a job as any other."""
     with isolated(shop.app) as jobs:
         live = shop.invoice.delay(7)
         assert run_job(shop.invoice, 7).result == "invoice 7"
         assert run_job(shop.report, "monday").result == run_job(shop.report, "monday").result
         assert live.job.state is onejob.State.QUEUED
         assert [each.job_id for each in jobs.submitted()] == [live.id]
-
-
-def test_what_a_body_submits_is_recorded() -> None:
-    """A job that the body submits is in the same ledger, where the test can assert and run it."""
-    with isolated(shop.app) as jobs:
-        run = jobs.run_job(shop.parent, 4)
-        (submitted,) = jobs.assert_submitted(shop.double, 4)
-        assert submitted.job_id == run.result
+        inner = jobs.run_job(shop.parent, 4).result
+        assert jobs.assert_submitted(shop.double, 4)[0].job_id == inner
         jobs.run_all()
-        assert jobs.get(run.result).result == 8
+        assert jobs.get(inner).result == 8
 
 
 def test_options_that_cannot_be_are_refused(jobs: Jobs) -> None:
-    """Steps of a first attempt, attempt 0, and a plain Celery task are refused with what to do."""
+    """Steps of a first attempt, attempt 0, a task of Celery's own and one of another app are refused with a remedy."""
     with pytest.raises(onejob.ConfigurationError, match="only an earlier one keeps steps"):
         jobs.run_job(shop.plan, "physics", attempt=1, steps={"outline": 1})
     with pytest.raises(onejob.ConfigurationError, match="count from 1"):
         jobs.run_job(shop.plan, "physics", attempt=0)
     with pytest.raises(onejob.ConfigurationError, match=r"base=onejob\.Task"):
         jobs.run_job(shop.plain, 1)
-
-
-def test_a_task_of_another_app_is_refused(jobs: Jobs) -> None:
-    """A task whose jobs would be those of another app is refused, also in a crash matrix, with both names."""
-    from tests.testing import payments
-
     with pytest.raises(onejob.ConfigurationError, match=r"of app 'payments'.*isolated app 'testing_shop'"):
         jobs.run_job(payments.charge_bare, "ann")
     with pytest.raises(onejob.ConfigurationError, match=r"crash_matrix runs a task that has base=onejob\.Task"):
