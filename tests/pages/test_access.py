@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse
 
 import onejob
 from onejob.api.api_keys import Role
-from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.errors import ConfigurationError
 from onejob.pages import User
 from tests.cases import for_each
 from tests.http.conftest import problem
@@ -47,10 +47,8 @@ def fail(_request: Request) -> None:
     (decide_async, "async"), (Decider(), "object"),
 ])  # fmt: skip
 def test_a_hook_names_the_user(browse: Callable[..., Browser], authorize: Any, name: str) -> None:
-    """A hook, sync or async, returns a user or a name and a role, and every page shows the name."""
-    browser = browse(authorize=authorize)
-    for path in PAGES:
-        assert name in browser.page(path).text
+    """A hook, sync or async, returns a user or a name and a role, and pages show the name."""
+    assert name in browse(authorize=authorize).page("/jobs").text
 
 
 @for_each("decision, actor", [(None, ""), (("eve", None), "eve")])
@@ -80,14 +78,6 @@ def test_any_other_answer_of_a_hook_lets_nobody_in(browse: Callable[..., Browser
     assert response.status_code == 500 if authorize is fail else response.status_code in {422, 500}
     assert "jobs" not in response.json()
     assert "hunter2" not in response.text
-
-
-def test_the_name_of_a_user_is_printable() -> None:
-    """A user has a printable name, which the audit log can have, and a role that exists."""
-    with pytest.raises(InvalidArgumentsError):
-        User("a\nb")
-    with pytest.raises(ValueError, match="owner"):
-        User("ann", "owner")  # type: ignore[arg-type] # the point
 
 
 ACTIONS: dict[str, tuple[str, dict[str, str]]] = {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.ledger import search
 from onejob.pages import bulk
 from tests.cases import for_each
 from tests.pages.browser import browser_of, on_every_store
@@ -82,14 +81,8 @@ def test_portions_end_in_time(browser: Browser, sample: Sample, monkeypatch: pyt
     counts = confirm(browser, page)
     assert [done + refused for done, refused in counts] == list(range(1, len(failed) + 1))
     assert {job_id: events_of(sample, job_id) for job_id in failed} == {job_id: ["redrive"] for job_id in failed}
-
-
-def test_a_preview_that_stops_early_says_so(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preview whose time is over says that there may be more."""
-    monkeypatch.setattr(bulk, "deadline", lambda _seconds=0.0: lambda: True)
-    monkeypatch.setattr(search, "WINDOW", 5)
-    page = browser.posted("/bulk/preview", operation="delete", scope="matching", filter="reason=billing")
-    assert re.search(r"\d+\+ jobs will be deleted|No job that matches", page.text)
+    browser.posted("/bulk/run", operation="run_now", scope="matching", until="9e12", filter="state=retrying")
+    assert len(events_of(sample, sample.named["retrying"])) == 1
 
 
 @for_each("operation", STATES)
@@ -171,12 +164,6 @@ def test_an_invalid_form_changes_nothing(browser: Browser, sample: Sample, ids: 
     before = sample.jobs()
     assert named in browser.posted("/bulk/run", *ids, status=422, **fields).text
     assert sample.jobs() == before
-
-
-def test_an_operation_in_the_future_is_none(browser: Browser, sample: Sample) -> None:
-    """A form whose time lies in the future selects jobs up to now, as its preview did."""
-    browser.posted("/bulk/run", operation="run_now", scope="matching", until="9e12")
-    assert len(events_of(sample, sample.named["retrying"])) == 1
 
 
 def test_a_store_that_is_away_ends_the_portion(

@@ -56,25 +56,18 @@ def test_a_form_of_another_site_is_refused(browser: Browser, unchanged: Sample, 
 
 
 def test_the_token_of_another_browser_is_refused(browse: Callable[..., Browser], unchanged: Sample) -> None:
-    """The token of one browser is no good in another one, nor in one without a cookie."""
-    one, other = browse(), browse()
-    assert one.token() != other.token()
+    """The token of one browser is no good in another one, nor without a cookie or with one that was planted."""
+    one, other, mallory, victim = browse(), browse(), browse(authorize=lambda _: ("mallory", "edit")), browse()
+    for each in (mallory, victim):  # another port of the host can set this
+        each.client.cookies.set("onejob_csrf", "z", path="/ops")
     for path, fields in forms_of(unchanged):
         assert one.post(path, csrf_token=other.token(), **fields).status_code == 403
+        for token in ("z", mallory.token()):
+            assert victim.post(path, csrf_token=token, **fields).status_code == 403
         fresh = browse()
         assert fresh.post_pairs(path, [("csrf_token", one.token()), *fields.items()]).status_code == 403
         fresh.client.cookies.set("onejob_csrf", "", path="/ops")
         assert fresh.post_pairs(path, [("csrf_token", ""), *fields.items()]).status_code == 403
-
-
-def test_a_planted_cookie_is_no_token(browse: Callable[..., Browser], unchanged: Sample) -> None:
-    """A cookie that another port of the host has set is no token, nor is the token that another user gets with it."""
-    mallory, victim = browse(authorize=lambda _request: ("mallory", "edit")), browse()
-    for each in (mallory, victim):
-        each.client.cookies.set("onejob_csrf", "z", path="/ops")
-    for path, fields in forms_of(unchanged):
-        for token in ("z", mallory.token()):
-            assert victim.post(path, csrf_token=token, **fields).status_code == 403
 
 
 BIG = f"note={'x' * BODY_LIMIT}"
@@ -118,19 +111,13 @@ def test_a_form_of_this_browser_is_done(browser: Browser, sample: Sample, header
 
 
 def test_the_token_of_one_process_is_good_in_another(sample: Sample) -> None:
-    """The processes of a server accept each other's forms: their secret is in the ledger."""
-    first, second = browser_of(sample), browser_of(sample)
+    """The processes of a server accept each other's forms, and replace an empty token with the next page."""
+    first, second, failed = browser_of(sample), browser_of(sample), sample.named["failed"]
     token = first.token()
     second.client.cookies = first.client.cookies
-    response = second.post(f"/operate/{sample.named['queued']}", csrf_token=token, operation="cancel")
-    assert response.status_code == 303
-
-
-def test_an_empty_token_is_replaced(browser: Browser, sample: Sample) -> None:
-    """A browser whose token is empty gets a new one with the next page, and can act again."""
-    browser.client.cookies.set("onejob_csrf", "", path="/ops")
-    page = browser.page(f"/jobs/{sample.named['failed']}")
-    assert browser.submit(page, f"/operate/{sample.named['failed']}", operation="redrive").status_code == 303
+    assert second.post(f"/operate/{sample.named['queued']}", csrf_token=token, operation="cancel").status_code == 303
+    first.client.cookies.set("onejob_csrf", "", path="/ops")
+    assert first.submit(first.page(f"/jobs/{failed}"), f"/operate/{failed}", operation="redrive").status_code == 303
 
 
 @for_each("back", [

@@ -11,7 +11,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
@@ -26,7 +25,8 @@ from tests.http.conftest import problem
 from tests.pages.browser import LOCAL, browser_of, on_every_store
 
 if TYPE_CHECKING:
-    from tests.browser.hostile import Attack
+    import pytest
+
     from tests.pages.browser import Browser
     from tests.pages.sample import Sample
 
@@ -39,26 +39,26 @@ GROWING = {"runs", "runs_per_minute"}
 """The columns whose values change from request to request."""
 
 
-@for_each("path", [*LISTS, "/", "/palette"])
-def test_every_page_has_json(browser: Browser, path: str) -> None:
-    """Each page links its JSON, whose title is that of the page."""
-    page = browser.page(path)
-    assert f"/ops{path}?format=json" in page.links
-    assert browser.json(path)["title"] in page.text
-
-
-@for_each("path", LISTS)
-def test_every_list_has_csv(browser: Browser, path: str) -> None:
-    """Each list links its CSV, whose rows are those of the JSON, in their order."""
+def test_every_page_has_json_and_every_list_csv(browser: Browser, sample: Sample) -> None:
+    """Each page links its JSON; each list its CSV with the same rows, in which no name anywhere is a formula."""
+    attacked = attack(sample, FORMULA)
     browser.post("/bulk/run", scope="matching", operation="run_now", filter="")  # an entry of the audit log
-    assert f"/ops{path}?format=csv" in browser.page(path).links
-    rows, table = browser.json(path)[LISTS[path]], browser.csv(path)
-    assert rows
-    assert [list(row) for row in table] == [list(dict.fromkeys(name for row in rows for name in row))] * len(rows)
-    for cells, row in zip(table, rows, strict=True):
-        for name, value in row.items():
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            assert cells[name].removeprefix("'") == ("" if value is None else text) or name in GROWING
+    for path in (*LISTS, "/", "/palette"):
+        page, content = browser.page(path), browser.json(path)
+        assert (f"/ops{path}?format=json" in page.links, content["title"] in page.text) == (True, True)
+        if path not in LISTS:
+            continue
+        assert f"/ops{path}?format=csv" in page.links
+        rows, table = content[LISTS[path]], browser.csv(path)
+        assert [list(row) for row in table] == [list(dict.fromkeys(name for row in rows for name in row))] * len(rows)
+        for cells, row in zip(table, rows, strict=True):
+            for name, value in row.items():
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                plain = cells[name].replace("'", "")
+                assert plain == ("" if value is None else text).replace("'", "") or name in GROWING
+        found = [cell for row in table for cell in row.values()]
+        assert [cell for cell in found if cell.startswith(("=", "+", "-", "@", "\t", "\r"))] == []
+        assert f"'{attacked.name}" in {cell[: len(FORMULA) + 1] for cell in found}, path
 
 
 TEXTS = {
@@ -82,42 +82,20 @@ def test_csv_is_rfc_4180_without_formulas(browser: Browser, sample: Sample) -> N
     assert re.search("[^\r]\n[^\r]", response.text.replace("newline \n end", "")) is None
 
 
-@pytest.fixture
-def attacked(sample: Sample) -> Attack:
-    """Return what has a formula as its name wherever something can have one."""
-    return attack(sample, FORMULA)
-
-
-@for_each("path", LISTS)
-def test_no_cell_of_any_list_is_a_formula(browser: Browser, attacked: Attack, path: str) -> None:
-    """A formula as a name, wherever there can be one, is a text in every list, and can be read."""
-    cells = [cell for row in browser.csv(path) for cell in row.values()]
-    assert [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))] == []
-    assert f"'{attacked.name}" in {cell[: len(FORMULA) + 1] for cell in cells}
-
-
-@for_each("path, format_", [("/jobs", "xml"), ("/", "csv"), ("/palette", "csv"), ("/jobs", "")])
-def test_an_unknown_format_is_refused(browser: Browser, path: str, format_: str) -> None:
-    """A format that a page does not have is a 422 page that says which ones there are."""
-    response = browser.get(path, format=format_)
-    assert (response.status_code, "the parameter format" in response.text) == (422, True)
-
-
 @for_each("path, status, kind", [
     ("/jobs?state=lost&format=json", 422, "invalid-request"), ("/jobs/unknown?format=json", 404, "job-not-found"),
     ("/nowhere?format=json", 404, "not-found"), ("/audit?before=x&format=json", 422, "invalid-request"),
     ("/operate/x?format=json", 405, "method-not-allowed"),
 ])  # fmt: skip
 def test_an_error_in_json_is_a_problem(browser: Browser, path: str, status: int, kind: str) -> None:
-    """For those who ask for JSON every error is a problem document."""
+    """For those who ask for JSON every error is a problem; a format that a page does not have is a 422 page."""
     problem(browser.client.get(f"/ops{path}"), status, kind)
-
-
-@for_each("path, allowed", [("/edit/x", "GET, HEAD, POST"), ("/operate/x", "POST"), ("/jobs", "GET, HEAD")])
-def test_allow_lists_every_method_of_a_page(browser: Browser, path: str, allowed: str) -> None:
-    """The response to a method that a page does not have lists all that it has."""
-    response = browser.client.put(f"/ops{path}")
-    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    for other, format_ in (("/jobs", "xml"), ("/", "csv"), ("/palette", "csv"), ("/jobs", "")):
+        response = browser.get(other, format=format_)
+        assert (response.status_code, "the parameter format" in response.text) == (422, True)
+    for other, allowed in (("/edit/x", "GET, HEAD, POST"), ("/operate/x", "POST"), ("/jobs", "GET, HEAD")):
+        response = browser.client.put(f"/ops{other}")
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 def test_times_are_in_the_zone_of_the_viewer(browser: Browser, sample: Sample) -> None:

@@ -18,7 +18,6 @@ from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger import search
 from onejob.pages import job_rows
 from onejob.pages.site import Site
-from onejob.pages.views import audit
 from onejob.pages.views import jobs as jobs_view
 from tests.cases import for_each
 from tests.pages.browser import browser_of, on_every_store
@@ -83,13 +82,16 @@ def test_filters_select_what_they_say(any_sample: Sample, monkeypatch: pytest.Mo
 
 
 def test_pages_have_each_job_once_while_others_are_submitted(browser: Browser, sample: Sample) -> None:
-    """Page after page shows each job exactly once, newest first, while jobs are submitted."""
+    """Page after page shows each job exactly once, newest first, while jobs are submitted; links keep the filter."""
     before, shown = [*sample.jobs()], []
     for number, ids in enumerate(walk(browser, "/jobs", "jobs", "cursor", limit="20")):
         shown.append(ids)
         sample.submit("shop.study_plan", project=f"meanwhile {number}")
     assert [*itertools.chain(*shown)] == before
     assert len(shown) >= 3
+    page = browser.page("/jobs", task="shop.send_invoice", limit="20", submitter="cron & co")
+    link = next(link for link in page.links if "state=failed" in link)
+    assert link == "/ops/jobs?task=shop.send_invoice&limit=20&submitter=cron+%26+co&state=failed"
 
 
 def test_a_search_that_stopped_links_the_rest(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +137,6 @@ def test_odd_values_select_nothing_else(any_sample: Sample) -> None:
     assert browser.json("/jobs", state=["failed"] * 200)["jobs"]
 
 
-def test_links_keep_the_filter(browser: Browser) -> None:
-    """Links to the states and pages of a list keep its other parameters, and drop the position."""
-    page = browser.page("/jobs", task="shop.send_invoice", limit="20", submitter="cron & co")
-    link = next(link for link in page.links if "state=failed" in link)
-    assert link == "/ops/jobs?task=shop.send_invoice&limit=20&submitter=cron+%26+co&state=failed"
-
-
 def test_previews_of_large_arguments_are_bounded(
     browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,16 +156,6 @@ def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample)
     assert browser.get("/find").headers["location"] == "/ops/jobs"
     assert browser.get("/find", q="//evil.example").headers["location"].startswith("/ops/jobs?")
     assert browser.get("/jobs/").headers["location"] == "/ops/jobs"
-
-
-def test_the_audit_log_has_pages(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audit log is read page by page, newest first, each entry once."""
-    monkeypatch.setattr(audit, "PAGE_SIZE", 3)
-    for _ in range(7):
-        browser.post(f"/operate/{sample.named['failed']}", operation="cancel")
-    ids = [*itertools.chain(*walk(browser, "/audit", "entries", "before"))]
-    assert ids == sorted({*ids}, reverse=True)
-    assert len(ids) == 7
 
 
 def test_a_worker_is_late_after_two_thirds_of_a_lease() -> None:

@@ -55,6 +55,7 @@ def test_a_key_opens_a_session(login: Login) -> None:
     for path in ("/", "/jobs", "/audit", "/live"):
         response = browser.get(path)
         assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/login")
+    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
     response = browser.post("/login", key=f" {login.file.add('ann', Role.READ)} ")
     assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/")
     assert "You are logged in as ann." in browser.page("/").text
@@ -62,17 +63,9 @@ def test_a_key_opens_a_session(login: Login) -> None:
     assert browser.get("/audit").status_code == 403
 
 
-def test_json_without_a_session_is_a_problem(login: Login) -> None:
-    """Who asks for JSON without a session, or with one that has ended, gets a problem and no login page."""
-    browser = login.browser()
-    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
-    browser.client.cookies.set(SESSION, "no-such-key", path=BASE)
-    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
-
-
 @for_each("where, is_secure", [({}, False), ({"base_url": "https://jobs.example.org"}, True)])
 def test_cookies_stay_in_the_browser(login: Login, where: dict[str, Any], is_secure: bool) -> None:
-    """No script, other site or other path gets a cookie of the dashboard, and over HTTPS no plain connection does."""
+    """No script, other site or path gets a cookie, and over HTTPS, also to a proxy, no plain connection does."""
     browser = login.browser(**where)
     cookies = login.browser(**where).get("/login").headers.get_list("set-cookie")
     response = browser.post("/login", key=login.file.add(secrets.token_hex(4), Role.READ))
@@ -82,21 +75,12 @@ def test_cookies_stay_in_the_browser(login: Login, where: dict[str, Any], is_sec
         flags = {flag.strip().lower() for flag in cookie.split(";")[1:]}
         assert {"httponly", "samesite=strict", f"path={BASE}"} <= flags or "max-age=0" in flags
         assert ("secure" in flags) is is_secure or "max-age=0" in flags
-
-
-@for_each("name, value, is_secure", [
-    ("x-forwarded-proto", "https", True), ("x-forwarded-proto", "HTTPS, http", True),
-    ("forwarded", 'for=192.0.2.7;proto="https";host=jobs', True), ("x-forwarded-proto", "http", False),
-])  # fmt: skip
-def test_cookies_are_secure_behind_a_proxy(login: Login, name: str, value: str, is_secure: bool) -> None:
-    """Where a proxy says that the browser came over HTTPS, no plain connection gets a cookie."""
-    cookie = login.browser().get("/login", {name: value}).headers["set-cookie"]
-    assert ("; Secure" in cookie) is is_secure
-
-
-def test_the_path_of_cookies_is_the_root_where_nothing_is_mounted(sample: Sample) -> None:
-    """A dashboard that is an app of its own has cookies for all paths."""
-    assert "Path=/;" in Browser(dashboard(sample.app), base="").get("/").headers["set-cookie"]
+    for name, value, expected in (
+        ("x-forwarded-proto", "HTTPS, http", True), ("x-forwarded-proto", "http", False),
+        ("forwarded", 'for=192.0.2.7;proto="https";host=jobs', True),
+    ):  # fmt: skip
+        assert ("; Secure" in login.browser().get("/login", {name: value}).headers["set-cookie"]) is expected
+    assert "Path=/;" in Browser(dashboard(login.sample.app), base="").get("/").headers["set-cookie"]
 
 
 def test_a_session_is_no_key(login: Login) -> None:
@@ -162,8 +146,8 @@ def test_a_login_needs_the_form_of_this_browser(login: Login) -> None:
 
 
 def test_revocation_ends_the_session(login: Login) -> None:
-    """After its key was revoked, the next request of a session is refused, and its cookie is deleted."""
-    browser = login.logged_in(Role.EDIT)
+    """After its key was revoked, a session is refused and its cookie deleted; without a readable file all are."""
+    browser, other = login.logged_in(Role.EDIT), login.logged_in(Role.EDIT, "ben")
     assert browser.get("/jobs").status_code == 200
     token, before = browser.token(), login.sample.jobs()
     login.file.revoke("ann")
@@ -172,6 +156,8 @@ def test_revocation_ends_the_session(login: Login) -> None:
     assert 'onejob_session=""' in response.headers["set-cookie"]
     assert login.sample.jobs() == before
     assert SESSION not in browser.client.cookies
+    Path(login.file.path).write_text("{")
+    assert other.get("/jobs").status_code == 503
 
 
 def test_the_role_is_that_of_the_key(login: Login) -> None:
@@ -212,22 +198,11 @@ def test_an_aborted_login_is_an_answer(login: Login) -> None:
 
 
 def test_logging_out_ends_the_session(login: Login) -> None:
-    """The form in the header of each page ends the session; a form of another site does not."""
+    """The form in the header of each page ends the session, one of another site does not; a hook has neither form."""
     browser = login.logged_in(Role.READ)
     assert browser.post("/logout", csrf_token=WRONG).status_code == 403
     assert browser.submit(browser.page("/"), "/logout").headers["location"] == f"{BASE}/login"
     assert browser.get("/").headers["location"] == f"{BASE}/login"
-
-
-def test_an_unreadable_key_file_lets_nobody_in(login: Login) -> None:
-    """While the key file cannot be read, every session is refused as 503."""
-    browser = login.logged_in(Role.EDIT)
-    Path(login.file.path).write_text("{")
-    assert browser.get("/jobs").status_code == 503
-
-
-def test_there_is_no_login_without_keys(sample: Sample) -> None:
-    """A dashboard that a hook guards has neither a login nor a logout."""
-    browser = browser_of(sample)
-    assert browser.get("/login").status_code == browser.post("/logout").status_code == 404
-    assert "/ops/logout" not in [form.action for form in browser.page("/").forms]
+    hooked = browser_of(login.sample)
+    assert hooked.get("/login").status_code == hooked.post("/logout").status_code == 404
+    assert "/ops/logout" not in [form.action for form in hooked.page("/").forms]
