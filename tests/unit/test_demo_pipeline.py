@@ -89,17 +89,6 @@ def test_a_chunk_ends_where_a_sentence_ends() -> None:
     ]
 
 
-def test_a_chunk_stays_under_its_heading() -> None:
-    """A heading, plain or Markdown, starts a new chunk and is named in its source; else the title is all."""
-    text = "A Title\n\nOpening words.\n\nArticle I\n\nFirst words.\n\n## Part *two*\nSecond [words](http://x)."
-    found = pipeline.chunk([document(text)])
-    assert [(chunk["source"], chunk["text"]) for chunk in found] == [
-        ("A Title", "Opening words."),
-        ("A Title, Article I", "First words."),
-        ("A Title, Part two", "Second words."),
-    ]
-
-
 TEXT = "The keeper of the tower lights the lantern at dusk, and every sailor on the coast is thankful for that light."
 GOOD: Card = {
     "id": "good",
@@ -133,18 +122,6 @@ def test_a_bad_card_is_rejected_with_its_reason(question: str, answer: str, reas
     assert check(bad) == {"accepted": [], "rejected": [{"card": bad, "reason": reason}]}
     (unknown,) = check({**GOOD, "chunk": "elsewhere"})["rejected"]
     assert unknown["reason"] == "the answer is not in the chunk"
-
-
-def test_the_second_of_two_like_cards_is_rejected() -> None:
-    """Of cards that say almost the same the first stays, and the reason names it."""
-    repeat: Card = {
-        **GOOD,
-        "id": "repeat",
-        "question": GOOD["question"].replace("the coast is.", "the coast is thankful."),
-    }
-    checked = check(GOOD, repeat)
-    assert checked["accepted"] == [GOOD]
-    assert checked["rejected"] == [{"card": repeat, "reason": "the card says almost the same as good"}]
 
 
 def test_the_shipped_texts_make_a_plan_worth_showing(chunks: list[Chunk], vectors: dict[str, pipeline.Vector]) -> None:

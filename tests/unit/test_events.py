@@ -20,7 +20,7 @@ from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, JobEvent, one_line
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
-from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission, sweep
+from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, end, run, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,7 +198,7 @@ def _find_no_broker(_job: Job) -> None:
 
 
 def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
-    """A sweep emits each publication, then its counts, also when the broker fails."""
+    """A sweep emits each publication, the number of purged jobs, then its counts, also when the broker fails."""
     ledger.submit(submission())
     clock.advance(LEASE)
     sweep(ledger, lambda _job: None)
@@ -209,18 +209,10 @@ def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock
     with pytest.raises(BrokerUnavailableError):
         sweep(ledger, _find_no_broker)
     assert emitted[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1, "failed": 1}
-
-
-def test_removals_emit_events(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
-    """A purge emits the number of jobs; a dropped dead letter emits an event with its id."""
-    for number in range(3):
-        ledger.complete(started(ledger, f"job-{number}"), "1")
+    ledger.cancel("job-1")
     clock.advance(1e6)
     sweep(ledger, lambda _job: None)
-    assert [event.fields for event in emitted if event.name == "jobs_purged"] == [{"count": 3}]
-    ledger.fail(started(ledger, "dead"), '"error"', "failed")
-    ledger.drop("dead")
-    assert emitted[-1] == JobEvent("job_deleted", "dead")
+    assert [event.fields for event in emitted if event.name == "jobs_purged"] == [{"count": 1}]
 
 
 def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) -> None:
@@ -260,28 +252,6 @@ def test_a_forged_id_cannot_inject_a_line(ledger: Ledger, emitted: list[JobEvent
     assert [text for text in texts if not text.isprintable()] == []
     assert one_line(FORGED) == r"x\nERROR root: forged\x1b[2J\u2028\u202e"
     assert one_line("plain-ž") == "plain-ž"
-
-
-def test_a_ledger_in_a_transaction_emits_only_to_its_own_listener(ledger: Ledger, emitted: list[JobEvent]) -> None:
-    """A ledger in a caller's transaction emits to the listener given for it, and otherwise emits nothing."""
-
-    class Transactional:
-        def in_transaction(self, _transaction: object) -> Store:
-            return ledger.store
-
-    other: list[JobEvent] = []
-    outer = Ledger(Transactional(), emit=emitted.append)  # type: ignore[arg-type] # all that the test needs
-    outer.in_transaction(object()).submit(submission("a"))  # type: ignore[arg-type]
-    outer.in_transaction(object(), other.append).submit(submission("b"))  # type: ignore[arg-type]
-    assert (emitted, [event.job_id for event in other]) == ([], ["b"])
-
-
-def test_close_calls_the_listener_before_the_store(store: Store) -> None:
-    """`at_close` is called while the store is still open."""
-    order: list[str] = []
-    closing = after(store, "close", lambda: order.append("store"))
-    Ledger(closing, at_close=lambda: order.append("listener")).close()
-    assert order == ["listener", "store"]
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()

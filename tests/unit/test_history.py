@@ -67,8 +67,7 @@ def test_many_duplicates_are_counted(ledger: Ledger) -> None:
     job = ledger.submit(order(42)).job
     for _ in range(DUPLICATE_LIMIT + 29):
         job = ledger.submit(order(42)).job
-    story = explain(ledger, job.id).sentences
-    assert any(str(DUPLICATE_LIMIT + 29) in line for line in story)
+    assert any(str(DUPLICATE_LIMIT + 29) in line for line in explain(ledger, job.id).sentences)
 
 
 @for_each("values, expected", [

@@ -1,4 +1,4 @@
-"""Tasks of `django.tasks` are tested as Celery's are: enqueues are a part of the transaction of the test."""
+"""In test cases of Django, jobs of Celery's tasks and of Django's are a part of the transaction of the test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CASE = """
+import logging
 import unittest
+import onejob
 from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase
 from django.test.utils import get_runner
 from django.conf import settings
 from onejob.django.framework import TaskResultDoesNotExist
 from onejob.testing import JobsMixin, run_job
+from shop.celery import app
 from shop.models import Order
 from shop.tasks import context_of, customer_of, invoice
 
@@ -72,19 +75,80 @@ class InTransactionTestCase(Tests, JobsMixin, TransactionTestCase):
     pass
 
 
+@app.task(shared=False, base=onejob.Task)
+def charge(order, fail=False):
+    with transaction.atomic():
+        Order.objects.create(customer=str(order))
+        onejob.current_job().complete_in(connection, {"order": order})
+        if fail:
+            raise ValueError(order)
+
+
+@app.task(shared=False, base=onejob.Task)
+def charge_bare(order):
+    with transaction.atomic():
+        Order.objects.create(customer=f"{order} {onejob.current_job().attempt}")
+        try:
+            onejob.current_job().progress("charged")
+        except onejob.LeaseLost:
+            pass
+
+
+charges, erase = Order.objects.count, Order.objects.all().delete
+
+
+class Charges(JobsMixin, TestCase):
+    def test_a_job_completes_with_its_effects_within_the_transaction_of_the_test(self):
+        result = charge.delay(7)
+        self.jobs.run_all()
+        self.assertEqual(result.get(timeout=0), {"order": 7})
+        self.assertEqual(charges(), 1)
+
+    def test_a_rollback_takes_back_effects_and_completion(self):
+        run = self.jobs.run_job(charge, 7, fail=True)
+        self.assertEqual(run.state, "failed")
+        self.assertEqual(charges(), 0)
+
+    def test_no_crash_repeats_an_effect_that_completes_its_job(self):
+        report = self.jobs.crash_matrix(charge, 7, effects=charges, setup=erase, processes=False)
+        self.assertIn("frozen at before_complete", str(report))
+
+    def test_a_crash_that_repeats_an_effect_is_found(self):
+        with self.assertRaisesRegex(AssertionError, "frozen at after_progress:1 .*effects: 2, without a fault 1"):
+            self.jobs.crash_matrix(charge_bare, 7, effects=charges, setup=erase, processes=False)
+
+    def test_a_submission_ends_as_its_block(self):
+        with self.assertRaises(KeyError), transaction.atomic():
+            charge.submit(1, session=connection)
+            raise KeyError
+        self.jobs.assert_not_submitted(charge)
+        with transaction.atomic():
+            charge.submit(1, session=connection)
+        self.jobs.assert_submitted(charge, 1)
+        self.jobs.run_all()
+        self.assertEqual(charges(), 1)
+
+    def test_callbacks_after_the_commit_submit(self):
+        with self.captureOnCommitCallbacks(execute=True):
+            charge.delay_on_commit(5)
+        self.jobs.assert_submitted(charge, 5)
+
+
+logging.disable()
 runner = get_runner(settings)(verbosity=0, interactive=False)
 old = runner.setup_databases()
-suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, (InTestCase, InTransactionTestCase)))
+load = unittest.defaultTestLoader.loadTestsFromTestCase
+suite = unittest.TestSuite(map(load, (InTestCase, InTransactionTestCase, Charges)))
 ran = unittest.TextTestRunner(verbosity=2, stream=sys.stdout).run(suite)
 runner.teardown_databases(old)
 print(json.dumps([ran.testsRun, [text for _, text in ran.failures + ran.errors]]))
 """
 
 
-def test_enqueues_are_a_part_of_the_transaction_of_a_test(tmp_path: Path) -> None:
-    """An isolated app enqueues, attaches, runs and rolls back tasks of Django as it does without the isolation."""
+def test_jobs_are_a_part_of_the_transaction_of_a_test(tmp_path: Path) -> None:
+    """An isolated app submits, attaches, runs, completes and rolls back jobs as it does without the isolation."""
     project = Project({
         "DATABASES": {"default": sqlite(tmp_path / "shop.db")}, "CELERY_BROKER_URL": "redis://broker.invalid:1/0"
     })  # fmt: skip
     project.manage("migrate", "-v", "0", "--run-syncdb")
-    assert project.script(CASE) == [8, []]
+    assert project.script(CASE) == [14, []]
