@@ -229,6 +229,7 @@ class House:
     directory: Path
     server: RedisServer
     kind: str
+    """The kind of its store; `broker` is a Redis that is the broker's database."""
     settings: dict[str, Any] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
     module: str = "tests.celery.app"
@@ -238,10 +239,10 @@ class House:
         self.databases = next(_databases), next(_databases)
         self.stage = Stage(str(self.directory))
         broker, own = (self.server.url.replace("/0", f"/{number}") for number in self.databases)
-        store = f"sqlite:///{self.directory / 'ledger.db'}" if self.kind == "sqlite" else own
+        stores = {"sqlite": f"sqlite:///{self.directory / 'ledger.db'}", "broker": broker}
         self.config = {
             "broker_url": broker,
-            "onejob_store": store,
+            "onejob_store": stores.get(self.kind, own),
             "onejob_lease": LONG_LEASE,
             "onejob_heartbeat": 0.5,
             "onejob_sweep": 0.2,

@@ -36,13 +36,6 @@ def test_chains_with_a_common_job(shared: House) -> None:
     shared.assert_ran(first, State.COMPLETED, "common", 1)
 
 
-def test_a_chain_of_equal_jobs(shared: House) -> None:
-    """Equal tasks in a chain are consecutive jobs: each runs."""
-    result = chain(*[shared.play.si("again", ["return"]) for _ in range(3)]).delay()
-    assert result.get(timeout=PATIENCE) == "again"
-    assert shared.runs("again") == 3
-
-
 @on_every_store("shared")
 def test_groups_and_chords_with_equal_members(shared: House) -> None:
     """A group or a header with equal members runs each different job once, and every member has the result."""
@@ -124,31 +117,24 @@ ENDS = {
     Transition.NOTIFY_CANVAS, logs=["ChordError(", "Hard time limit", KILLED], because="members fail in every way"
 )
 def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
-    """However a member ends, the chord ends: its body never runs, and its errback is called exactly once."""
-    results = {}
+    """However a member ends, the chord ends: no body runs, and its errback and that of the job are called once each."""
+    results, own = {}, [end for end in ENDS if end != "ignore"]
     for end, task in ENDS.items():
         body = shared.gather.s(f"body-{end}").on_error(shared.errback.s(key=f"errback-{end}"))
-        header = [shared.play_brief.s(f"good-{end}", ["return"]), shared.app.tasks[task].s(end, [end])]
-        results[end] = chord(header)(body)
+        member = shared.app.tasks[task].s(end, [end])
+        if end in own:
+            member.link_error(shared.errback.s(key=f"own-{end}"))
+        results[end] = chord([shared.play_brief.s(f"good-{end}", ["return"]), member])(body)
     for end, result in results.items():
         with pytest.raises(ChordError):
             result.get(timeout=PATIENCE, follow_parents=False)
         assert shared.runs(end) == (3 if end == "kill" else 1)
+    for end in own:
+        shared.await_mark(f"own-{end}", "errback")
     shared.await_rest()
     assert [shared.marks(f"body-{end}", "gather") for end in ENDS] == [[]] * len(ENDS)
     assert {end: len(shared.marks(f"errback-{end}", "errback")) for end in ENDS} == dict.fromkeys(ENDS, 1)
-
-
-@provokes(Transition.NOTIFY_CANVAS, logs=["Hard time limit", KILLED], because="jobs fail in every way")
-def test_an_errback_is_called_once(shared: House) -> None:
-    """However a job fails, its errback is called exactly once."""
-    ends = [end for end in ENDS if end != "ignore"]
-    for end in ends:
-        shared.app.tasks[ENDS[end]].apply_async((end, [end]), link_error=shared.errback.s(key=f"errback-{end}"))
-    for end in ends:
-        shared.await_mark(f"errback-{end}", "errback")
-    shared.await_rest()
-    assert {end: len(shared.marks(f"errback-{end}", "errback")) for end in ends} == dict.fromkeys(ends, 1)
+    assert {end: len(shared.marks(f"own-{end}", "errback")) for end in own} == dict.fromkeys(own, 1)
 
 
 @provokes(Transition.NOTIFY_CANVAS, logs=["ChordError("], because="a member ends without a worker, or is terminated")
@@ -232,12 +218,12 @@ def test_a_replaced_member_continues_the_chain(shared: House) -> None:
 
 
 def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
-    """A nested canvas of onejob tasks with duplicates on each level ends with the right results."""
-    first = shared.play.s("deep", ["return:1"])
+    """A nested canvas of onejob tasks with duplicates on each level, and of consecutive equal ones, has its results."""
+    first = chain(shared.play.si("deep", ["return:1"]), shared.play.si("deep", ["return:2"]))
     middle = group(shared.note.s("left"), shared.note.s("right"), shared.note.s("left"))
     result = (first | middle | shared.gather.s("all")).delay()
-    assert result.get(timeout=PATIENCE) == [["left", "1"], ["right", "1"], ["left", "1"]]
-    assert len(shared.marks("all", "gather")) == 1
+    assert result.get(timeout=PATIENCE) == [["left", "2"], ["right", "2"], ["left", "2"]]
+    assert (shared.runs("deep"), len(shared.marks("all", "gather"))) == (2, 1)
 
 
 @two_waiters
@@ -251,6 +237,28 @@ def test_a_member_in_threads(house: House) -> None:
     assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
     assert (house.runs("repeated"), house.runs("body")) == (1, 1)
     house.assert_quiet()
+
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@provokes(Transition.NOTIFY_CANVAS, logs=["network:ConnectionError"], because="the result backend is away")
+def test_a_result_backend_that_is_away_repeats_no_link(house: House) -> None:
+    """A link that was dispatched is not dispatched again; a chord's member is, after pauses, and has the error."""
+    house.use_lease(LEASE)
+    retries = {"retry_policy": {"max_retries": 0, "timeout": 0.1}}
+    house.worker("-c", "1", result_backend=NOWHERE, result_backend_transport_options=retries)
+    result = house.play.apply_async(("linked", ["return"]), link=house.plain.s("link"))
+    house.await_mark("link", "plain")
+    await_(lambda: not house.job(result).canvas_pending)
+    assert house.job(result).state is State.COMPLETED
+    member = house.play.s("member", ["return"]).apply_async(chord=house.gather.s("body"), group_id="group")
+    await_(lambda: house.job(member).publish_error)
+    job = await_(lambda: (job := house.job(member)).published >= 1 and job)
+    assert (job.state, job.canvas_pending) == (State.COMPLETED, True)
+    assert "Error" in job.publish_error
+    assert house.ledger.history(member.id)[-1].event == "notify_canvas"
+    assert len(house.marks("link", "plain")) == 1
 
 
 @pytest.mark.deep

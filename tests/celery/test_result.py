@@ -22,16 +22,23 @@ if TYPE_CHECKING:
 
 
 def test_states_are_celerys(shared: House) -> None:
-    """In each state a job shows the corresponding Celery state, and `ready` agrees with it."""
+    """In each state a job shows the corresponding Celery state, and `ready` agrees with it; a wait is limited."""
+    looks: list[int] = []
+    values: dict[str, Any] = {}
     result = shared.play.apply_async(("life", ["hold:first>retry", "hold:second"]), countdown=3600)
     assert (result.state, result.ready(), result.info) == (states.PENDING, False, None)
     shared.ledger.run_now(result.id)
     shared.await_mark("life")
     assert (result.state, result.ready()) == (states.STARTED, False)
+    with pytest.raises(TimeoutError, match=r"running|STARTED"):
+        result.get(timeout=0.1, on_interval=lambda: looks.append(1))
+    with pytest.raises(TimeoutError):
+        result.get(timeout=0)
     shared.open("first")
     shared.await_mark("life", times=2)
     shared.open("second")
-    assert result.get(PATIENCE) == "life"
+    assert result.get(PATIENCE, callback=values.__setitem__) == "life"
+    assert (bool(looks), values) == (True, {result.id: "life"})
     assert (result.state, result.status, result.ready(), result.info) == (states.SUCCESS, states.SUCCESS, True, "life")
     assert result.date_done is not None
     waiting = shared.play.delay("life", ["retry_for:gone"])
@@ -51,7 +58,7 @@ def test_a_failure_is_raised_as_itself(shared: House) -> None:
         result.get(PATIENCE)
     assert raised.value.args == ("where?",)
     assert isinstance(result.get(propagate=False), LookupError)
-    assert (result.failed(), result.state) == (True, states.FAILURE)
+    assert (result.failed(), result.state, result.job.error["type"]) == (True, states.FAILURE, "LookupError")
     assert "act_raise" in str(result.traceback)
     strange = shared.strange.delay("strange")
     with pytest.raises(JobFailedError, match=r"StrangeError: how strange") as unknown:
@@ -80,36 +87,19 @@ def test_a_purged_job_is_not_awaited(shared: House) -> None:
         assert caught.value.purged_at > caught.value.finished_at
 
 
-def test_a_wait_is_limited(shared: House) -> None:
-    """`get` with a timeout raises Celery's `TimeoutError`, and the job goes on; the callbacks are called."""
-    looks: list[float] = []
-    values: dict[str, Any] = {}
-    result = shared.play.delay("called", ["hold>return:value"])
-    shared.await_mark("called")
-    with pytest.raises(TimeoutError, match=r"running|STARTED"):
-        result.get(timeout=0.1, on_interval=lambda: looks.append(1))
-    with pytest.raises(TimeoutError):
-        result.get(timeout=0)
-    shared.open("called")
-    assert result.get(PATIENCE, callback=values.__setitem__) == "value"
-    assert (bool(looks), values) == (True, {result.id: "value"})
-
-
-def test_an_unknown_id_is_pending(shared: House) -> None:
+def test_an_unknown_id_is_pending(house: House) -> None:
     """A result of an id that no job has is pending, as in Celery; its job raises, and the wait for it is limited."""
-    for job_id in ("unknown", str(uuid.uuid4())):
-        unknown = shared.play.AsyncResult(job_id)
-        assert (unknown.state, unknown.exists(), unknown.ready()) == (states.PENDING, False, False)
-        with pytest.raises(JobNotFoundError):
-            _ = unknown.job
-        with pytest.raises(TimeoutError, match=r"PENDING after 0\.1 s"):
-            unknown.get(0.1)
+    unknown = house.play.AsyncResult("unknown")
+    assert (unknown.state, unknown.exists(), unknown.ready()) == (states.PENDING, False, False)
+    with pytest.raises(JobNotFoundError):
+        _ = unknown.job
+    with pytest.raises(TimeoutError, match=r"PENDING after 0\.1 s"):
+        unknown.get(0.1)
 
 
 def test_a_submission_has_its_outcome(shared: House) -> None:
     """A submission's result has its outcome and the job that answers; a result that was looked up has no outcome."""
-    first = shared.play.delay("outcome", ["hold"])
-    second = shared.play.delay("outcome", ["hold"])
+    first, second = (shared.play.delay("outcome", ["hold"]) for _ in range(2))
     follower = shared.play.apply_async(("outcome", ["hold"]), task_id=str(uuid.uuid4()))
     assert [r.outcome for r in (first, second, follower)] == [Outcome.ADMITTED, Outcome.ATTACHED, Outcome.ATTACHED]
     assert [r.job.id for r in (first, second, follower)] == [first.id] * 3
@@ -131,21 +121,11 @@ def test_the_ledger_and_the_result_backend_have_their_own(shared: House) -> None
     result = shared.play.delay("forget", ["return"])
     assert result.get(PATIENCE) == "forget"
     result.forget()
-    job_id = result.id
-    del result
-    assert shared.play.AsyncResult(job_id).get(PATIENCE) == "forget"
+    assert shared.play.AsyncResult(result.id).get(PATIENCE) == "forget"
 
 
-def test_the_job_of_a_result_has_values(shared: House) -> None:
-    """Progress, result, error and the jobs that a run has submitted are values; a body may return the result of one."""
-    completed, failed = shared.play.delay("values", ["progress"]), shared.play.delay("raises", ["raise"])
-    shared.await_mark("values", "half")
-    assert completed.job.progress == {"done": 1, "total": 2, "stage": "half"}
-    assert (completed.job.result, completed.job.error) == (None, None)
-    shared.open("values")
-    assert completed.get(PATIENCE) == completed.job.result == "values"
-    shared.await_state(failed, State.FAILED)
-    assert (failed.job.error["type"], failed.job.error["message"]) == ("ValueError", "raises")
+def test_a_body_may_return_the_result_of_a_job(shared: House) -> None:
+    """The jobs that a run has submitted are the children of its result, and a body may return the result of one."""
     result = shared.play.delay("parent", ["return_result:echo"], ["child"])
     ((child_id, parent), members) = result.get(PATIENCE)
     (child,) = await_(lambda: result.children)

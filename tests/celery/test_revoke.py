@@ -1,14 +1,16 @@
-"""A revocation is stored in the ledger: it cancels queued jobs, running jobs, and jobs without a message."""
+"""A revocation, or an expiry, is stored in the ledger: it ends jobs that wait, run, or have no message."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from onejob import Outcome, State
+from onejob.jobs.model import Cancel
 from onejob.jobs.records import Query
 from tests.celery.harness import LEASE, PATIENCE, await_, is_running
 from tests.quiet import KILLED, provokes
@@ -26,8 +28,6 @@ REVOKES: dict[str, Callable[[House, AsyncResult], object]] = {
 }
 TERMINATES: dict[str, Callable[[House, AsyncResult], object]] = {
     "AsyncResult.revoke": lambda _, result: result.revoke(terminate=True),
-    "AsyncResult.revoke KILL": lambda _, result: result.revoke(terminate=True, signal="SIGKILL"),
-    "control.revoke": lambda house, result: house.app.control.revoke(result.id, terminate=True),
     "control.revoke KILL": lambda house, result: house.app.control.revoke(result.id, terminate=True, signal="SIGKILL"),
     "control.terminate": lambda house, result: house.app.control.terminate(result.id),
     "ledger.cancel": lambda house, result: house.ledger.cancel(result.id, force=True),
@@ -44,8 +44,7 @@ def assert_canceled(house: House, result: AsyncResult, key: str, runs: int) -> N
 def test_a_waiting_job_is_canceled(shared: House) -> None:
     """A job that waits for its time or its retry is canceled, through any of its submissions, and never runs again."""
     for source, revoke in REVOKES.items():
-        result = shared.play.apply_async((source, ["return"]), countdown=3600)
-        again = shared.play.apply_async((source, ["return"]), countdown=3600)
+        result, again = (shared.play.apply_async((source, ["return"]), countdown=3600) for _ in range(2))
         assert (again.id, again.outcome) == (result.id, Outcome.ATTACHED)
         revoke(shared, again)
         assert_canceled(shared, result, source, 0)
@@ -53,52 +52,66 @@ def test_a_waiting_job_is_canceled(shared: House) -> None:
     shared.await_state(retrying, State.RETRYING)
     retrying.revoke()
     assert_canceled(shared, retrying, "retrying", 1)
+    ended = shared.play.delay("ended", ["return"])
+    assert ended.get(PATIENCE) == "ended"
+    for harmless in (ended, shared.play.AsyncResult("no-such-job")):
+        harmless.revoke(terminate=True)
+        shared.app.control.revoke(harmless.id)
+    shared.assert_ran(ended, State.COMPLETED, "ended", 1)
 
 
-def test_a_job_is_canceled_while_no_worker_is_up(house: House) -> None:
-    """A job that was revoked while all workers were down does not run when one starts."""
-    result = house.play.delay("offline", ["return"])
-    result.revoke()
-    assert house.job(result).state is State.CANCELED
-    house.worker()
+def test_a_job_expires_before_it_starts(shared: House) -> None:
+    """A job that expires before it is due never runs; a start, or a duplicate without an expiry, ends the expiry."""
+    forms = {"seconds": 0.5, "datetime": datetime.now(UTC) + timedelta(seconds=0.5)}
+    for key, expires in forms.items():
+        result = shared.play.apply_async((key, ["return"]), countdown=3600, expires=expires)
+        assert "expired" in shared.assert_ran(result, State.CANCELED, key, 0).reason
+    started = shared.play.apply_async(("started", ["hold"]), expires=600)
+    shared.await_mark("started")
+    assert shared.job(started).expires_at is None
+    shared.open("started")
+    assert started.get(PATIENCE) == "started"
+
+
+def test_a_message_without_a_use_runs_nothing(house: House) -> None:
+    """Revoked and expired before a worker is up, a job does not run; an expired copy cancels no run."""
+    revoked, late = house.play.delay("offline", ["return"]), house.play.apply_async(("late", ["return"]), expires=0.2)
+    revoked.revoke()
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    foreign = house.app.send_task("play", ("foreign", ["return"]), expires=past)
+    await_(lambda: house.ledger.read_clock() > (house.job(late).expires_at or 0.0))
+    house.worker("-c", "2").await_text(f"Discarding revoked task: play[{foreign.id}]")
     house.await_rest()
-    assert_canceled(house, result, "offline", 0)
+    assert_canceled(house, revoked, "offline", 0)
+    house.assert_ran(late, State.CANCELED, "late", 0)
+    assert house.runs("foreign") == 0
+    house.assert_free("foreign")
+    sent = house.app.send_task("play", ("copied", ["hold"]))
+    house.await_mark("copied")
+    for _ in range(2):  # Celery regards the second as revoked, since the first has expired
+        house.app.send_task("play", ("copied", ["hold"]), task_id=sent.id, expires=past)
+    assert house.anywhere.delay("behind them").get(PATIENCE) == "behind them"
+    assert house.job(sent.id).cancel is Cancel.NO
+    house.open("copied")
+    house.assert_ran(house.play.AsyncResult(sent.id), State.COMPLETED, "copied", 1)
     house.assert_quiet()
 
 
 @provokes(logs=[KILLED], because="the heartbeat kills the child")
 def test_a_running_job_is_terminated(shared: House) -> None:
-    """Terminating a running job ends its run and the job: it does not run again, and its identity is free."""
+    """Terminating a job ends its run, also one that ignores its signal, and the job; then its identity is free."""
     for source, terminate in TERMINATES.items():
         result = shared.play.delay(source, ["hold:never"])
         shared.await_mark(source)
         terminate(shared, result)
         assert_canceled(shared, result, source, 1)
-        assert shared.job(result).attempt == 1
-
-
-@provokes(logs=[KILLED], because="the body ignores its signal")
-def test_a_run_that_ignores_its_signal_is_killed(shared: House) -> None:
-    """A body that ignores its termination signal is killed, and its identity is freed only then."""
-    result = shared.play.delay("refuses", ["stay"])
+    refuses = shared.play.delay("refuses", ["stay"])
     mark = shared.await_mark("refuses")[0]
-    shared.app.control.terminate(result.id)
+    shared.app.control.terminate(refuses.id)
     shared.await_mark("refuses", "stays")
-    shared.await_state(result, State.CANCELED)
+    shared.await_state(refuses, State.CANCELED)
     await_(lambda: not is_running(mark["pid"]))
-    assert_canceled(shared, result, "refuses", 1)
-
-
-def test_a_running_job_stops_at_its_next_step(shared: House) -> None:
-    """A job that is revoked while it runs is canceled at its next step; the step is not computed."""
-    result = shared.walk.delay("stops", ["one", "two", "three"], {"two": "hold"})
-    shared.await_mark("stops", "before two")
-    result.revoke()
-    shared.open("stops")
-    shared.await_state(result, State.CANCELED)
-    assert [len(shared.marks("stops", f"step {name}")) for name in ("one", "two", "three")] == [1, 0, 0]
-    assert shared.runs("stops") == 1
-    assert shared.walk.delay("stops", ["one"]).get(PATIENCE) != []
+    assert_canceled(shared, refuses, "refuses", 1)
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
@@ -113,34 +126,25 @@ def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: 
 
 
 def test_a_revocation_shows_at_what_the_body_does_next(shared: House) -> None:
-    """A revoked run ends at its progress, state, retry, requeue or crash; one that does nothing of these completes."""
-    acts = ("poll:never", "hold>update_state", "hold>retry", "hold>requeue", "hold>kill")
+    """A revoked run ends at its step, progress, state, retry, requeue or crash; without any of these it completes."""
+    acts = ("poll:never", "hold>update_state", "hold>retry", "hold>requeue", "hold>kill", "hold")
+    steps = shared.walk.delay("stops", ["one", "two", "three"], {"two": "hold"})
+    shared.await_mark("stops", "before two")
+    steps.revoke()
+    shared.open("stops")
     for act in acts:
         result = shared.play.delay(act, [act.replace("hold", "hold:go")])
         shared.await_mark(act)
         shared.app.control.revoke(result.id) if "poll" in act else result.revoke()
         shared.open("go")
-        assert_canceled(shared, result, act, 1)
+        if act == "hold":
+            shared.assert_ran(result, State.COMPLETED, act, 1)
+        else:
+            assert_canceled(shared, result, act, 1)
         assert not shared.marks(act, "updated")
         (shared.directory / "gate-go").unlink()
-    deaf = shared.play.delay("deaf", ["hold"])
-    shared.await_mark("deaf")
-    deaf.revoke()
-    shared.open("deaf")
-    assert deaf.get(PATIENCE) == "deaf"
-    shared.assert_ran(deaf, State.COMPLETED, "deaf", 1)
-
-
-def test_revoking_what_does_not_wait_or_run_changes_nothing(shared: House) -> None:
-    """A completed job stays completed, with its result, when it is revoked; an unknown id is harmless."""
-    result = shared.play.delay("ended", ["return"])
-    assert result.get(PATIENCE) == "ended"
-    result.revoke(terminate=True)
-    shared.app.control.revoke(result.id)
-    shared.play.AsyncResult("no-such-job").revoke(terminate=True)
-    shared.app.control.revoke("no-such-job-either")
-    shared.assert_ran(result, State.COMPLETED, "ended", 1)
-    assert result.get(PATIENCE) == "ended"
+    shared.await_state(steps, State.CANCELED)
+    assert [len(shared.marks("stops", f"step {name}")) for name in ("one", "two", "three")] == [1, 0, 0]
 
 
 def test_an_old_revocation_does_not_reach_a_redriven_job(house: House, tmp_path: Path) -> None:
@@ -180,7 +184,6 @@ def test_thousands_of_revocations_delay_no_heartbeat(house: House) -> None:
         time.sleep(0.1)
     house.open("held")
     assert held.get(PATIENCE) == "held"
-    job = house.job(held)
-    assert (job.attempt, job.crashes) == (1, 0)
+    assert (house.job(held).attempt, house.job(held).crashes) == (1, 0)
     assert house.ledger.counts(Query(task="play"))[State.CANCELED] == len(waiting)
     house.assert_quiet()

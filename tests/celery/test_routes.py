@@ -12,7 +12,6 @@ from celery.exceptions import QueueNotFound
 from kombu.exceptions import EncodeError, SerializerNotInstalled
 from kombu.serialization import register, unregister
 
-import onejob
 from onejob import InvalidArgumentsError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
@@ -23,7 +22,7 @@ from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
 from tests.cases import for_each
 from tests.celery.app import build
-from tests.celery.harness import LEASE, PATIENCE, House, await_
+from tests.celery.harness import LEASE, House, await_
 from tests.quiet import provokes
 
 if TYPE_CHECKING:
@@ -123,42 +122,30 @@ def test_an_error_that_shows_only_at_sending_leaves_no_row(house: House) -> None
     assert house.play.delay("late", ["return"]).outcome is Outcome.ADMITTED
 
 
-@pytest.mark.usefixtures("checked_only")
-def test_a_withdrawn_job_counts(house: House) -> None:
-    """A quota counts admitted jobs, also one that is withdrawn because its message cannot be sent."""
-    with onejob.submitter("a", quota="1/hour"):
-        with pytest.raises(EncodeError, match="fragile"):
-            house.play.apply_async(("late", ["return"]), serializer="fragile")
-        with pytest.raises(onejob.QuotaExceededError):
-            house.play.delay("1", ["return"])
-
-
 @provokes(Transition.UNPUBLISHABLE, because="the message cannot be encoded")
-def test_a_duplicate_of_a_withdrawn_job_sees_its_end(house: House, fragile: list[Callable[[], None]]) -> None:
+def test_a_duplicate_of_a_withdrawn_job_sees_its_end(
+    house: House, fragile: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A duplicate that was attached before the job was withdrawn sees a failed job with the reason."""
     attached: list[Any] = []
-    submission = house.play.s("attached", ["return"])
-    publisher = app_state_of(house.app).publisher
+    submission, routing = house.play.s("attached", ["return"]), app_state_of(house.app).routing
+    check = routing.check_message
 
     def attach() -> None:
         fragile.clear()
         attached.append(submission.delay())
         fragile.append(attach)
 
-    routing = app_state_of(house.app).routing
-    check = routing.check_message
-
     def checked(*args: Any) -> None:
         check(*args)
         if not attached:
             fragile[:] = [attach]
 
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(routing, "check_message", checked)
         with pytest.raises(EncodeError):
             house.play.apply_async(("attached", ["return"]), serializer="fragile")
     fragile.clear()
-    assert publisher is app_state_of(house.app).publisher
     job = house.job(attached[0])
     assert (job.state, job.holds_identity) == (State.FAILED, False)
     assert job.reason == "its message could not be sent: EncodeError: fragile"
@@ -170,25 +157,18 @@ def test_a_duplicate_of_a_withdrawn_job_sees_its_end(house: House, fragile: list
 
 @provokes(Transition.PUBLISH, because="no worker consumes the queue for a while")
 def test_every_publication_uses_the_route_of_the_submitter(house: House) -> None:
-    """A sweeper of an app with other routes sends a job where its submitter would have sent it."""
+    """A sweeper of an app with other routes, and without the queue, sends a job where its submitter would have."""
     house.use_lease(LEASE)
     house.app.conf.update(task_routes={"play": {"queue": "of-the-submitter", "priority": 0}})
     result = house.play.apply_async(("routed", ["return"]), countdown=0.01)
     assert house.job(result).queue == "of-the-submitter"
-    other = build(house.config | {"task_routes": {"play": {"queue": "of-the-sweeper"}}})
+    settings = {"task_routes": {"play": {"queue": "of-the-sweeper"}}, "task_create_missing_queues": False}
+    other = build(house.config | settings)
     await_(lambda: sweep_once(other).published == 1)
     (message,) = [each for name in ("of-the-submitter", "of-the-sweeper") for each in queue_of(house, name)]
     assert message["properties"]["delivery_info"]["routing_key"] == "of-the-submitter"
     assert message["properties"]["priority"] == 0
     assert [entry.detail for entry in house.ledger.history(result.id)][-1].startswith("published to queue of-the-subm")
-
-
-def test_a_sweeper_without_the_queue_sends_to_it(house: House) -> None:
-    """A job is published to its queue by an app that neither has that queue nor creates missing ones."""
-    result = house.play.apply_async(("unknown", ["return"]), queue="elsewhere", countdown=0.01)
-    other = build(house.config | {"task_create_missing_queues": False})
-    await_(lambda: sweep_once(other).published == 1)
-    assert [each["headers"]["id"] for each in queue_of(house, "elsewhere")] == [result.id]
 
 
 def test_a_router_is_called_once(house: House) -> None:
@@ -205,39 +185,12 @@ def test_a_router_is_called_once(house: House) -> None:
     publisher.publish_all([house.job(result) for result in results])
     assert calls == [("play", "a"), ("play", "b")]
     assert (len(queue_of(house, "of-a")), len(queue_of(house, "of-b"))) == (2, 2)
-
-
-def test_routes_are_resolved_again_when_the_settings_change(house: House) -> None:
-    """A change of `task_routes` applies to the next submission."""
-    queues = []
-    for name in ("first", "second"):
-        house.app.conf.update(task_routes={"play": {"queue": name}})
-        queues.append(house.job(house.play.delay(name, ["return"])).queue)
-    assert queues == ["first", "second"]
-
-
-def test_an_exchange_is_part_of_the_route(house: House) -> None:
-    """A job that is submitted with an exchange and a routing key is published with both."""
+    house.app.conf.update(task_routes={"play": {"queue": "changed"}})
+    assert house.play.delay("c", ["return"]).job.queue == "changed"
+    publisher.publish(replace(house.job(results[0]), route=""))  # a job of another version
+    assert len(queue_of(house, "changed")) == 2
     result = house.play.apply_async(("topic", ["return"]), exchange="topics", routing_key="a.b", countdown=5)
-    assert json.loads(house.job(result).route) == ["topics", "a.b", ""]
-
-
-def test_a_job_of_another_version_is_routed_when_it_is_published(house: House) -> None:
-    """A job without a stored route is routed by the app that publishes it."""
-    result = house.play.apply_async(("old", ["return"]), countdown=5)
-    house.app.conf.update(task_routes={"play": {"queue": "routed-late"}})
-    app_state_of(house.app).publisher.publish(replace(house.job(result), route=""))
-    assert len(queue_of(house, "routed-late")) == 1
-
-
-@pytest.mark.deep
-def test_a_retry_stays_in_its_queue(house: House) -> None:
-    """A retry is sent where its job was sent, and stores no header of its message."""
-    house.worker("-c", "1", "-Q", "celery,own")
-    result = house.play.apply_async(("stays", ["retry", "return"]), queue="own")
-    assert result.get(PATIENCE) == "stays"
-    job = house.job(result)
-    assert (job.queue, json.loads(job.options).get("headers")) == ("own", {})
+    assert json.loads(house.job(result).route)[:2] == ["topics", "a.b"]
 
 
 @provokes(logs=("QueueNotFound",), because="Celery logs that it rejects the message")
@@ -245,8 +198,7 @@ def test_a_retry_stays_in_its_queue(house: House) -> None:
 def test_a_retry_to_an_unknown_queue_fails_the_job(house: House) -> None:
     """A run that retries to a queue that does not exist, and must not be created, fails with that reason."""
     house.worker("-c", "1", task_create_missing_queues=False)
-    result = house.play.delay("lost", ["retry_to:typo"])
-    job = house.await_state(result, State.FAILED)
+    job = house.await_state(house.play.delay("lost", ["retry_to:typo"]), State.FAILED)
     assert "QueueNotFound" in job.reason
     assert "typo" in job.reason
 

@@ -19,8 +19,7 @@ from celery.result import AsyncResult as CeleryResult
 from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State
 from onejob.celery.message import has_canvas, loads
 from onejob.errors import StoreRefusedError
-from onejob.jobs.lifecycle import Transition
-from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_every_store
+from tests.celery.harness import PATIENCE, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes
 
 if TYPE_CHECKING:
@@ -156,21 +155,6 @@ def test_a_time_limit_fails_the_job(shared: House) -> None:
         shared.assert_ran(result, State.FAILED, key, 1)
 
 
-def test_a_job_that_waits_for_its_retry_is_live(shared: House) -> None:
-    """An equal submission attaches to a job that waits for its retry or runs again; the history has the countdown."""
-    result = shared.play.delay("waits", ["retry:3600", "hold"])
-    shared.await_state(result, State.RETRYING)
-    assert shared.play.apply_async(("waits", ["return:intruder"]), countdown=7200).id == result.id
-    shared.ledger.run_now(result.id)
-    shared.await_mark("waits", times=2)
-    assert shared.play.delay("waits", ["return:intruder"]).id == result.id
-    (retry,) = [entry for entry in shared.ledger.history(result.id) if entry.event == "retry"]
-    assert "runs again in 3600 s" in retry.detail
-    shared.open("waits")
-    assert result.get(PATIENCE) == "waits"
-    shared.assert_ran(result, State.COMPLETED, "waits", 2)
-
-
 def test_a_retry_keeps_the_identity_of_the_submission(shared: House) -> None:
     """A job whose retry has other arguments, or that has changed its arguments in place, is the job it was."""
     cases = {"other": (["retry_other:hold"], None), "spoils": (["mutate_and_retry", "hold>return"], {"a": 1})}
@@ -181,21 +165,6 @@ def test_a_retry_keeps_the_identity_of_the_submission(shared: House) -> None:
         shared.open(key)
         assert result.get(PATIENCE) == key if data is None else result.get(PATIENCE)["a"] == 1
         shared.assert_ran(result, State.COMPLETED, key, 2)
-
-
-@provokes(Transition.PUBLISH, because="the worker is killed")
-def test_a_retry_survives_the_worker(house: House) -> None:
-    """A job that waits for its retry is run by another worker when its own has died meanwhile."""
-    house.use_lease(LEASE)
-    worker = house.worker("-c", "1")
-    result = house.play.delay("orphan", ["retry:3600", "return"])
-    house.await_state(result, State.RETRYING)
-    worker.sigkill()
-    house.ledger.run_now(result.id)
-    house.worker("-c", "1")
-    assert result.get(PATIENCE) == "orphan"
-    house.assert_ran(result, State.COMPLETED, "orphan", 2)
-    house.assert_quiet()
 
 
 @on_every_store("shared")
@@ -219,11 +188,3 @@ def test_a_job_submits_a_job(shared: House) -> None:
     assert itself.get(PATIENCE) == itself.id
     assert shared.marks("itself", "submitted")[0]["outcome"] == Outcome.ATTACHED
     shared.assert_ran(itself, State.COMPLETED, "itself", 1)
-
-
-def test_a_run_knows_its_attempt_and_its_token(shared: House) -> None:
-    """A run has an attempt number, counted from 1, and a token that grows with every run."""
-    result = shared.play.delay("attempts", ["retry", "kill", "attempt"])
-    attempt, token = result.get(PATIENCE)
-    assert (attempt, token) == (3, shared.job(result).token)
-    assert shared.play.delay("attempts", ["retry", "attempt"]).get(PATIENCE)[0] == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.celery.sentry import reports_in
 from tests.tiers import deep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.celery.harness import House
@@ -23,54 +23,24 @@ OPTIONS = {"traces_sample_rate": 1.0}
 
 
 @pytest.fixture
-def reporting(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
-    """Return a house whose workers report to Sentry, with a worker."""
-    kind, options = getattr(request, "param", "sqlite"), OPTIONS
-    house = new_house(tmp_path, kind, **{SENTRY: options})
+def reporting(new_house: Callable[..., House], tmp_path: Path) -> House:
+    """Return a house whose worker reports to Sentry."""
+    house = new_house(tmp_path, "sqlite", **{SENTRY: OPTIONS})
     house.app.set_current()
     house.worker("-c", "1")  # runs report in their order
-    yield house
-    house.close()
-
-
-def errors(house: House) -> list[dict[str, Any]]:
-    """Return the errors that were reported so far."""
-    return reports_in(house.directory, "event")
+    return house
 
 
 def messages(house: House) -> list[str]:
     """Return the messages of the exceptions that were reported so far."""
-    return [error["exception"]["values"][-1]["value"] for error in errors(house)]
+    return [error["exception"]["values"][-1]["value"] for error in reports_in(house.directory, "event")]
 
 
-def end_of_runs(house: House, key: str) -> None:
-    """Run one more job with an error, and wait for its report: earlier runs have reported what they report."""
-    with pytest.raises(ValueError, match=key):
-        house.play.delay(key, ["raise"]).get(PATIENCE)
-    await_(lambda: key in messages(house))
-
-
-def test_an_error_is_reported_once(reporting: House) -> None:
-    """The error of a job's last attempt, and no retry, is one report, with task and job, without arguments."""
+def test_errors_are_reported_once_and_nothing_else(reporting: House) -> None:
+    """The error of a last attempt is one report, without arguments; duplicates, retries and cancellations are none."""
     result = reporting.play.delay("secret", ["raise:broken"])
     with pytest.raises(ValueError, match="broken"):
         result.get(PATIENCE)
-    with pytest.raises(ValueError, match="the cause of r"):
-        reporting.play.delay("r", ["retry_caught", "retry_caught"]).get(PATIENCE)
-    end_of_runs(reporting, "last")
-    assert messages(reporting) == ["broken", "the cause of r", "last"]
-    error = errors(reporting)[0]
-    raised = error["exception"]["values"][-1]
-    assert (raised["type"], raised["value"], raised["mechanism"]["type"]) == ("ValueError", "broken", "celery")
-    assert (error["transaction"], error["tags"]["celery_task_id"]) == ("play", result.id)
-    job = error["extra"]["celery-job"]
-    assert job["task_name"] == "play"
-    assert "secret" not in str(job)
-    assert reporting.job(result).state is State.FAILED
-
-
-def test_what_is_no_error_is_not_reported(reporting: House) -> None:
-    """Duplicates, followers, `Ignore`, a cancellation during a run and a redelivery are not reported."""
     first = reporting.play.delay("d", ["hold:d"])
     reporting.await_mark("d")
     assert reporting.play.delay("d", ["return"]).outcome is Outcome.ATTACHED
@@ -79,14 +49,20 @@ def test_what_is_no_error_is_not_reported(reporting: House) -> None:
     reporting.open("d")
     first.get(PATIENCE)
     follower.get(PATIENCE)
-    ignored = reporting.play.delay("i", ["ignore"])
-    reporting.await_state(ignored, State.CANCELED)
+    reporting.await_state(reporting.play.delay("i", ["ignore"]), State.CANCELED)
     canceled = reporting.play.delay("c", ["poll:never"])
     reporting.await_mark("c")
     reporting.ledger.cancel(canceled.id)
     reporting.await_state(canceled, State.CANCELED)
-    end_of_runs(reporting, "last")
-    assert messages(reporting) == ["last"]
+    with pytest.raises(ValueError, match="the cause of r"):
+        reporting.play.delay("r", ["retry_caught", "retry_caught"]).get(PATIENCE)
+    await_(lambda: "the cause of r" in messages(reporting))  # earlier runs have reported what they report
+    assert messages(reporting) == ["broken", "the cause of r"]
+    error = reports_in(reporting.directory, "event")[0]
+    raised, job = error["exception"]["values"][-1], error["extra"]["celery-job"]
+    assert (raised["type"], raised["value"], raised["mechanism"]["type"]) == ("ValueError", "broken", "celery")
+    assert (error["transaction"], error["tags"]["celery_task_id"]) == ("play", result.id)
+    assert (job["task_name"], "secret" in str(job)) == ("play", False)
 
 
 @deep
@@ -98,10 +74,8 @@ def test_a_shutdown_is_no_error(new_house: Callable[..., House], tmp_path: Path)
     house.await_mark("s")
     worker.sigterm()
     worker.await_end()
-    assert house.job(result).state is State.QUEUED
-    assert "release" in house.events(result)
-    assert errors(house) == []
-    house.close()
+    assert (house.job(result).state, "release" in house.events(result)) == (State.QUEUED, True)
+    assert messages(house) == []
 
 
 def test_a_run_is_in_the_trace_of_its_submission(reporting: House) -> None:
@@ -110,10 +84,8 @@ def test_a_run_is_in_the_trace_of_its_submission(reporting: House) -> None:
     outer = reporting.play.delay("outer", ["submit:walk"], ["k", ["one"]])
     inside = reporting.await_state(outer.get(PATIENCE), State.COMPLETED)
     await_(lambda: len(reports_in(reporting.directory, "transaction")) >= 3)
-    runs = {
-        run["tags"]["celery_task_id"]: run["contexts"]["trace"]
-        for run in reports_in(reporting.directory, "transaction")
-    }
+    reports = reports_in(reporting.directory, "transaction")
+    runs = {report["tags"]["celery_task_id"]: report["contexts"]["trace"] for report in reports}
     assert runs[inside.id]["trace_id"] == runs[outer.id]["trace_id"]
     assert runs[inside.id]["parent_span_id"]
     assert runs[inside.id]["op"] == "queue.task.celery"

@@ -41,37 +41,32 @@ def test_a_step_that_fails_is_not_kept(shared: House) -> None:
     assert shared.job(result).state is State.FAILED
 
 
-def test_progress_is_seen_while_the_job_runs(shared: House) -> None:
-    """The progress that a body reports is visible at once, and is no part of the result; a standard state is none."""
-    result = shared.play.delay("progress", ["progress"])
-    shared.await_mark("progress", "half")
-    seen = shared.play.AsyncResult(result.id)
-    assert (seen.state, seen.info) == ("STARTED", {"done": 1, "total": 2, "stage": "half"})
-    shared.open("progress")
-    assert result.get(PATIENCE) == "progress"
-    assert seen.info == "progress"
-    standard = shared.play.delay("standard", ["update_standard"], {"at": 1})
-    shared.await_mark("standard", "updated")
-    assert (standard.state, standard.job.progress) == ("STARTED", None)
-    shared.open("standard")
-    assert standard.get(PATIENCE) == "standard"
-
-
 @pytest.mark.parametrize("backend", [False, True], ids=["no backend", "backend"])
-def test_a_state_of_ones_own_is_progress(house: House, *, backend: bool) -> None:
-    """A state that `update_state` sets is the progress of the job, and its result shows it as Celery's does."""
+def test_progress_is_seen_while_the_job_runs(house: House, *, backend: bool) -> None:
+    """Progress, and a state of one's own, are visible at once, and no part of the result; a standard state is none."""
     if not backend:
         house.config["result_backend"] = None
         house.app.conf.update(result_backend=None)
-    house.worker("-c", "1")
-    meta = {"current": 3, "total": 10}
-    result = house.play.delay("state", ["update_state"], meta)
-    house.await_mark("state", "updated")
-    assert (result.state, result.info, result.ready()) == ("INDEXING", meta, False)
-    assert result.job.progress == {"state": "INDEXING", "meta": meta}
+    house.worker("-c", "3")
+    half, own, standard = (
+        house.play.delay(act, [act], {"at": 1}) for act in ("progress", "update_state", "update_standard")
+    )
+    house.await_mark("progress", "half")
+    seen = house.play.AsyncResult(half.id)
+    assert (
+        (seen.state, seen.info)
+        == ("STARTED", seen.job.progress)
+        == ("STARTED", {"done": 1, "total": 2, "stage": "half"})
+    )
+    house.await_mark("update_state", "updated")
+    assert (own.state, own.info, own.ready()) == ("INDEXING", {"at": 1}, False)
+    assert own.job.progress == {"state": "INDEXING", "meta": {"at": 1}}
     if backend:
-        assert (house.app.AsyncResult(result.id).state, house.app.AsyncResult(result.id).info) == ("INDEXING", meta)
-    house.open("state")
-    assert result.get(PATIENCE) == "state"
-    assert (result.state, result.info) == ("SUCCESS", "state")
+        assert (house.app.AsyncResult(own.id).state, house.app.AsyncResult(own.id).info) == ("INDEXING", {"at": 1})
+    house.await_mark("update_standard", "updated")
+    assert (standard.state, standard.job.progress) == ("STARTED", None)
+    for result, key in ((half, "progress"), (own, "update_state"), (standard, "update_standard")):
+        assert result.job.result is None
+        house.open(key)
+        assert (result.get(PATIENCE), result.state, result.info, result.job.result) == (key, "SUCCESS", key, key)
     house.assert_quiet()

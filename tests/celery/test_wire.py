@@ -1,4 +1,4 @@
-"""A message that is written for a Redis broker is, byte for byte, the one that Celery's `send_task` pushes there."""
+"""What onejob pushes to a Redis broker is, byte for byte, what Celery's `send_task` pushes there, in one round trip."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
+import redis
 from celery import Celery, signals
 from kombu import Queue
+from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # the published types lack it
 from kombu.messaging import Producer
 from kombu.transport.redis import Channel
 
@@ -22,14 +24,17 @@ from onejob.celery.redis_broker import RedisBroker, is_writable
 from onejob.celery.sender import DECLARE, Sender
 from onejob.celery.submission import prepare_submission
 from onejob.celery.wire import kind_of
+from onejob.errors import BrokerUnavailableError
 from tests.cases import for_each
 from tests.celery.app import build
+from tests.celery.harness import DATABASES, House
+from tests.services import start_redis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from onejob.jobs.model import Submission, WireMessage
-    from tests.celery.harness import House
+    from onejob.jobs.model import Job, Submission, WireMessage
 
 
 class Pair:
@@ -103,7 +108,6 @@ def pair(house: House) -> Pair:
 
 
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "none": ((), {}),
     "args": ((1, "two"), {}),
     "kwargs": ((), {"a": 1, "b": None, "c": 2.5, "d": True}),
     "both": (("x",), {"y": "z"}),
@@ -169,19 +173,14 @@ OPTIONS: dict[str, Callable[[Celery], dict[str, Any]]] = {
 }
 
 
-@for_each("options", OPTIONS)
-def test_every_option_has_its_place(pair: Pair, options: str) -> None:
-    """For every option of a publication, the list and the text are those of `send_task`, in its order."""
-    given = OPTIONS[options](pair.app)
-    pair.assert_same(*[pair.submission({"a": 1, "b": "x"}, **given) for _ in range(3)])
+TOGETHER = ("priority", "queue", "headers", "links", "chord", "time limits", "stamps", "parents", "retries")
 
 
-def test_all_options_of_one_message_are_written(pair: Pair) -> None:
-    """Options do not disturb each other."""
-    together = ("priority", "queue", "headers", "links", "chord", "time limits", "stamps", "parents", "retries")
-    given = {name: value for each in together for name, value in OPTIONS[each](pair.app).items()}
+@for_each("options", [*((name,) for name in OPTIONS), TOGETHER])
+def test_every_option_has_its_place(pair: Pair, options: tuple[str, ...]) -> None:
+    """For every option of a publication, and for many, the list and the text are those of `send_task`, in its order."""
+    given = {name: value for each in options for name, value in OPTIONS[each](pair.app).items()}
     pair.assert_same(*[pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
-    assert pair.has_template(pair.submission({"a": 1}, **given))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -206,12 +205,6 @@ def test_the_settings_of_the_app_apply(house: House, settings: str) -> None:
     pair.assert_same(*[pair.submission({"a": 1}, priority=4) for _ in range(3)])
 
 
-def test_a_replaced_job_is_sent_as_its_replacement(pair: Pair) -> None:
-    """The message of a job that another task has replaced is that of the other task."""
-    payload = encode("other", [1], {}, app_state_of(pair.app).settings.limits)
-    pair.assert_same(*[replace(pair.submission({"a": 1}), payload=payload) for _ in range(3)])
-
-
 def test_messages_of_one_kind_are_built_by_celery_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its third message on, a kind of messages costs no call of Celery; ids and parents make no kind."""
     for number in range(2):
@@ -223,6 +216,113 @@ def test_messages_of_one_kind_are_built_by_celery_once(pair: Pair, monkeypatch: 
     monkeypatch.setattr(pair.sender, "send", never)
     for number in range(3):
         assert pair.write(pair.submission({"a": number}, parent_id=f"parent-{number}")) is not None
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+QUEUES = 6
+"""Three queues, each with two priorities."""
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[House]:
+    """Return a house with a broker of its own, whose commands are counted, and which may be set to refuse."""
+    server = start_redis(tmp_path, "--databases", str(DATABASES))
+    house = House(tmp_path, server, "sqlite")
+    yield house
+    house.close()
+    server.stop()
+
+
+@pytest.fixture
+def publisher(own_broker: House) -> Any:
+    """Return the publisher of that house."""
+    return app_state_of(own_broker.app).publisher
+
+
+def submitted(house: House, count: int) -> list[Job]:
+    """Submit jobs of different options, whose messages are not sent."""
+    options = [{"queue": f"queue-{number % 3}", "priority": number % 2 * 9} for number in range(count)]
+    new = [prepare_submission(house.add, {"a": number}, source="test", **each) for number, each in enumerate(options)]
+    return [house.ledger.submit(each).job for each in new]
+
+
+def messages(house: House) -> dict[str, list[Any]]:
+    """Return the messages in each queue, oldest first, without what each has for itself, and empty the queues."""
+    found: dict[str, list[Any]] = {}
+    for key in sorted(cast("list[bytes]", house.broker.keys("queue-*"))):
+        found[key.decode()] = texts = [json.loads(text) for text in reversed(house.broker.lrange(key, 0, -1))]
+        for text in texts:
+            del text["properties"]["delivery_tag"], text["properties"]["delivery_info"]
+        house.broker.delete(key)
+    return found
+
+
+def test_a_batch_is_what_celery_sends_one_by_one(
+    own_broker: House, publisher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, in a batch of Celery, also a broken one, or pushed in one round trip: the messages are the same."""
+    jobs, announced = submitted(own_broker, 20), []
+    note = lambda headers=None, **_: announced.append(headers["id"])  # noqa: E731 - for as long as Celery sends
+    signals.before_task_publish.connect(note)
+    for job in jobs:
+        publisher.publish(job)
+    one_by_one = messages(own_broker)
+    assert len(one_by_one) == QUEUES
+    publisher.publish_all(jobs)
+    assert messages(own_broker) == one_by_one
+    with monkeypatch.context() as patch:
+
+        def broken(_self: Producer, **_: Any) -> Any:
+            raise BatchPublishError("the connection was closed")
+
+        patch.setattr(Producer, "batch", broken)
+        publisher.publish_all(jobs)
+    assert messages(own_broker) == one_by_one
+    assert announced == [job.id for job in jobs] * 3
+    signals.before_task_publish.disconnect(note)
+    for _ in range(3):  # the first messages of a kind are recorded, the others are filled in
+        publisher.publish_all(jobs)
+        assert messages(own_broker) == one_by_one
+    before = own_broker.broker.info()["total_commands_processed"]
+    publisher.publish_all(jobs)
+    assert own_broker.broker.info()["total_commands_processed"] - before == 1 + QUEUES
+
+
+def test_a_closed_connection_loses_no_message(own_broker: House, publisher: Any) -> None:
+    """When the broker has closed the idle connections, the next messages are sent once, on a new one."""
+    jobs = submitted(own_broker, 3)
+    publisher.publish_all(jobs)
+    expected = messages(own_broker)
+    for together in (jobs, *([job] for job in jobs)):
+        own_broker.broker.client_kill_filter(_type="normal", skipme=True)
+        publisher.publish_all(together)
+        if len(together) > 1:
+            assert messages(own_broker) == expected
+    assert messages(own_broker) == expected
+
+
+def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, publisher: Any) -> None:
+    """A list that takes no message stops no other one; a broker without memory, or a replica, is away altogether."""
+    jobs, broker = submitted(own_broker, 9), own_broker.broker
+    publisher.publish_all(jobs)
+    messages(own_broker)
+    broker.set("queue-0", "no list")
+    errors = publisher.publish_all(jobs)
+    refused = {job.id for job in jobs if job.route == "queue-0" and not job.priority_rank}
+    assert {job_id for job_id, error in errors.items() if "WRONGTYPE" in str(error)} == {*errors} == refused
+    broker.delete("queue-0")
+    sent = {text["headers"]["id"] for texts in messages(own_broker).values() for text in texts}
+    assert sent == {job.id for job in jobs} - refused
+    refusals: list[Callable[[], Any]] = [
+        lambda: broker.config_set("maxmemory", 1),
+        lambda: broker.config_set("maxmemory", 0) and broker.replicaof("127.0.0.1", "1"),
+    ]
+    for refuse in refusals:
+        refuse()
+        for some in (jobs, jobs[:1]):
+            with pytest.raises(BrokerUnavailableError):
+                publisher.publish_all(some)
 
 
 # --- what is left to Celery -----------------------------------------------------------------------------------------
@@ -246,6 +346,19 @@ def test_a_forked_child_names_itself(house: House) -> None:
     assert [origin.partition("@")[0] for origin in origins] == [f"gen{os.getpid()}", f"gen{child}"] + [
         f"gen{os.getpid()}"
     ] * 3
+
+
+def test_a_given_producer_decides_on_the_broker(house: House) -> None:
+    """A message goes to the broker of the producer that the caller gives, whichever it is."""
+    jobs, publisher, other = submitted(house, 3), app_state_of(house.app).publisher, house.config["result_backend"]
+    for url, is_own in ((house.config["broker_url"], True), (other, False)):
+        with house.app.connection_for_write(url) as connection:
+            producer = connection.Producer()
+            assert publisher.is_own(producer) == is_own
+            publisher.publish_all(jobs, producer)
+    assert sum(map(len, messages(house).values())) == 3
+    with redis.Redis.from_url(other) as client:
+        assert sum(client.llen(key) for key in cast("list[bytes]", client.keys("queue-*"))) == 3
 
 
 @for_each("signal", ["before_task_publish", "after_task_publish", "task_sent"])
