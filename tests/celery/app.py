@@ -12,20 +12,24 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import celery
 from celery.exceptions import Ignore, Reject
 
 import onejob
-from onejob.celery.message import REPLACED
 from onejob.celery.options import tasks_of
 from onejob.errors import StoreRefusedError
 from onejob.ledger import ledger
 from tests.celery.sentry import report_to
 from tests.celery.spans import trace_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
@@ -58,12 +62,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_picky": {"autoretry_for": (Exception,), "permanent_for": (LookupError,), "default_retry_delay": 0},
     "play_greedy": {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0},
     "play_stubborn": {"retry_on_worker_lost": True, "max_retries": 5, "default_retry_delay": 0},
-    "play_rated": {"rate_limit": "5/s"},
     "play_silent": {"ignore_result": True},
     "play_leased": {"lease": 30},
     "play_brief": {"lease": 3},
     "play_keeping": {"unique_for": 3600},
-    "play_until_started": {"unique_until": "started"},
     "play_strict": {"on_duplicate": "raise"},
     "play_keyed": {"requires_key": True},
     "play_newest": {"on_duplicate": "replace", "max_wait": 600},
@@ -134,180 +136,161 @@ def act(task: onejob.Task, stage: Stage, key: str, what: str, data: Any) -> Any:
     value = None
     for one in what.split(">"):
         name, _, argument = one.partition(":")
-        value = ACTS[name](task, stage, key, argument, data)
+        value = ACTS[name](Act(task, stage, key, argument, data))
     return value
 
 
-def _hold(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
-    stage.wait(argument or key)
-    return key
+class Act(NamedTuple):
+    """What one act knows."""
+
+    task: onejob.Task
+    stage: Stage
+    key: str
+    argument: str
+    data: Any
+
+    def wait(self) -> str:
+        """Wait for the gate of the argument, or of the key."""
+        self.stage.wait(self.argument or self.key)
+        return self.key
+
+    def is_open(self) -> bool:
+        """Return whether that gate is open."""
+        return (self.stage.directory / f"gate-{self.argument or self.key}").exists()
+
+    def announce(self, error: str | None = None) -> None:
+        """Announce that the run ends without its result, with an error in the worker's log."""
+        self.stage.mark(self.key, PROVOKES, job=onejob.current_job().id, error=error)
+
+    def retry(self, **options: Any) -> Any:
+        """Retry the job."""
+        self.announce()
+        return self.task.retry(**options)
+
+    def submit(self) -> Any:
+        """Submit the task that the argument names, from inside the body."""
+        return self.task.app.tasks[self.argument].delay(*self.data)
+
+    def replace(self, queue: str | None = None) -> Any:
+        """Replace the job by the tasks that the argument names."""
+        signatures = [self.task.app.signature(name, args=tuple(self.data)) for name in self.argument.split(",")]
+        replacement = signatures[0] if len(signatures) == 1 else celery.chain(*signatures, app=self.task.app)
+        return self.task.replace(replacement.set(queue=queue) if queue else replacement)
 
 
 def _raise(error: type[BaseException]) -> Any:
-    def act_raise(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
-        raised = error(argument or key)
-        _announce(stage, key, f"raised unexpected: {raised!r}\n")
+    def act_raise(act: Act) -> None:
+        raised = error(act.argument or act.key)
+        act.announce(f"raised unexpected: {raised!r}\n")
         raise raised
 
     return act_raise
 
 
-def _announce(stage: Stage, key: str, error: str | None = None) -> None:
-    stage.mark(key, PROVOKES, job=onejob.current_job().id, error=error)
-
-
-def _kill(_task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> None:
-    _announce(stage, key, f"pid:{os.getpid()} exited with 'signal 9 (SIGKILL)'")
+def _kill(act: Act) -> None:
+    act.announce(f"pid:{os.getpid()} exited with 'signal 9 (SIGKILL)'")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stay(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+def _stay(act: Act) -> str:
     """Ignore the termination signal."""
     try:
-        stage.wait("never")
+        act.stage.wait("never")
     except SystemExit:
-        stage.mark(key, "stays")
-        stage.wait(argument or key)
-    return key
+        act.stage.mark(act.key, "stays")
+        act.wait()
+    return act.key
 
 
-def _retry(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
-    _announce(stage, key)
-    raise task.retry(countdown=float(argument or 0))
-
-
-def _retry_to(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
-    _announce(stage, key)
-    raise task.retry(countdown=0, queue=argument)
-
-
-def _retry_for(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
-    _announce(stage, key)
-    raise task.retry(exc=LookupError(argument), countdown=3600)
-
-
-def _retry_other(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
-    _announce(stage, key)
-    raise task.retry(args=(key, [argument]), countdown=0)
-
-
-def _retry_caught(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
-    cause = (LookupError if argument == "lookup" else ValueError)(f"the cause of {key}")
-    _announce(stage, key, f"raised unexpected: {cause!r}\n")
+def _retry_caught(act: Act) -> None:
+    cause = (LookupError if act.argument == "lookup" else ValueError)(f"the cause of {act.key}")
+    act.announce(f"raised unexpected: {cause!r}\n")
     try:
         raise cause
     except (LookupError, ValueError) as error:
-        raise task.retry(exc=error, countdown=0, max_retries=1) from None
+        raise act.task.retry(exc=error, countdown=0, max_retries=1) from None
 
 
-def _retry_on(task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> str:
-    _announce(stage, key)
-    task.retry(countdown=0, throw=False)
-    return key
+def _retry_on(act: Act) -> str:
+    act.retry(countdown=0, throw=False)
+    return act.key
 
 
-def _replace(task: onejob.Task, _stage: Stage, key: str, argument: str, data: Any) -> Any:
-    signatures = [task.app.signature(name, args=tuple(data)) for name in argument.split(",")]
-    replacement = signatures[0] if len(signatures) == 1 else celery.chain(*signatures, app=task.app)
-    return task.replace(replacement)
-
-
-def _replace_chord(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
+def _replace_chord(act: Act) -> Any:
     """Replace the job by a chord of two, whose body is the named task."""
-    header = [task.app.signature("echo", args=(value,)) for value in data[0]]
-    return task.replace(celery.chord(header, task.app.signature(argument, args=tuple(data[1]))))
+    header = [act.task.app.signature("echo", args=(value,)) for value in act.data[0]]
+    return act.task.replace(celery.chord(header, act.task.app.signature(act.argument, args=tuple(act.data[1]))))
 
 
-def _replace_elsewhere(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
-    return task.replace(task.app.signature(argument, args=tuple(data)).set(queue="elsewhere"))
+def _mutate(act: Act) -> Any:
+    act.data["spoiled"] = True
+    return act.data
 
 
-def _mutate(_task: onejob.Task, _stage: Stage, _key: str, _argument: str, data: Any) -> Any:
-    data["spoiled"] = True
-    return data
+def _mutate_and_retry(act: Act) -> Any:
+    _mutate(act)
+    return act.retry(countdown=0)
 
 
-def _mutate_and_retry(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> Any:
-    _mutate(task, stage, key, argument, data)
-    _announce(stage, key)
-    raise task.retry(countdown=0)
-
-
-def _submit(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> Any:
-    """Submit the task that the argument names, from inside the body."""
-    result = task.app.tasks[argument].delay(*data)
-    stage.mark(key, "submitted", child=result.id, outcome=result.outcome)
-    return result.id
-
-
-def _call(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
-    return task.app.tasks[argument](*data)
-
-
-def _progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+def _progress(act: Act) -> str:
     """Report one half, wait for the gate, report the other."""
     onejob.current_job().progress(1, 2, stage="half")
-    stage.mark(key, "half")
-    stage.wait(argument or key)
+    act.stage.mark(act.key, "half")
+    act.wait()
     onejob.current_job().progress(2, 2)
-    return key
+    return act.key
 
 
-def _update_state(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> str:
-    """Set a state of one's own, and wait for the gate."""
-    task.update_state(state="INDEXING", meta=data)
-    stage.mark(key, "updated")
-    stage.wait(argument or key)
-    return key
+def _update_state(state: str) -> Any:
+    def update(act: Act) -> str:
+        """Set a state, and wait for the gate."""
+        act.task.update_state(state=state, meta=act.data)
+        act.stage.mark(act.key, "updated")
+        return act.wait()
+
+    return update
 
 
-def _update_standard(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> str:
-    task.update_state(state="STARTED", meta=data)
-    stage.mark(key, "updated")
-    stage.wait(argument or key)
-    return key
-
-
-def _poll_progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+def _poll_progress(act: Act) -> str:
     """Report progress until the gate opens."""
-    done = 0
-    while not (stage.directory / f"gate-{argument or key}").exists():
-        done += 1
+    for done in count(1):
+        if act.is_open():
+            break
         onejob.current_job().progress(done)
         time.sleep(0.02)
-    return key
+    return act.key
 
 
-def _hog(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+def _hog(act: Act) -> str:
     """Hold the interpreter's lock in one call after the other, until the gate opens."""
-    while not (stage.directory / f"gate-{argument or key}").exists():
+    while not act.is_open():
         re.match(r"(a+)+$", "a" * 22 + "b")
-    return key
+    return act.key
 
 
-def _reject(task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> None:
-    _announce(stage, key, f"Task {task.name}[{task.request.id}] reject requeue=False")
+def _reject(act: Act) -> None:
+    act.announce(f"Task {act.task.name}[{act.task.request.id}] reject requeue=False")
     raise Reject("as the test requested", requeue=False)
 
 
-def _requeue(_task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> None:
-    _announce(stage, key)
+def _requeue(act: Act) -> None:
+    act.announce()
     raise Reject("as the test requested", requeue=True)
 
 
-def _unstorable(_task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> object:
-    _announce(stage, key, "InvalidPayloadError('the result cannot be stored as JSON")
+def _unstorable(act: Act) -> object:
+    act.announce("InvalidPayloadError('the result cannot be stored as JSON")
     return object()
 
 
-def _attempt(_task: onejob.Task, _stage: Stage, _key: str, _argument: str, _data: Any) -> list[int]:
-    job = onejob.current_job()
-    return [job.attempt, job.token]
-
-
-ACTS: dict[str, Any] = {
-    "return": lambda _task, _stage, key, argument, data: data if data is not None else argument or key,
-    "hold": _hold,
+ACTS: dict[str, Callable[[Act], Any]] = {
+    "return": lambda act: act.data if act.data is not None else act.argument or act.key,
+    "attempt": lambda _: [onejob.current_job().attempt, onejob.current_job().token],
+    "redelivered": lambda act: bool(act.task.request.delivery_info.get("redelivered")),
+    "hold": Act.wait,
+    "stay": _stay,
+    "poll": _poll_progress,
+    "hog": _hog,
     "raise": _raise(ValueError),
     "lookup": _raise(LookupError),
     "permanent": _raise(onejob.PermanentError),
@@ -318,29 +301,24 @@ ACTS: dict[str, Any] = {
     "reject": _reject,
     "requeue": _requeue,
     "kill": _kill,
-    "stay": _stay,
-    "retry": _retry,
-    "retry_for": _retry_for,
-    "retry_other": _retry_other,
-    "retry_to": _retry_to,
+    "unstorable": _unstorable,
+    "mutate": _mutate,
+    "retry": lambda act: act.retry(countdown=float(act.argument or 0)),
+    "retry_for": lambda act: act.retry(exc=LookupError(act.argument), countdown=3600),
+    "retry_other": lambda act: act.retry(args=(act.key, [act.argument]), countdown=0),
+    "retry_to": lambda act: act.retry(countdown=0, queue=act.argument),
     "retry_caught": _retry_caught,
     "retry_on": _retry_on,
-    "replace": _replace,
-    "replace_chord": _replace_chord,
-    "replace_elsewhere": _replace_elsewhere,
-    "mutate": _mutate,
     "mutate_and_retry": _mutate_and_retry,
-    "submit": _submit,
-    "return_result": lambda task, _stage, _key, argument, data: task.app.tasks[argument].delay(*data),
-    "redelivered": lambda task, *_: bool(task.request.delivery_info.get("redelivered")),
-    "call": _call,
+    "replace": Act.replace,
+    "replace_chord": _replace_chord,
+    "replace_elsewhere": lambda act: act.replace("elsewhere"),
+    "submit": lambda act: act.submit().id,
+    "return_result": Act.submit,
+    "call": lambda act: act.task.app.tasks[act.argument](*act.data),
     "progress": _progress,
-    "update_state": _update_state,
-    "update_standard": _update_standard,
-    "poll": _poll_progress,
-    "hog": _hog,
-    "unstorable": _unstorable,
-    "attempt": _attempt,
+    "update_state": _update_state("INDEXING"),
+    "update_standard": _update_state("STARTED"),
 }
 
 
@@ -469,81 +447,35 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
 
 
 def fault(name: str) -> None:
-    """Give the processes of this worker a fault: once per stage, `renew-fails` three times in each process."""
-    method, wrap = FAULTS[name]
+    """Give the processes of this worker a fault: its method dies before or after, once per stage, or fails thrice."""
+    method, how = FAULTS[name]
     done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
-    setattr(ledger.Ledger, method, wrap(getattr(ledger.Ledger, method), done))
+    original, left = getattr(ledger.Ledger, method), [1, 2, 3]
 
-
-def _dies_before(original: Any, done: Path) -> Any:
-    def dies(*args: Any, **kwargs: Any) -> Any:
-        _die_once(done)
-        return original(*args, **kwargs)
-
-    return dies
-
-
-def _dies_after(original: Any, done: Path) -> Any:
-    def dies(*args: Any, **kwargs: Any) -> Any:
-        answer = original(*args, **kwargs)
-        _die_once(done)
-        return answer
-
-    return dies
-
-
-def _fails_thrice(original: Any, _done: Path) -> Any:
-    left = [1, 2, 3]
-
-    def fails(self: Any, claims: Any) -> Any:
-        if claims and left:
+    def faulty(self: Any, *args: Any, **values: Any) -> Any:
+        if how == "fails" and args[0] and left:
             left.pop()
             raise onejob.StoreUnavailableError("as the test requested")
-        return original(self, claims)
+        if how == "before":
+            _die_once(done)
+        answer = original(self, *args, **values)
+        if how == "after":
+            _die_once(done)
+        return answer
 
-    return fails
-
-
-def _fails_once(original: Any, done: Path) -> Any:
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        if not done.exists():
-            done.touch()
-            raise onejob.StoreUnavailableError("as the test requested")
-        return original(*args, **kwargs)
-
-    return fails
-
-
-def _releases_late(original: Any, done: Path) -> Any:
-    """Wait, before the run of a replaced job ends, until the test opens the gate `release`."""
-
-    def releases_late(self: Any, job: Any, **values: Any) -> Any:
-        if values["reason"] == REPLACED and not done.exists():
-            done.touch()
-            Stage(str(done.parent)).wait("release")
-        return original(self, job, **values)
-
-    return releases_late
+    setattr(ledger.Ledger, method, faulty)
 
 
 FAULTS = {
-    "releases-late": ("replace", _releases_late),
-    "die-before-claim": ("claim", _dies_before),
-    "die-before-dispatch": ("complete", _dies_after),
-    "retry-fails": ("retry", _fails_once),
-    "complete-fails": ("complete", _fails_once),
-    "fail-fails": ("fail", _fails_once),
-    "report-fails": ("report", _fails_once),
-    "renew-fails": ("renew", _fails_thrice),
-}
+    "die-before-claim": ("claim", "before"), "die-before-dispatch": ("complete", "after"),
+    "renew-fails": ("renew", "fails"),
+}  # fmt: skip
 
 
 def _die_once(done: Path) -> None:
-    try:
+    with suppress(FileExistsError):
         done.touch(exist_ok=False)
-    except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if CONFIG in os.environ:
@@ -553,5 +485,4 @@ if CONFIG in os.environ:
     if TRACED in app.conf:
         trace_to(Path(app.conf["test_stage"]), batch=app.conf[TRACED] == "batch")
     if HOOK in os.environ:
-        for name in os.environ[HOOK].split():
-            fault(name)
+        fault(os.environ[HOOK])

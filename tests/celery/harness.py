@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -117,45 +117,6 @@ class Proxy:
         return not point
 
 
-class HalfOpenProxy(Proxy):
-    """Passes bytes to a server and back; what was connected before `swallow` stays open, and carries nothing more."""
-
-    _swallowed = 0
-
-    def __init__(self, port: int) -> None:
-        self._sockets: list[socket.socket] = []
-        super().__init__(port)
-
-    def swallow(self) -> None:
-        """Make every connection of now half-open; a later one passes."""
-        self._swallowed += 1
-
-    def close(self) -> None:
-        """Accept no more connections, and end all."""
-        super().close()
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def _serve(self, client: socket.socket) -> None:
-        made = self._swallowed
-        with client, socket.create_connection(("127.0.0.1", self._target)) as server:
-            self._sockets += [client, server]
-            replies = threading.Thread(target=self._pump, args=(server, client, made), daemon=True)
-            replies.start()
-            self._pump(client, server, made)
-            replies.join()
-
-    def _pump(self, source: socket.socket, target: socket.socket, made: int) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 20):
-                if made == self._swallowed:
-                    target.sendall(data)
-        if made == self._swallowed:  # otherwise the end is swallowed, too
-            with suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
-
-
 class Worker:
     """One worker in a process group of its own."""
 
@@ -256,10 +217,19 @@ class House:
         }
         self.app = import_module(self.module).build(self.config)
         self.broker = redis.Redis.from_url(broker)
+        self.at_close = ExitStack()
+        """What is closed with the house."""
+        self.at_close.callback(_close, self.app)
         self._closed = False
         self._told: set[str] = set()
         self._jobs = quiet.JobReader(lambda: self.ledger)
         quiet.watch(self)
+
+    def another_app(self, **settings: Any) -> celery.Celery:
+        """Return an app like that of the house, with other settings, which is closed with the house."""
+        app: celery.Celery = import_module(self.module).build(self.config | settings)
+        self.at_close.callback(_close, app)
+        return app
 
     # --- submitting ------------------------------------------------------------------------------------------------
 
@@ -427,11 +397,17 @@ class House:
         for worker in self.workers:
             worker.sigkill()
             print(f"--- {worker.name}\n{worker.text[-6000:]}")  # noqa: T201 - pytest shows it when a test fails
-        self.ledger.close()
-        app_state_of(self.app).publisher.close()
+        self.at_close.close()
         self.broker.close()
-        self.app.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _close(app: celery.Celery) -> None:
+    state = app_state_of(app)
+    state.close()
+    if "publisher" in vars(state):
+        state.publisher.close()
+    app.close()
 
 
 def program_environment() -> dict[str, str]:

@@ -44,16 +44,6 @@ def test_a_backlog_gets_no_copies(house: House) -> None:
     house.assert_quiet()
 
 
-def test_a_rate_limited_burst_gets_no_copies(house: House) -> None:
-    """Messages that a worker holds back because of a rate limit are not published again; each job runs once."""
-    house.use_lease(SHORT)
-    results = [house.play_rated.delay(f"key-{number}", ["return"]) for number in range(15)]
-    house.worker("-c", "1")
-    await_completed(house, results)
-    assert publications(house) == 0
-    assert [house.runs(f"key-{number}") for number in range(15)] == [1] * 15
-
-
 @on_every_store("house")
 @provokes(Transition.PUBLISH, because="the broker loses the message")
 def test_a_message_that_the_broker_lost_is_sent_again(house: House) -> None:

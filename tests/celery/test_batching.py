@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import pytest
 
 from onejob.celery.batching import MAX_BATCHES, Batcher, Deferred
 from onejob.stores.protocol import BATCH_LIMIT
+from tests.cases import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,20 +42,14 @@ async def _process_concurrently(batcher: Batcher[int, int], doubler: Doubler, co
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_concurrent_items_are_batched() -> None:
-    """Items that arrive while batches are in progress form one batch, in order, and each gets its own result."""
+@for_each("count", [100, 2 * BATCH_LIMIT + 7])
+def test_concurrent_items_are_batched(count: int) -> None:
+    """Items that arrive while batches are in progress form few, limited batches, and each gets its own result."""
     doubler = Doubler()
-    results = asyncio.run(_process_concurrently(Batcher(doubler.work), doubler, 100))
-    assert results == [2 * number for number in range(100)]
-    assert sorted(number for each in doubler.batches for number in each) == list(range(100))
-    assert len(doubler.batches) <= MAX_BATCHES + 1
-
-
-def test_a_batch_is_limited() -> None:
-    """A batch has at most as many items as a store accepts in one call."""
-    doubler = Doubler()
-    results = asyncio.run(_process_concurrently(Batcher(doubler.work), doubler, 2 * BATCH_LIMIT + 7))
-    assert len(results) == 2 * BATCH_LIMIT + 7
+    results = asyncio.run(_process_concurrently(Batcher(doubler.work), doubler, count))
+    assert results == [2 * number for number in range(count)]
+    assert sorted(number for each in doubler.batches for number in each) == list(range(count))
+    assert len(doubler.batches) <= MAX_BATCHES + 1 + count // BATCH_LIMIT
     assert max(map(len, doubler.batches)) <= BATCH_LIMIT
 
 
@@ -84,20 +78,6 @@ def test_a_failed_batch_fails_each_item() -> None:
     assert asyncio.run(scenario()) == 1
 
 
-def test_cancellation_affects_one_item() -> None:
-    """The cancellation of one waiting coroutine does not affect the results of the others."""
-    doubler = Doubler()
-
-    async def scenario() -> list[int | BaseException]:
-        batcher = Batcher(doubler.work)
-        gone = asyncio.create_task(batcher.process(1000))
-        await asyncio.sleep(0)
-        gone.cancel()
-        return await _process_concurrently(batcher, doubler, 10)
-
-    assert asyncio.run(scenario()) == [2 * number for number in range(10)]
-
-
 def test_a_deferred_result_delays_no_other() -> None:
     """The other items of the batch and later batches do not wait for a deferred result."""
     opened = threading.Event()
@@ -117,18 +97,6 @@ def test_a_deferred_result_delays_no_other() -> None:
         return others, sum(await asyncio.gather(*waits))
 
     assert asyncio.run(scenario()) == (list(range(1, 50)), -MAX_BATCHES - 1)
-
-
-def test_nothing_runs_in_the_context_of_one_who_process_concurrently() -> None:
-    """Context variables of a caller are not visible while its batch is processed."""
-    mine: ContextVar[str] = ContextVar("mine", default="default")
-
-    async def scenario() -> list[str]:
-        batcher: Batcher[int, str] = Batcher(lambda numbers: [mine.get() for _ in numbers])
-        mine.set("mine")
-        return [await batcher.process(1), await batcher.process(2)]
-
-    assert asyncio.run(scenario()) == ["default"] * 2
 
 
 def test_no_item_is_left_behind() -> None:

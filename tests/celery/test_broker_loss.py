@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from onejob import Outcome, State
-from onejob.celery.app_state import app_state_of
 from onejob.celery.publisher import Publisher
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
@@ -22,7 +21,6 @@ from tests.celery.harness import (
     LONG_LEASE,
     PATIENCE,
     ROOT,
-    HalfOpenProxy,
     House,
     await_,
     is_running,
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from tests.services import RedisServer
 
 PUBLISH_TIMEOUT = 1.0
-TIMEOUTS = {"socket_timeout": 5, "health_check_interval": 5}
-"""What the guide to brokers recommends for Redis."""
 pytestmark = provokes(
     Transition.PUBLISH, logs=["Cannot connect to redis", "onejob-sweeper failed"], because="the broker loses messages"
 )
@@ -145,18 +141,6 @@ def test_a_killed_submitter_loses_nothing(shared: House) -> None:
     assert_submitted(shared, "submitter")
 
 
-def test_repeated_messages_start_one_run(shared: House) -> None:
-    """A message that was sent many times starts one run."""
-    result = shared.play.delay("repeated", ["hold"])
-    for _ in range(10):
-        app_state_of(shared.app).publisher.publish(shared.job(result))
-    shared.await_mark("repeated")
-    await_(lambda: not shared.queued_messages())
-    shared.open("repeated")
-    assert result.get(PATIENCE) == "repeated"
-    shared.assert_ran(result, State.COMPLETED, "repeated", 1)
-
-
 @provokes(logs=["Received unregistered task"], because="one worker lacks the task")
 def test_an_unregistered_task_waits_for_a_worker_that_has_it(house: House) -> None:
     """A job whose message was discarded by a worker without its task is run by a worker that has it."""
@@ -172,21 +156,6 @@ def test_an_unregistered_task_waits_for_a_worker_that_has_it(house: House) -> No
     assert result.get(PATIENCE) == "unknown"
     house.assert_ran(result, State.COMPLETED, "unknown", 1)
     house.await_rest()
-
-
-@pytest.mark.deep
-def test_a_worker_leaves_half_open_connections(own: House) -> None:
-    """With the recommended timeouts, a worker whose connections to Redis fall silent opens new ones, and runs a job."""
-    proxy = HalfOpenProxy(own.server.port)
-    broker = own.config["broker_url"].replace(f":{own.server.port}/", f":{proxy.port}/")
-    own.worker("-c", "1", broker_url=broker, broker_transport_options=TIMEOUTS)
-    assert own.play.delay("before", ["return"]).get(PATIENCE) == "before"
-    proxy.swallow()
-    await_(lambda: not own.broker.info("clients")["blocked_clients"])  # the silent connection takes no message away
-    result = own.play.delay("after", ["return"])
-    assert result.get(PATIENCE) == "after"
-    own.assert_ran(result, State.COMPLETED, "after", 1)
-    proxy.close()
 
 
 def cut_connections(house: House) -> None:

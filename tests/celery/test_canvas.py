@@ -66,15 +66,6 @@ def test_a_group_without_a_result_backend(house: House) -> None:
     house.assert_quiet()
 
 
-def test_a_chord_with_a_body_in_the_ledger(shared: House) -> None:
-    """A chord whose body is a job ends, as does a group of the same members, whatever their class."""
-    for member in ("add", "plain"):
-        members = [getattr(shared, member).si(n, 1) for n in range(3)]
-        values = group(members).delay().get(timeout=PATIENCE)
-        result = chord(members)(shared.note.s(f"body of {member}"))
-        assert result.get(timeout=PATIENCE) == [f"body of {member}", values]
-
-
 @two_waiters
 @on_every_store("shared")
 def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
@@ -89,17 +80,6 @@ def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     assert result.get(timeout=PATIENCE) == ["body", ["early", "fresh"]]
     shared.assert_ran(first, State.COMPLETED, "member", 1)
     assert shared.runs("body") == 1
-
-
-@two_waiters
-def test_chords_with_equal_bodies(shared: House) -> None:
-    """Two chords with equal onejob bodies both end, and each body that ran had the results of its own header."""
-    chords = [
-        chord([shared.play.s(f"header-{number}", ["return"]), shared.play.s("common", ["return"])]) for number in (1, 2)
-    ]
-    results = [one(shared.play.si("same body", ["return:done"])) for one in chords]
-    assert [result.get(timeout=PATIENCE) for result in results] == ["done", "done"]
-    assert 1 <= shared.runs("same body") <= 2
 
 
 # A child that dies may take the next job's message with it, which is run again when its lease is over.
@@ -224,19 +204,6 @@ def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
     result = (first | middle | shared.gather.s("all")).delay()
     assert result.get(timeout=PATIENCE) == [["left", "2"], ["right", "2"], ["left", "2"]]
     assert (shared.runs("deep"), len(shared.marks("all", "gather"))) == (2, 1)
-
-
-@two_waiters
-def test_a_member_in_threads(house: House) -> None:
-    """Under the threads pool a chord with duplicates ends as under prefork."""
-    house.worker("--pool", "threads", "-c", "4")
-    header = [house.play.s(key, ["hold:chord>return:x"]) for key in ("repeated", "unique", "repeated")]
-    result = chord(header)(house.note.s("body"))
-    house.await_mark("repeated")
-    house.open("chord")
-    assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
-    assert (house.runs("repeated"), house.runs("body")) == (1, 1)
-    house.assert_quiet()
 
 
 NOWHERE = "redis://127.0.0.1:1/0"

@@ -74,36 +74,6 @@ def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
     house.assert_quiet()
 
 
-def test_the_end_of_a_run_is_recorded_when_the_store_is_back(house: House) -> None:
-    """A run that ends while the store is briefly unavailable was not in vain: its end is recorded, and is no crash."""
-    house.worker("-c", "1", hook="retry-fails complete-fails fail-fails")
-    ends = {
-        "retried": ("play_auto", ["raise", "return"]),
-        "completes": ("play", ["return"]),
-        "fails": ("play", ["raise"]),
-    }
-    for key, (task, acts) in ends.items():
-        result = getattr(house, task).delay(key, acts)
-        state = house.await_state(result, State.COMPLETED, State.FAILED).state
-        assert state is (State.FAILED if key == "fails" else State.COMPLETED)
-        job = house.assert_ran(result, state, key, len(acts))
-        assert (job.attempt, job.crashes) == (len(acts), 0)
-    assert len([*house.directory.glob("done-*-fails")]) == len(ends)
-    house.assert_quiet()
-
-
-@provokes(Transition.RELEASE, Transition.PUBLISH, because="the store refuses a report")
-def test_a_run_that_cannot_reach_the_store_is_released(house: House) -> None:
-    """A run whose progress could not be stored, as the store was away, runs again after a lease, without a crash."""
-    house.use_lease(LEASE)
-    house.worker("-c", "1", hook="report-fails")
-    result = house.play.delay("unreached", ["progress", "return:reached"])
-    assert result.get(PATIENCE) == "reached"
-    job = house.assert_ran(result, State.COMPLETED, "unreached", 2)
-    assert (job.attempt, job.crashes) == (2, 0)
-    house.assert_quiet()
-
-
 # --- heartbeats -----------------------------------------------------------------------------------------------------
 
 

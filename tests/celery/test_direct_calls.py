@@ -8,7 +8,6 @@ import pytest
 from celery.exceptions import Retry
 
 from onejob import OneJobError, Outcome, State, Task, current_job
-from tests.celery.app import build
 from tests.celery.harness import PATIENCE
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     "a call": lambda task, _, key: task(key),
-    "run": lambda task, _, key: task.run(key),
     "apply": lambda task, _, key: task.apply((key,)).get(),
     "a signature": lambda task, _, key: task.s(key)(),
     "a signature's apply": lambda task, _, key: task.s(key).apply().get(),
@@ -29,7 +27,7 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
 
 def test_a_direct_call_runs_and_touches_no_job(house: House) -> None:
     """A direct or eager call runs the body at once, while an equal job waits, and leaves that job as it is."""
-    eager = build(house.config | {"task_always_eager": True}).tasks["anywhere"]
+    eager = house.another_app(task_always_eager=True).tasks["anywhere"]
     for key, call in CALLS.items():
         result = house.anywhere.apply_async((key,), countdown=3600)
         before = house.job(result)
@@ -48,7 +46,7 @@ def _retry_once(task: Any) -> list[Any]:
 
 def test_an_eager_run_has_a_request_and_can_retry(house: House) -> None:
     """An eager run, like one of a worker that is embedded in a program, has the request of its call, and retries."""
-    eager = build(house.config | {"task_always_eager": True})
+    eager = house.another_app(task_always_eager=True)
     ran = eager.task(base=Task, bind=True, shared=False, max_retries=1, name="eager_retry")(_retry_once)
     assert ran.apply(task_id="eagerly").get() == ["eagerly", 1]
 

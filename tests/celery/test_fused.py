@@ -94,7 +94,7 @@ def test_only_a_store_in_the_place_of_the_broker_pushes(
 ) -> None:
     """A message is handed to the store if it is the broker's server, database and user, and to no other."""
     assert publisher_of(one).fuses
-    publisher = app_state_of(build(one.config | elsewhere(one))).publisher
+    publisher = app_state_of(one.another_app(**elsewhere(one))).publisher
     assert not publisher.fuses
     assert publisher.message_of(prepare_submission(one.play, {"key": "a", "acts": []}, source="test")) is None
 
@@ -184,7 +184,7 @@ def test_a_run_that_ends_for_another_one_pushes_the_next_message(one: House) -> 
 
 def test_a_broker_that_is_away_is_not_asked_for_each_job(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker cannot be reached, no message is handed to the store, and one attempt is enough to know it."""
-    app = build(one.config | {"broker_url": f"redis://127.0.0.1:{free_port()}/0"})
+    app = one.another_app(broker_url=f"redis://127.0.0.1:{free_port()}/0")
     asked: list[Broker] = []
     connect = Broker.producer
 
@@ -262,7 +262,7 @@ def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
 ) -> None:
     """A submission that loses its connection is made once; one that always does raises, and leaves all or nothing."""
     first, cut = f"first {point} {always}", f"cut {point} {always}"
-    app = build(remote(one, proxy))
+    app = one.another_app(**remote(one, proxy))
     app.tasks["play"].delay(first, ["return"])
     assert app_state_of(app).publisher.fuses
     proxy.arm(point, 100 if always else 1)

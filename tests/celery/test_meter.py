@@ -120,17 +120,11 @@ def test_a_late_heartbeat_is_counted(house: House) -> None:
 @pytest.mark.deep
 def test_the_log_has_each_transition(house: House) -> None:
     """A worker's log has a line for the claim and the end of each job, unless the app disables it."""
-    house.worker("-c", "1")
-    result = house.play.delay("logged", ["return"])
-    result.get(PATIENCE)
-    worker = house.workers[0]
-    worker.await_text(f"event=job_completed job_id={result.id} task=play attempt=1")
-    worker.await_text(f"event=job_claimed job_id={result.id} task=play attempt=1")
-    worker.sigterm()
-    worker.await_end()
-    silent = house.worker("-c", "1", onejob_log_jobs=False)
-    other = house.play.delay("silent", ["return"])
-    other.get(PATIENCE)
-    silent.sigterm()
-    silent.await_end()
-    assert "event=" not in silent.text
+    for logs in (True, False):
+        worker = house.worker("-c", "1", onejob_log_jobs=logs)
+        result = house.play.delay(f"logged {logs}", ["return"])
+        result.get(PATIENCE)
+        worker.sigterm()
+        worker.await_end()
+        for event in ("job_completed", "job_claimed"):
+            assert (f"event={event} job_id={result.id} task=play attempt=1" in worker.text) == logs

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, chain, group
 
 import onejob
-from onejob import DuplicateJobError, KeyRequiredError, KeyReuseMismatchError, Outcome, State
+from onejob import DuplicateJobError, KeyRequiredError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from tests.celery.harness import PATIENCE, await_, on_every_store
 from tests.celery.test_options import app_with, define
@@ -97,18 +97,6 @@ def test_a_kept_result_answers(shared: House) -> None:
         assert shared.runs(repr(value)) == 1
 
 
-def test_a_window_ends(shared: House) -> None:
-    """A brief window ends by itself, a failure keeps none, and a calendar has its own end."""
-    brief, daily = shared.keeps_briefly.delay("brief"), shared.keeps_daily.delay("daily")
-    failed = shared.play_keeping.delay("fails", ["raise:no"])
-    for result in (brief, daily, failed):
-        result.get(PATIENCE, propagate=False)
-    await_(lambda: shared.keeps_briefly.delay("brief").outcome is Outcome.ADMITTED)
-    assert shared.play_keeping.delay("fails", ["return"]).outcome is Outcome.ADMITTED
-    job = shared.job(daily)
-    assert job.created_at < (job.identity_until or 0.0) <= job.created_at + 25 * 3600
-
-
 def test_the_higher_priority_wins(house: House) -> None:
     """A duplicate with a higher priority gives it to the job, one with a lower does not; 0 is the highest on Redis."""
     far: dict[str, Any] = {"countdown": 600, "queue": "elsewhere"}
@@ -139,23 +127,6 @@ def test_arguments_that_are_not_used_are_logged_once(
 
 
 # --- idempotency keys -----------------------------------------------------------------------------------------------
-
-
-def test_a_key_names_one_submission_of_a_submitter(house: House) -> None:
-    """A key gets the first answer again, and is refused with other arguments; that of another submitter is another."""
-    first = house.play.apply_async(("one set", ["return"]), idempotency_key="order-8")
-    again = house.play.apply_async(("one set", ["return"]), idempotency_key="order-8")
-    assert (again.id, again.outcome) == (first.id, Outcome.ATTACHED)
-    with pytest.raises(KeyReuseMismatchError) as caught:
-        house.play.apply_async(("other set", ["return"]), idempotency_key="order-8")
-    assert (caught.value.key, caught.value.job_id) == ("order-8", first.id)
-    with onejob.submitter("a"):
-        mine = house.play.apply_async(("mine", ["return"]), idempotency_key="order-8")
-    assert len({first.id, mine.id}) == len(house.jobs()) == 2
-    for wrong in ("", 7, "a\x00b", "a\nb", "x" * 256):
-        with pytest.raises(onejob.InvalidArgumentsError, match="an idempotency key"):
-            house.play.apply_async(("no key", ["return"]), idempotency_key=wrong)
-    assert len(house.jobs()) == 2
 
 
 UNNAMED: dict[str, Callable[[Any], Any]] = {

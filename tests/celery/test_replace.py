@@ -9,7 +9,6 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import Outcome, State
-from onejob.jobs.lifecycle import Transition
 from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
 from tests.quiet import provokes
 
@@ -94,48 +93,6 @@ def test_a_replacement_that_breaks_ends_the_job(
         house.await_mark("plainly", "plain")
         assert "replaced by another task" in house.await_state(result, State.CANCELED).reason
         house.assert_free("given away")
-
-
-@provokes(Transition.RELEASE, because="the message is of the earlier task")
-def test_an_old_message_of_a_replaced_job_starts_nothing(house: House) -> None:
-    """Copies of the message of a job that was replaced run neither the old body again nor the new one's arguments."""
-    worker = house.worker("-c", "2")
-    plainly = house.play.delay("old", ["replace:plain"], ["by plain"])
-    assert plainly.get(PATIENCE) == ["by plain"]
-    renamed = house.play.delay("renamed", ["replace_elsewhere:play_late"], ["new name", ["return"]])
-    await_(lambda: "replace" in house.events(renamed))
-    for result in (plainly, renamed):
-        worker.await_text(f"play[{result.id}] ignored")
-        refusals = (f"play[{result.id}] ignored", f"job {result.id}: not claimed")
-        before = sum(map(worker.text.count, refusals))
-        house.app.send_task("play", ("any", ["return"]), task_id=result.id)
-        await_(lambda: sum(map(worker.text.count, refusals)) > before)  # noqa: B023 - called in this round
-    house.app.control.add_consumer("elsewhere")
-    assert renamed.get(PATIENCE) == "new name"
-    assert [house.runs(key) for key in ("old", "renamed", "any")] == [1, 1, 0]
-    assert [mark["task"] for mark in house.marks("new name")] == ["play_late"]
-    house.assert_quiet()
-
-
-@pytest.mark.deep
-def test_a_replacement_may_be_faster_than_the_end_of_the_run(house: House) -> None:
-    """A job goes on, here or at another worker, also if its message is there before the run has ended."""
-    house.worker("-c", "3", "-Q", "celery", without="play_leased", hook="releases-late")
-    other = house.worker("-c", "1", "-Q", "elsewhere")
-    moves = house.play.delay("moves", ["replace_elsewhere:play_leased"], ["far", ["return"]])
-    other.await_text(f"play_leased[{moves.id}] received")
-    house.open("release")
-    assert moves.get(PATIENCE) == "far"
-    assert (house.runs("moves"), house.runs("far")) == (1, 1)
-    (house.directory / "gate-release").unlink()
-    (house.directory / "done-releases-late").unlink()
-    slow = house.play.delay("slow", ["replace:anywhere,note"], ["fast"])
-    await_(lambda: any(job.task == "anywhere" and job.state.final for job in house.jobs()))
-    house.open("release")
-    assert slow.get(PATIENCE) == ["fast", "fast"]
-    assert (house.runs("slow"), house.runs("fast")) == (1, 2)
-    house.assert_free("slow")
-    house.assert_quiet()
 
 
 @pytest.mark.deep

@@ -13,7 +13,6 @@ from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the
 from onejob import JobFailedError, JobNotFoundError, JobPurgedError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.records import Query
-from tests.celery.app import build
 from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
 
@@ -134,7 +133,7 @@ def test_a_body_may_return_the_result_of_a_job(shared: House) -> None:
 
 def test_results_need_no_result_backend(house: House) -> None:
     """Without a result backend `app.AsyncResult` reads the ledger, and is Celery's own with one; a chord needs one."""
-    app = build(house.config | {"result_backend": None})
+    app = house.another_app(result_backend=None)
     play = app.tasks["play"]
     header, body = [play.si(f"member-{number}", ["return"]) for number in range(2)], play.si("body", ["return"])
     for canvas in (chord(header, body), group(header) | body):
@@ -147,4 +146,3 @@ def test_results_need_no_result_backend(house: House) -> None:
     result.revoke()
     assert (found.state, type(pickle.loads(pickle.dumps(found)))) == ("REVOKED", type(found))  # noqa: S301 - our own
     assert not isinstance(house.app.AsyncResult("any"), type(house.play.AsyncResult("any")))
-    app.close()

@@ -78,22 +78,22 @@ def test_a_message_without_a_use_runs_nothing(house: House) -> None:
     revoked, late = house.play.delay("offline", ["return"]), house.play.apply_async(("late", ["return"]), expires=0.2)
     revoked.revoke()
     past = datetime.now(UTC) - timedelta(seconds=5)
-    foreign = house.app.send_task("play", ("foreign", ["return"]), expires=past)
+    foreign = house.app.send_task("play", ("foreign", ["return"]), expires=past).id
     await_(lambda: house.ledger.read_clock() > (house.job(late).expires_at or 0.0))
-    house.worker("-c", "2").await_text(f"Discarding revoked task: play[{foreign.id}]")
+    house.worker("-c", "2").await_text(f"Discarding revoked task: play[{foreign}]")
     house.await_rest()
     assert_canceled(house, revoked, "offline", 0)
     house.assert_ran(late, State.CANCELED, "late", 0)
     assert house.runs("foreign") == 0
     house.assert_free("foreign")
-    sent = house.app.send_task("play", ("copied", ["hold"]))
+    sent = house.app.send_task("play", ("copied", ["hold"])).id
     house.await_mark("copied")
     for _ in range(2):  # Celery regards the second as revoked, since the first has expired
-        house.app.send_task("play", ("copied", ["hold"]), task_id=sent.id, expires=past)
+        house.app.send_task("play", ("copied", ["hold"]), task_id=sent, expires=past)
     assert house.anywhere.delay("behind them").get(PATIENCE) == "behind them"
-    assert house.job(sent.id).cancel is Cancel.NO
+    assert house.job(sent).cancel is Cancel.NO
     house.open("copied")
-    house.assert_ran(house.play.AsyncResult(sent.id), State.COMPLETED, "copied", 1)
+    house.assert_ran(house.play.AsyncResult(sent), State.COMPLETED, "copied", 1)
     house.assert_quiet()
 
 

@@ -10,23 +10,20 @@ from uuid import uuid4
 import pytest
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import EncodeError, SerializerNotInstalled
-from kombu.serialization import register, unregister
 
 from onejob import InvalidArgumentsError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.routing import is_unpublishable
-from onejob.celery.submission import prepare_submission
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
 from tests.cases import for_each
-from tests.celery.app import build
 from tests.celery.harness import LEASE, House, await_
 from tests.quiet import provokes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from celery import Celery
 
@@ -62,7 +59,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
 def test_what_cannot_be_sent_is_refused_and_leaves_no_row(house: House, case: str) -> None:
     """A submission whose message has no route or no encoding raises, stores nothing, and blocks no correct one."""
     settings, options, error = REFUSED[case]
-    play: Any = build(house.config | settings).tasks["play"]
+    play: Any = house.another_app(**settings).tasks["play"]
     item = {"key": case, "acts": ["return"], "data": uuid4()}
     calls: list[Callable[[], Any]] = [
         lambda: play.apply_async(kwargs=item, **options),
@@ -78,80 +75,6 @@ def test_what_cannot_be_sent_is_refused_and_leaves_no_row(house: House, case: st
     assert house.play.delay(case, ["return"]).outcome is Outcome.ADMITTED
 
 
-@pytest.fixture
-def fragile() -> Iterator[list[Callable[[], None]]]:
-    """Register a serializer that calls what is in the list, and fails, when a message is sent."""
-    at_sending: list[Callable[[], None]] = []
-
-    def encode(value: Any) -> str:
-        if at_sending:
-            at_sending[0]()
-            msg = "fragile"
-            raise ValueError(msg)
-        return json.dumps(value)
-
-    register("fragile", encode, json.loads, "application/x-fragile", "utf-8")
-    yield at_sending
-    unregister("fragile")
-
-
-@pytest.fixture
-def checked_only(fragile: list[Callable[[], None]], house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the serializer succeed when a submission is checked, and fail when it is sent."""
-    publisher = app_state_of(house.app).publisher
-    send = publisher.publish_all
-
-    def failing(*args: Any, **options: Any) -> Any:
-        fragile[:] = [lambda: None]
-        try:
-            return send(*args, **options)
-        finally:
-            fragile.clear()
-
-    monkeypatch.setattr(publisher, "publish_all", failing)
-
-
-@pytest.mark.usefixtures("checked_only")
-def test_an_error_that_shows_only_at_sending_leaves_no_row(house: House) -> None:
-    """If a message turns out to be unsendable only when it is sent, its job is removed, and the call raises."""
-    with pytest.raises(EncodeError, match="fragile"):
-        house.play.apply_async(("late", ["return"]), serializer="fragile")
-    with pytest.raises(EncodeError, match="fragile"):
-        house.play.submit_many([("late", ["return"]), ("later", ["return"])], serializer="fragile")
-    assert house.ledger.find(Query()) == []
-    assert house.play.delay("late", ["return"]).outcome is Outcome.ADMITTED
-
-
-@provokes(Transition.UNPUBLISHABLE, because="the message cannot be encoded")
-def test_a_duplicate_of_a_withdrawn_job_sees_its_end(
-    house: House, fragile: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A duplicate that was attached before the job was withdrawn sees a failed job with the reason."""
-    attached: list[Any] = []
-    submission, routing = house.play.s("attached", ["return"]), app_state_of(house.app).routing
-    check = routing.check_message
-
-    def attach() -> None:
-        fragile.clear()
-        attached.append(submission.delay())
-        fragile.append(attach)
-
-    def checked(*args: Any) -> None:
-        check(*args)
-        if not attached:
-            fragile[:] = [attach]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(routing, "check_message", checked)
-        with pytest.raises(EncodeError):
-            house.play.apply_async(("attached", ["return"]), serializer="fragile")
-    fragile.clear()
-    job = house.job(attached[0])
-    assert (job.state, job.holds_identity) == (State.FAILED, False)
-    assert job.reason == "its message could not be sent: EncodeError: fragile"
-    assert submission.delay().outcome is Outcome.ADMITTED
-
-
 # --- the stored route -----------------------------------------------------------------------------------------------
 
 
@@ -163,7 +86,7 @@ def test_every_publication_uses_the_route_of_the_submitter(house: House) -> None
     result = house.play.apply_async(("routed", ["return"]), countdown=0.01)
     assert house.job(result).queue == "of-the-submitter"
     settings = {"task_routes": {"play": {"queue": "of-the-sweeper"}}, "task_create_missing_queues": False}
-    other = build(house.config | settings)
+    other = house.another_app(**settings)
     await_(lambda: sweep_once(other).published == 1)
     (message,) = [each for name in ("of-the-submitter", "of-the-sweeper") for each in queue_of(house, name)]
     assert message["properties"]["delivery_info"]["routing_key"] == "of-the-submitter"
@@ -201,26 +124,3 @@ def test_a_retry_to_an_unknown_queue_fails_the_job(house: House) -> None:
     job = house.await_state(house.play.delay("lost", ["retry_to:typo"]), State.FAILED)
     assert "QueueNotFound" in job.reason
     assert "typo" in job.reason
-
-
-@provokes(Transition.PUBLISH, because="the message cannot be encoded")
-def test_a_job_whose_message_cannot_be_sent_delays_no_other(house: House) -> None:
-    """However many jobs cannot be sent, the sweep that finds a healthy job among them publishes it."""
-    bad = replace(
-        prepare_submission(house.play, {"key": "bad", "acts": []}, source="test"),
-        payload='{"task": "play", "args": 5, "kwargs": {}}',
-    )
-    for number in range(20):
-        each = replace(bad, id=f"bad-{number}", identity=f"bad-{number}", nonce=f"{number:016}")
-        house.ledger.submit(each, wake_in=0.0)
-    result = house.play.apply_async(("healthy", ["return"]), countdown=0.01)
-    published = 0
-
-    def swept() -> bool:
-        nonlocal published
-        published += sweep_once(house.app).published
-        return bool(published)
-
-    await_(swept)
-    assert [each["headers"]["id"] for each in queue_of(house, "celery")] == [result.id]
-    assert house.job("bad-0").publish_error.startswith("TypeError: ")

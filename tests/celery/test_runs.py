@@ -177,14 +177,3 @@ def test_a_dead_letter_runs_again(shared: House) -> None:
     assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
     assert shared.await_state(result, State.COMPLETED).result == '"second"'
     assert shared.runs("again") == 2
-
-
-def test_a_job_submits_a_job(shared: House) -> None:
-    """A body may submit jobs: another one is admitted, one that equals the running job attaches to it."""
-    inner = shared.play.delay("outer", ["submit:anywhere"], ["inner"])
-    assert shared.ledger.get(inner.get(PATIENCE)).task == "anywhere"
-    shared.await_mark("inner")
-    itself = shared.play.delay("itself", ["submit:play"], ["itself", ["return"]])
-    assert itself.get(PATIENCE) == itself.id
-    assert shared.marks("itself", "submitted")[0]["outcome"] == Outcome.ATTACHED
-    shared.assert_ran(itself, State.COMPLETED, "itself", 1)

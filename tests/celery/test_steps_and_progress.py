@@ -53,11 +53,7 @@ def test_progress_is_seen_while_the_job_runs(house: House, *, backend: bool) -> 
     )
     house.await_mark("progress", "half")
     seen = house.play.AsyncResult(half.id)
-    assert (
-        (seen.state, seen.info)
-        == ("STARTED", seen.job.progress)
-        == ("STARTED", {"done": 1, "total": 2, "stage": "half"})
-    )
+    assert (seen.state, seen.info) == ("STARTED", {"done": 1, "total": 2, "stage": "half"})
     house.await_mark("update_state", "updated")
     assert (own.state, own.info, own.ready()) == ("INDEXING", {"at": 1}, False)
     assert own.job.progress == {"state": "INDEXING", "meta": {"at": 1}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -12,8 +11,7 @@ import pytest
 from celery import beat, signature
 
 from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
-from tests.celery.app import build
-from tests.celery.harness import PATIENCE, ROOT, await_, on_every_store, program_environment
+from tests.celery.harness import PATIENCE, ROOT, await_, program_environment
 from tests.forks import fork
 from tests.quiet import provokes
 
@@ -27,29 +25,6 @@ if TYPE_CHECKING:
 # --- at once --------------------------------------------------------------------------------------------------------
 
 
-def test_many_threads_submit_one_job(shared: House) -> None:
-    """Of many threads that submit the same at once, one is admitted, and all get the same job."""
-    results: list[Any] = []
-    start = threading.Barrier(16)
-
-    def submit() -> None:
-        start.wait()
-        results.append(shared.play.delay("threads", ["hold"]))
-
-    threads = [threading.Thread(target=submit) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    outcomes = [result.outcome for result in results]
-    assert (outcomes.count(Outcome.ADMITTED), outcomes.count(Outcome.ATTACHED)) == (1, 15)
-    assert len({result.id for result in results}) == 1
-    shared.open("threads")
-    assert [result.get(PATIENCE) for result in results] == ["threads"] * 16
-    assert shared.job(results[0]).duplicate_count == 15
-    shared.assert_ran(results[0], State.COMPLETED, "threads", 1)
-
-
 PROCESS = """
 import json, sys
 from tests.celery.app import Stage, build
@@ -60,7 +35,6 @@ print(json.dumps([app.tasks["play"].delay(f"processes-{n}", ["hold:processes"]).
 """
 
 
-@on_every_store("shared")
 def test_many_processes_submit_one_job_each(shared: House, tmp_path: Path) -> None:
     """Of several processes that submit the same jobs at once, exactly one is admitted for each job."""
     outputs = [tmp_path / f"output-{number}" for number in range(3)]
@@ -113,7 +87,7 @@ ENTRY_POINTS: dict[str, Callable[[House, str, list[str]], str]] = {
     "signature": lambda house, key, acts: house.play.s(key, acts).delay().id,
     "by name": lambda house, key, acts: signature("play", args=(key, acts), app=house.app).delay().id,
     "partial": lambda house, key, acts: house.play.s(acts).delay(key).id,
-    "another app": lambda house, key, acts: build(house.config).tasks["play"].delay(key, acts).id,
+    "another app": lambda house, key, acts: house.another_app().tasks["play"].delay(key, acts).id,
     "send_task": lambda house, key, acts: house.app.send_task("play", (key, acts)).id,
     "beat": lambda house, key, acts: by_beat(house, key, acts, known=True),
     "beat, unknown": lambda house, key, acts: by_beat(house, key, acts, known=False),
@@ -209,7 +183,7 @@ def test_wrong_arguments_leave_nothing_behind(house: House) -> None:
 
 def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> None:
     """When the ledger does not answer, `delay` raises `StoreUnavailableError`, and nothing is sent."""
-    lost = build(house.config | {"onejob_store": f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}"})
+    lost = house.another_app(onejob_store=f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}")
     with pytest.raises(StoreUnavailableError):
         lost.tasks["play"].delay("lost", ["return"])
     assert house.queued_messages() == 0

@@ -14,7 +14,6 @@ from onejob.errors import ConfigurationError, InvalidArgumentsError, PartlySubmi
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Admission
 from onejob.jobs.records import Query
-from tests.celery.app import build
 from tests.celery.harness import DATABASES, PATIENCE, House
 from tests.quiet import provokes
 from tests.services import start_redis
@@ -103,7 +102,7 @@ def test_a_quota_limits_new_jobs(house: House) -> None:
         assert house.play.apply_async(("1", ["return"]), idempotency_key="k").outcome == "replayed"
     assert (caught.value.option, caught.value.limit, caught.value.reset_at[:2]) == ("quota", "2/hour", "20")
     assert 3000 < caught.value.retry_after <= 3600
-    limited = build(house.config | {"onejob_quota": "1/hour"}).tasks["play"]
+    limited = house.another_app(onejob_quota="1/hour").tasks["play"]
     with onejob.submitter("b"):
         limited.delay("3", ["return"])
         with pytest.raises(QuotaExceededError):

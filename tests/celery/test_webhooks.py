@@ -10,7 +10,7 @@ import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, Outcome
 from onejob.jobs.lifecycle import State, Transition
 from onejob.webhooks.job import WEBHOOK
-from tests.celery.app import WEBHOOK_URL, build
+from tests.celery.app import WEBHOOK_URL
 from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
 from tests.services import free_port
@@ -97,7 +97,7 @@ def test_a_url_that_cannot_be_called_is_refused(calling: House) -> None:
         submit(calling.play, "refused", "return", url)
     with pytest.raises(InvalidArgumentsError, match="webhook_url"):
         calling.play.submit_many([("refused", ["return"])], webhook_url=url)
-    unable = build(calling.config | {"onejob_webhook_secrets": [], WEBHOOK_URL: None})
+    unable = calling.another_app(onejob_webhook_secrets=[], **{WEBHOOK_URL: None})
     with pytest.raises(ConfigurationError, match="onejob_webhook_secrets"):
         submit(unable.tasks["play"], "refused", "return", "https://example.org/")
     assert calling.jobs() == []

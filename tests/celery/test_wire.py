@@ -26,7 +26,6 @@ from onejob.celery.submission import prepare_submission
 from onejob.celery.wire import kind_of
 from onejob.errors import BrokerUnavailableError
 from tests.cases import for_each
-from tests.celery.app import build
 from tests.celery.harness import DATABASES, House
 from tests.services import start_redis
 
@@ -42,8 +41,9 @@ class Pair:
 
     def __init__(self, house: House, **settings: Any) -> None:
         self.house = house
-        self.app = build(house.config | settings)
+        self.app = house.another_app(**settings)
         self.broker = Broker(self.app, 2.0)
+        house.at_close.callback(self.broker.close)
         routing = app_state_of(self.app).routing
         self.sender = Sender(self.app, routing)
         self.writer = RedisBroker(self.app, self.broker, self.sender, routing)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import celery
@@ -20,33 +18,17 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 import onejob
-
-CONFIG = "ONEJOB_TRANSACTIONS_APP"
-"""Environment variable: the configuration of a worker's app, as JSON."""
+import tests.celery.app
 
 
-class Stage:
+class Stage(tests.celery.app.Stage):
     """Where the bodies leave marks, wait for gates that the test opens, and write their effects."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.directory = Path(config["test_stage"])
+        super().__init__(config["test_stage"])
         self.schema = config["onejob_namespace"]
         self.url = config["onejob_store"]
         self.engine = create_engine(self.url.replace("://", "+psycopg://"), poolclass=NullPool)
-
-    def mark(self, key: str, event: str) -> None:
-        """Write a mark for the test."""
-        (self.directory / f"{key}-{event}").touch()
-
-    def marked(self, key: str, event: str) -> bool:
-        """Tell whether there is a mark or a gate."""
-        return (self.directory / f"{key}-{event}").exists()
-
-    def wait(self, key: str) -> None:
-        """Wait until the test opens the gate of a key."""
-        self.mark(key, "waits")
-        while not self.marked(key, "gate"):
-            time.sleep(0.005)
 
     def session(self) -> Session:
         """Return a new session on the database of the ledger."""
@@ -59,6 +41,11 @@ class Stage:
     def write(self, session: Session, key: str) -> None:
         """Write an effect."""
         session.execute(text(self.insert(key)))
+
+    def mark_and_wait(self, key: str) -> None:
+        """Wait until the test opens the gate of a key."""
+        self.mark(key, "waits")
+        self.wait(key)
 
 
 class LostSession(Session):
@@ -96,7 +83,7 @@ def _commits_without_a_result(stage: Stage, job: onejob.RunningJob, key: str) ->
 
 
 def _waits_and_commits(stage: Stage, job: onejob.RunningJob, key: str) -> str:
-    stage.wait(key)
+    stage.mark_and_wait(key)
     return _commits(stage, job, key)
 
 
@@ -157,7 +144,7 @@ def _loses_its_lease(stage: Stage, job: onejob.RunningJob, key: str) -> None:
     try:
         with job.transaction(stage.session) as session:
             stage.write(session, key)
-            stage.wait(key)
+            stage.mark_and_wait(key)
             job.complete_in(session, "late")
     except Exception:  # noqa: BLE001 - what bodies do
         stage.mark(key, "swallowed")
@@ -188,7 +175,6 @@ def build(config: dict[str, Any]) -> celery.Celery:
     stage = Stage(config)
 
     def body(key: str, how: str = "commits") -> Any:
-        stage.mark(key, f"attempt-{onejob.current_job().attempt}")
         return BODIES[how](stage, onejob.current_job(), key)
 
     options: dict[str, Any] = {"shared": False, "base": onejob.Task, "unique_on": ["key"]}
@@ -211,5 +197,5 @@ def _note(stage: Stage) -> Any:
     return note
 
 
-if CONFIG in os.environ:
-    app = build(json.loads(os.environ[CONFIG]))
+if tests.celery.app.CONFIG in os.environ:
+    app = build(json.loads(os.environ[tests.celery.app.CONFIG]))

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.celery.harness import DATABASES
 from tests.conftest import make_ledger
 from tests.services import start_redis
 from tests.transactions.owners import KINDS, Psycopg, SQLAlchemySession
-from tests.transactions.place import DATABASES, Place
+from tests.transactions.place import Place
+from tests.webhooks.receiver import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +30,18 @@ def transactions_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     server.stop()
 
 
+def place_at(url: str, schema: str, broker: RedisServer, directory: Path) -> Place:
+    """Return a place without a worker."""
+    settings = {"onejob_store": url, "onejob_namespace": schema, "onejob_webhook_secrets": [SECRET]}
+    return Place(directory, broker, "postgresql", settings)
+
+
 @pytest.fixture
 def place(
     postgres_server: PostgresServer, postgres_schema: str, transactions_broker: RedisServer, tmp_path: Path
 ) -> Iterator[Place]:
     """Return a place without a worker."""
-    place = Place(tmp_path, postgres_server.url, postgres_schema, transactions_broker)
+    place = place_at(postgres_server.url, postgres_schema, transactions_broker, tmp_path)
     place.app.set_current()
     yield place
     place.close()
@@ -45,8 +53,8 @@ def worker_place(
 ) -> Iterator[Place]:
     """Return the place with a worker that tests share."""
     make_ledger(postgres_server.url, "with_a_worker")
-    place = Place(tmp_path_factory.mktemp("place"), postgres_server.url, "with_a_worker", transactions_broker)
-    place.start_worker()
+    place = place_at(postgres_server.url, "with_a_worker", transactions_broker, tmp_path_factory.mktemp("place"))
+    place.worker("--pool", "threads", "-c", "4")
     yield place
     place.close()
 

@@ -17,10 +17,9 @@ from onejob.celery.current_job import set_current_job
 from onejob.celery.submission import build_submission
 from onejob.jobs.lifecycle import State, Transition
 from tests.cases import for_each
+from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
-from tests.services import eventually
 from tests.transactions.owners import Psycopg, SQLAlchemySession
-from tests.transactions.place import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,33 +53,22 @@ def test_a_block_without_a_result_completes_with_none(place: Place, connect: typ
     owner.close()
 
 
-def test_an_exception_in_the_block_passes_and_undoes_it(place: Place) -> None:
-    """An exception in the block rolls back effects and completion, and is re-raised unchanged."""
-    run = place.started()
-    error = LookupError("a")
+def test_a_second_block_after_an_exception_completes(place: Place) -> None:
+    """An exception in the block passes unchanged and undoes all; the next block that is committed completes the job."""
+    run, error = place.started(), LookupError("a")
     with pytest.raises(LookupError) as caught, run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
         place.stage.write(session, "a")
-        run.complete_in(session, "never")
+        run.complete_in(session, 1)
         raise error
-    assert caught.value is error
+    assert (caught.value, run.find_committed()) == (error, None)
     assert (place.ledger.get(run.id), place.notes("a")) == (run.job, 0)
-
-
-def test_a_second_block_after_an_exception_completes(place: Place) -> None:
-    """A task may retry its transaction; the commit that succeeds completes the job."""
-    run = place.started()
-    for attempt in (1, 2):
-        try:
-            with run.transaction(place.stage.session) as session:
-                place.stage.write(session, "a")
-                run.complete_in(session, attempt)
-                if attempt == 1:
-                    raise LookupError
-        except LookupError:
-            assert run.find_committed() is None
+    with run.transaction(place.stage.session) as session:
+        place.stage.write(session, "a")
+        run.complete_in(session, 2)
     assert (place.ledger.get(run.id).result, place.notes("a")) == ("2", 1)
 
 
+@provokes(Transition.CRASH, because="the test ends the run")
 def test_a_stale_block_raises_lease_lost(place: Place) -> None:
     """A block with a stale token raises `LeaseLost`, which `except Exception` does not catch."""
     run = place.started()
@@ -135,15 +123,8 @@ def test_what_was_committed_counts(working: Place, task: str, how: str) -> None:
     job = working.ended(result)
     assert (job.state, job.attempt, working.notes(key)) == (State.COMPLETED, 1, 1)
     line = f"event=job_completed job_id={result.id}"
-    eventually(lambda: line in working.log(), PATIENCE)
-    assert working.log().count(line) == 1
-
-
-def test_the_block_decides_on_the_result(working: Place) -> None:
-    """The return value of a task that has completed in a transaction is ignored."""
-    result = working.effect.delay("quiet", "commits without a result")
-    assert result.get(timeout=PATIENCE) is None
-    assert working.notes("quiet") == 1
+    working.workers[0].await_text(line)
+    assert working.workers[0].text.count(line) == 1
 
 
 @provokes(logs=["raised unexpected"], because="the body fails")
@@ -165,11 +146,12 @@ def test_what_was_not_committed_fails(working: Place, how: str, message: str) ->
 
 
 @provokes(logs=["raised unexpected"], because="the body fails")
-def test_a_block_that_was_rolled_back_does_not_count(working: Place) -> None:
-    """A task that continues after its block was rolled back completes with its return value, without the effects."""
-    result = working.effect.delay("swallowed", "swallows its rollback")
-    assert result.get(timeout=PATIENCE) == "result of swallowed"
-    assert working.notes("swallowed") == 0
+@for_each("how, result, notes", [("commits without a result", None, 1), ("swallows its rollback", "result of {}", 0)])
+def test_the_block_decides_on_the_result(working: Place, how: str, result: str | None, notes: int) -> None:
+    """A committed block decides on the result; without one the return value counts, and there are no effects."""
+    key = how.replace(" ", "-")
+    assert working.effect.delay(key, how).get(timeout=PATIENCE) == (result and result.format(key))
+    assert working.notes(key) == notes
 
 
 @provokes(Transition.CRASH, because="the test ends the lease")
@@ -179,12 +161,12 @@ def test_a_late_worker_changes_nothing(working: Place) -> None:
     working.await_mark("late", "waits")
     working.ledger.crash(working.ledger.get(result.id), "its worker was presumed dead", "{}")
     second = working.claim(result.id)
-    working.stage.mark("late", "gate")
+    working.open("late")
     working.await_mark("late", "left")
     working.ledger.complete(second, '"in time"')
-    eventually(lambda: f"effect[{result.id}] ignored" in working.log(), PATIENCE)
+    working.workers[0].await_text(f"effect[{result.id}] ignored")
     assert (result.get(timeout=PATIENCE), working.notes("late")) == ("in time", 0)
-    assert not any(working.stage.marked("late", mark) for mark in ("swallowed", "went-on"))
+    assert {mark["event"] for mark in working.marks("late", None)} == {"waits", "left"}
 
 
 @for_each("how", ["commits", "loses the answer"])
@@ -194,17 +176,7 @@ def test_a_chain_continues_with_the_committed_result(working: Place, how: str) -
     result = celery.chain(working.effect.si(key, how), working.note.s(f"end-of-{key}"), app=working.app).apply_async()
     assert result.get(timeout=PATIENCE) == [f"end-of-{key}", f"result of {key}"]
     first: Any = result.parent
-    eventually(lambda: not working.ledger.get(first.id).canvas_pending, PATIENCE)
-
-
-def test_followers_end_with_the_followed_job(working: Place) -> None:
-    """A follower of a job that completes in a transaction ends with the committed result, without own effects."""
-    followed = working.effect.delay("led", "waits and commits")
-    working.await_mark("led", "waits")
-    follower = working.effect.apply_async(("led",), task_id="follower-of-led")
-    working.stage.mark("led", "gate")
-    assert follower.get(timeout=PATIENCE) == followed.get(timeout=PATIENCE) == "result of led"
-    assert (follower.id, working.notes("led")) == ("follower-of-led", 1)
+    await_(lambda: not working.ledger.get(first.id).canvas_pending)
 
 
 def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place) -> None:

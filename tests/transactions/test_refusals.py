@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from tests.transactions.place import Place
 
 
-class TeamSession(AsyncSession):
-    """A subclass of an asynchronous session."""
-
-
 def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
     """Return an app with a ledger elsewhere, and a task."""
     app = celery.Celery(
@@ -76,20 +72,21 @@ def _claimed(ledger: Any, task: Any) -> Any:
     return ledger.claim("b", nonce="nonce", node="test").job
 
 
-@for_each("kind", [AsyncSession, TeamSession])
-def test_an_asynchronous_session_is_refused(place: Place, kind: type[AsyncSession]) -> None:
-    """An asynchronous session is refused, and the message says how to use it."""
-    session = kind(create_async_engine(place.url.replace("://", "+asyncpg://")))
+def test_an_unsupported_session_is_refused(place: Place) -> None:
+    """An asynchronous session, one of another database, or any other object is refused, and nothing is stored."""
+    asynchronous, other = (
+        AsyncSession(create_async_engine(place.url.replace("://", "+asyncpg://"))),
+        sqlite3.connect(":memory:"),
+    )
+    for thing in (object(), "postgresql://", sessionmaker(), create_engine("sqlite://")):
+        with pytest.raises(ConfigurationError, match=rf"not {type(thing).__module__}\.{type(thing).__qualname__}"):
+            place.effect.submit("a", session=thing)
     with pytest.raises(ConfigurationError, match=r"await task\.asubmit\(\.\.\., session=session\)"):
-        place.effect.submit("a", session=session)
-    asyncio.run(session.close())
-
-
-@for_each("thing", [object(), "postgresql://", sessionmaker(), create_engine("sqlite://")])
-def test_an_unsupported_session_is_refused(place: Place, thing: object) -> None:
-    """An unsupported object is refused with the name of its class, and nothing is stored."""
-    with pytest.raises(ConfigurationError, match=rf"not {type(thing).__module__}\.{type(thing).__qualname__}"):
-        place.effect.submit("a", session=thing)
+        place.effect.submit("a", session=asynchronous)
+    with pytest.raises(ConfigurationError, match="a transaction of sqlite"):
+        place.effect.submit("a", session=other)
+    asyncio.run(asynchronous.close())
+    other.close()
     assert place.rows("jobs") == 0
 
 
@@ -159,15 +156,6 @@ def test_arguments_are_checked_before_the_transaction(place: Place, plain: Owner
     assert (place.notes("a"), place.rows("jobs")) == (1, 0)
 
 
-def test_a_sqlite_connection_is_refused_by_a_postgresql_ledger(place: Place) -> None:
-    """A ledger in PostgreSQL refuses a connection to another kind of database."""
-    connection = sqlite3.connect(":memory:")
-    with pytest.raises(ConfigurationError, match="a transaction of sqlite"):
-        place.effect.submit("a", session=connection)
-    connection.close()
-    assert place.rows("jobs") == 0
-
-
 # --- other databases -------------------------------------------------------------------------------------------------
 
 
@@ -231,8 +219,7 @@ def test_a_database_without_a_ledger_is_refused(place: Place, new_database: Call
 
 def test_a_completion_in_another_ledger_is_refused(place: Place, url_of_another: str) -> None:
     """`complete_in` refuses a session on the database of another ledger, and the run goes on."""
-    run = place.started()
-    owner = SQLAlchemySession(url_of_another)
+    run, owner = place.started(), SQLAlchemySession(url_of_another)
     with pytest.raises(ConfigurationError, match="another ledger"):
         owner.call(lambda session: run.complete_in(session, 1))
     owner.close()

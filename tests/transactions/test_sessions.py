@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import LeaseLost, Outcome
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import State, Transition
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
     from onejob.celery.current_job import RunningJob
@@ -82,6 +83,7 @@ def test_savepoints_are_undone_by_themselves(place: Place, owner: Owner, emitted
     assert place.messages() == [kept.id]
 
 
+@provokes(Transition.CRASH, because="the test ends the run")
 def test_effects_result_and_state_are_one_commit(place: Place, owner: Owner) -> None:
     """A completion is undone by a rollback, or committed with its effects; a stale run is refused before its commit."""
     run = place.started("a")

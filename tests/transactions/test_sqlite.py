@@ -16,7 +16,6 @@ from sqlalchemy.pool import NullPool
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import RunningJob
 from onejob.errors import StoreUnavailableError, TaskIdReusedError
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
@@ -128,21 +127,6 @@ def test_a_duplicate_in_a_transaction_attaches(task: Any, tmp_path: Path, connec
     assert _ledger(task).get(job.id).duplicate_count == 1
 
 
-@pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_a_job_completes_with_its_effects(task: Any, tmp_path: Path, ends: str) -> None:
-    """`complete_in` and the effects of the body are one commit on the file."""
-    job, ledger = task.delay("a"), _ledger(task)
-    claimed = ledger.claim(job.id, nonce="nonce", node="test").job
-    assert claimed is not None
-    run = RunningJob(claimed, ledger, app_state_of(task.app).settings.limits)
-    with closing(_plain(tmp_path)) as connection:
-        _note(connection, "a")
-        run.complete_in(connection, "done")
-        getattr(connection, ends)()
-    committed = ends == "commit"
-    assert (ledger.get(job.id).state, _notes(tmp_path)) == (("completed", ["a"]) if committed else ("running", []))
-
-
 def test_another_file_is_refused(task: Any, tmp_path: Path) -> None:
     """A transaction on another file, or in memory, is refused before anything is written."""
     for place in (tmp_path / "other.db", ":memory:"):
@@ -201,21 +185,6 @@ def test_an_id_belongs_to_one_task_in_a_transaction(task: Any, tmp_path: Path) -
         assert task.apply_async(("same",), session=session, task_id=task_id).id == task_id
         session.rollback()
         session.close()
-
-
-@for_each("name", ["newest", "again"])
-def test_a_duplicate_is_recorded_once(task: Any, tmp_path: Path, name: str) -> None:
-    """A duplicate that changes its job is recorded with that change, and not once more."""
-    counts = []
-    for session in (None, _session(tmp_path)):
-        key = "in a session" if session else "without"
-        job = task.app.tasks[name].apply_async((key,))
-        task.app.tasks[name].apply_async((key, "newer"), session=session)
-        if session:
-            session.commit()
-            session.close()
-        counts.append(_ledger(task).get(job.id).duplicate_count)
-    assert counts == [1, 1]
 
 
 def test_statistics_fail_no_submission(

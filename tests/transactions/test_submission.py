@@ -10,18 +10,19 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
-import onejob
-from onejob import ConfigurationError, KeyReuseMismatchError, Outcome, State, TaskIdReusedError
+from onejob import ConfigurationError, KeyReuseMismatchError, Outcome, State
 from onejob.celery import send, submit
 from onejob.celery.message import decode
 from onejob.celery.webhooks import ADDED_QUOTA
 from onejob.errors import TooManyWebhooksError
+from onejob.jobs.lifecycle import Transition
 from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK
-from tests.transactions.owners import Django, Psycopg, SQLAlchemyConnection
+from tests.quiet import provokes
+from tests.transactions.owners import Django, Psycopg, SQLAlchemyConnection, SQLAlchemySession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from onejob.jobs.model import Job
     from onejob.observability.events import JobEvent
@@ -47,39 +48,24 @@ def test_a_live_job_is_shared(place: Place, plain: Owner) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_the_commit_replaces_the_arguments(place: Place, plain: Owner, commits: bool) -> None:
-    """Arguments that are replaced in a transaction change the job at its commit, and not before or by a rollback."""
-    first = place.newest.apply_async(("a", "old"), countdown=600)
-    before = place.ledger.get(first.id)
-    again = plain.submit(place.newest, "a", "new", countdown=600)
-    assert (again.id, again.outcome) == (first.id, Outcome.REPLACED)
-    assert place.ledger.get(first.id) == before
-    plain.commit() if commits else plain.rollback()
-    assert decode(place.ledger.get(first.id).payload).args == ["a", "new" if commits else "old"]
-    assert len(place.ledger.duplicates(first.id)) == commits
-
-
-@pytest.mark.parametrize("commits", [True, False])
-def test_the_commit_queues_the_next_run(place: Place, plain: Owner, commits: bool) -> None:
-    """A run that is queued next in a transaction exists after its commit, and not after a rollback."""
-    first = place.again.delay("a", "old")
-    run = place.claim(first.id)
-    following = plain.submit(place.again, "a", "new")
+def test_the_commit_decides_on_a_duplicate(place: Place, plain: Owner, commits: bool) -> None:
+    """Replaced arguments, a run that is queued next and an idempotency key are there after a commit, not a rollback."""
+    waiting = place.newest.apply_async(("a", "old"), countdown=600)
+    before, run = place.ledger.get(waiting.id), place.claim(place.again.delay("b", "old").id)
+    assert plain.submit(place.newest, "a", "new", countdown=600).outcome is Outcome.REPLACED
+    following = plain.submit(place.again, "b", "new")
+    keyed = plain.submit(place.effect, "c", idempotency_key="k")
     assert following.outcome is Outcome.QUEUED_NEXT
-    plain.commit() if commits else plain.rollback()
-    place.ledger.complete(run, "1")
-    assert [job.id for job in place.jobs() if job.holds_identity] == [following.id] * commits
-
-
-@pytest.mark.parametrize("commits", [True, False])
-def test_a_key_is_kept_with_the_commit(place: Place, plain: Owner, commits: bool) -> None:
-    """An idempotency key of a transaction names its job after the commit, and is free after a rollback."""
-    first = plain.submit(place.effect, "a", idempotency_key="k")
     with pytest.raises(KeyReuseMismatchError):
-        plain.submit(place.effect, "b", idempotency_key="k")
+        plain.submit(place.effect, "d", idempotency_key="k")
+    assert place.ledger.get(waiting.id) == before
     plain.commit() if commits else plain.rollback()
-    again = place.effect.apply_async(("a" if commits else "b",), idempotency_key="k")
-    assert (again.id == first.id, again.outcome) == (commits, Outcome.ATTACHED if commits else Outcome.ADMITTED)
+    assert decode(place.ledger.get(waiting.id).payload).args == ["a", "new" if commits else "old"]
+    assert len(place.ledger.duplicates(waiting.id)) == commits
+    place.ledger.complete(run, "1")
+    assert [job.id for job in place.jobs() if job.holds_identity and job.task == "again"] == [following.id] * commits
+    again = place.effect.apply_async(("c" if commits else "d",), idempotency_key="k")
+    assert (again.id == keyed.id) == commits
 
 
 def test_many_in_a_transaction(place: Place, plain: Owner) -> None:
@@ -95,7 +81,7 @@ def test_many_in_a_transaction(place: Place, plain: Owner) -> None:
 
 
 def test_a_refused_duplicate_raises_in_a_transaction(place: Place, session: Owner) -> None:
-    """With `on_duplicate="raise"` a duplicate raises in a transaction, which can continue."""
+    """With `on_duplicate="raise"` a duplicate is rejected in a transaction, which can continue."""
     place.strict.delay("a")
     results = session.call(lambda s: place.strict.submit_many([("a",), ("b",)], session=s))
     session.commit()
@@ -103,48 +89,17 @@ def test_a_refused_duplicate_raises_in_a_transaction(place: Place, session: Owne
     assert place.ledger.get(results[1].id).state is State.QUEUED
 
 
-def test_an_id_belongs_to_one_task(place: Place, plain: Owner) -> None:
-    """A submission in a transaction under the id of another task's job, or follower, raises, and changes nothing."""
-    place.effect.apply_async(("a",), task_id="taken")
-    place.effect.apply_async(("a",), task_id="follower")
-    before = place.jobs()
-    for task_id in ("taken", "follower"):
-        with pytest.raises(TaskIdReusedError, match=f"'{task_id}' belongs to a job of effect, .* of newest"):
-            plain.submit(place.newest, "b", task_id=task_id)
-    plain.rollback()
-    assert place.jobs() == before
-
-
 # --- when it is published -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["plain", "session"])
-def test_when_a_committed_job_is_published(place: Place, request: pytest.FixtureRequest, kind: str) -> None:
-    """A job is due at once where nobody is told of a commit, or when its countdown is over."""
-    owner: Owner = request.getfixturevalue(kind)
-    later = owner.submit(place.effect, "later", countdown=3600)
-    soon = owner.submit(place.effect, "soon")
-    owner.commit()
-    assert place.messages() == [soon.id] * owner.hooked
-    job, waiting = place.ledger.get(soon.id), place.ledger.get(later.id)
-    assert job.wake_at == pytest.approx(job.created_at + (job.lease if owner.hooked else 0), abs=1e-3)
-    assert waiting.wake_at == pytest.approx(waiting.created_at + 3600, abs=1.0)
-    assert place.sweep() == (not owner.hooked)
-
-
-@pytest.fixture(params=["session", "django"])
-def hooked(request: pytest.FixtureRequest, place: Place) -> Iterator[Owner]:
-    """Return an owner of each library that reports commits."""
-    if request.param == "session":
-        yield request.getfixturevalue("session")
-        return
-    owner = Django(place.url)
-    yield owner
-    owner.close()
-
-
+@provokes(Transition.PUBLISH, because="the broker is away")
+@pytest.mark.parametrize(("connect", "attempts"), [(SQLAlchemySession, 1), (Django, 3)])
 def test_an_unavailable_broker_only_delays_committed_jobs(
-    place: Place, hooked: Owner, emitted: list[JobEvent], monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    emitted: list[JobEvent],
+    monkeypatch: pytest.MonkeyPatch,
+    connect: Callable[[str], Owner],
+    attempts: int,
 ) -> None:
     """When the broker is unavailable after a commit, each job is reported, and due; a session tries only once."""
     place.app.conf.update(broker_url="redis://127.0.0.1:1/0")
@@ -155,44 +110,31 @@ def test_an_unavailable_broker_only_delays_committed_jobs(
         return send.publish(*arguments)
 
     monkeypatch.setattr(submit, "publish", publish)
+    hooked = connect(place.url)
     for key in "abc":
         hooked.submit(place.effect, key)
     hooked.commit()
-    assert [event.name for event in emitted].count("job_submitted") == 3
-    assert len(tried) == (3 if isinstance(hooked, Django) else 1)
+    hooked.close()
+    assert ([event.name for event in emitted].count("job_submitted"), len(tried)) == (3, attempts)
     unsent = [job for job in place.jobs() if job.published_at is None]
-    assert (len(unsent), len(place.jobs())) == (len(tried), 3)
+    assert (len(unsent), len(place.jobs())) == (attempts, 3)
     assert all((job.wake_at or 0) < job.created_at + job.lease for job in unsent)
 
 
-def test_a_closed_session_publishes_nothing_of_before(place: Place, session: Owner) -> None:
-    """A session of SQLAlchemy that is closed without a commit, and used again, publishes no jobs from before."""
-    session.submit(place.effect, "first")
-    session.handle.close()
-    second = session.submit(place.effect, "second")
-    session.commit()
-    assert place.messages() == [second.id]
-
-
 @pytest.mark.parametrize("end", ["close", "rollback"])
-def test_an_inner_savepoint_is_rolled_back_with_the_outer_one(place: Place, session: Owner, end: str) -> None:
-    """The jobs of a released inner savepoint are rolled back with the outer one, also if that one is only closed."""
+def test_what_is_left_without_a_commit_is_not_published(place: Place, session: Owner, end: str) -> None:
+    """The jobs of a session, or of savepoints in each other, that ended without a commit are not published later."""
+    session.submit(place.effect, "first")
+    getattr(session.handle, end)()
     outer = session.handle.begin_nested()
     with session.handle.begin_nested():
         session.submit(place.effect, "inner")
     getattr(outer, end)()
+    session.savepoint()
+    session.savepoint()
     kept = session.submit(place.effect, "kept")
-    session.commit()
+    session.commit()  # commits its savepoints, too
     assert place.messages() == [kept.id]
-
-
-def test_the_commit_of_a_whole_session_commits_its_savepoints(place: Place, session: Owner) -> None:
-    """A savepoint that is still open at the commit of its session belongs to what is published."""
-    session.savepoint()
-    session.savepoint()
-    result = session.submit(place.effect, "a")
-    session.commit()
-    assert place.messages() == [result.id]
 
 
 def test_a_session_on_an_outer_connection_does_not_publish(place: Place) -> None:
@@ -260,41 +202,9 @@ def test_a_connection_may_have_a_row_factory(place: Place, connect: Callable[[st
 # --- quotas and webhooks --------------------------------------------------------------------------------------------
 
 
-def test_a_quota_is_consumed_with_the_commit(place: Place, plain: Owner) -> None:
-    """A quota limits jobs in a transaction, too; a rollback returns what it has consumed."""
-    with onejob.submitter("a", quota="1/hour"):
-        plain.submit(place.effect, "a")
-        plain.rollback()
-        plain.submit(place.effect, "b")
-        with pytest.raises(onejob.QuotaExceededError):
-            plain.submit(place.effect, "c")
-        plain.commit()
-        with pytest.raises(onejob.QuotaExceededError):
-            place.effect.delay("c")
-    assert len(place.jobs()) == 1
-
-
 def webhooks(place: Place) -> list[Job]:
     """Return the webhooks of a ledger."""
     return place.ledger.find(Query(task=WEBHOOK))
-
-
-def taken(place: Place, hold: float = 60.0) -> list[str]:
-    """Take what is due."""
-    return [each.id for each in place.ledger.store.take_due(tasks=place.tasks, limit=10, hold=hold)]
-
-
-def test_a_webhook_is_created_by_the_commit(place: Place, plain: Owner) -> None:
-    """A webhook exists after the commit of its submission's transaction, not after a rollback; an end makes it due."""
-    for end, count in ((plain.rollback, 0), (plain.commit, 1)):
-        assert plain.submit(place.effect, "a", webhook_url=URL).outcome is Outcome.ADMITTED
-        assert webhooks(place) == []
-        end()
-        assert len(webhooks(place)) == count
-    (webhook,) = webhooks(place)
-    taken(place, hold=3600.0)
-    place.ledger.complete(place.claim(str(webhook.follows_id)), "null")
-    assert taken(place) == [webhook.id]
 
 
 def test_a_webhook_of_a_duplicate_blocks_nothing(place: Place, plain: Owner) -> None:
@@ -306,7 +216,7 @@ def test_a_webhook_of_a_duplicate_blocks_nothing(place: Place, plain: Owner) -> 
     plain.commit()
     (webhook,) = webhooks(place)
     assert (webhook.state, webhook.follows_id) == (State.QUEUED, first.id)
-    assert taken(place) == [webhook.id]
+    assert [each.id for each in place.ledger.store.take_due(tasks=place.tasks, limit=10, hold=60.0)] == [webhook.id]
 
 
 def test_a_transaction_adds_few_webhooks(place: Place, plain: Owner) -> None:

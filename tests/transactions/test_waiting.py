@@ -98,27 +98,13 @@ def test_a_duplicate_does_not_block_the_live_job(place: Place, session: Owner, m
     assert place.messages() == [job.id]
 
 
-def test_a_duplicate_that_cannot_be_recorded_is_answered(
-    place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A store that does not record a duplicate of a transaction fails no submission: a warning is logged."""
-    monkeypatch.setattr(connection, "SESSION", SHORT)
-    live = place.effect.delay("a")
-    with psycopg.connect(place.url) as other:
-        other.execute(f"lock table {place.schema}.duplicates in exclusive mode".encode())
-        again = session.submit(place.effect, "a")
-    session.commit()
-    assert (again.id, again.outcome, place.ledger.duplicates(live.id)) == (live.id, Outcome.ATTACHED, [])
-    assert f"a duplicate of job {live.id} was not recorded" in caplog.text
-
-
 def test_a_follower_whose_followed_job_ended_first_still_ends(working: Place) -> None:
     """A follower that is committed after the end of the followed job ends like that job."""
     live = working.effect.delay("behind", "waits and commits")
     working.await_mark("behind", "waits")
     owner = SQLAlchemySession(working.url)
     follower = owner.submit(working.effect, "behind", task_id="follower-of-behind")
-    working.stage.mark("behind", "gate")
+    working.open("behind")
     assert working.ended(live).result == '"result of behind"'
     owner.commit()
     owner.close()

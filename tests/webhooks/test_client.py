@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
@@ -94,40 +93,27 @@ def test_the_environment_is_ignored(
 # --- the response -------------------------------------------------------------------------------------------------
 
 
-@for_each("status", [200, 201, 202, 204, 299])
-def test_2xx_is_success(client: WebhookClient, receiver: Receiver, status: int) -> None:
-    """Every 2xx status is a success, whatever the body."""
-    assert send(client, receiver.url(f"/status/{status}")) == WebhookResponse(status)
-
-
-@for_each("status", [300, 304, 400, 401, 404, 410, 429, 500, 503, 599])
-def test_any_other_status_is_a_failure(client: WebhookClient, receiver: Receiver, status: int) -> None:
-    """Any other status is a failure, and a short printable excerpt of the body is kept."""
+@for_each("status, ok", [(200, True), (204, True), (299, True), (300, False), (304, False), (410, False), (599, False)])
+def test_2xx_is_success(client: WebhookClient, receiver: Receiver, status: int, ok: bool) -> None:
+    """Every 2xx status is a success, whatever the body; of any other one a short printable excerpt of it is kept."""
     answer = send(client, receiver.url(f"/status/{status}"))
-    assert (answer.status, answer.ok) == (status, False)
-    if status != 304:  # has no body
+    assert (answer.status, answer.ok) == (status, ok)
+    if not ok and status != 304:  # which has no body
         assert answer.excerpt.startswith("no??[31m thanks xxx")
         assert (len(answer.excerpt), answer.excerpt.isprintable()) == (EXCERPT_LIMIT, True)
 
 
-@for_each("status", [301, 302, 303, 307, 308])
+@for_each("status", [301, 303, 307])
 def test_redirects_are_not_followed(client: WebhookClient, receiver: Receiver, status: int) -> None:
     """A redirect is a failure: nothing is sent to its target."""
     assert send(client, receiver.url(f"/redirect/{status}")).status == status
     assert receiver.got()[-1].path == f"/redirect/{status}"
 
 
-@for_each(
-    "header, seconds",
-    [("7", 7), ("0", 0), ("999999999999", MAX_RETRY_AFTER), ("-1", 0), ("1.5", 0), ("soon", 0)],
-)
-def test_retry_after_in_seconds(client: WebhookClient, receiver: Receiver, header: str, seconds: float) -> None:
-    """`Retry-After` in seconds is capped at a day, and an invalid one is 0."""
+@for_each("header, seconds", [("7", 7), ("999999999999", MAX_RETRY_AFTER), ("-1", 0), ("1.5", 0), ("soon", 0)])
+def test_retry_after_is_read(client: WebhookClient, receiver: Receiver, header: str, seconds: float) -> None:
+    """`Retry-After`, in seconds or as a date, is capped at a day, and an invalid one is 0."""
     assert send(client, receiver.url(f"/status/503/{header}")).retry_after == seconds
-
-
-def test_retry_after_as_a_date() -> None:
-    """`Retry-After` as a date is the number of seconds until then."""
     at = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     assert 3000 < parse_retry_after(at.encode()) <= 3600
     assert parse_retry_after(b"Wed, 21 Oct 2015 07:28:00 GMT") == 0
@@ -162,14 +148,14 @@ def test_an_endless_body_changes_nothing(client: WebhookClient, receiver: Receiv
 
 
 @for_each(
-    "path, why",
-    [("/flood/head", "invalid HTTP response"), ("/flood/early", "invalid HTTP response"), ("/garbage", "HTTP"),
-     ("/close", "HTTP")],
-)  # fmt: skip
+    "path, why", [("/flood/head", "invalid"), ("/flood/early", "invalid"), ("/garbage", "HTTP"), ("/close", "HTTP")]
+)
 def test_an_invalid_response_is_an_error(client: WebhookClient, receiver: Receiver, path: str, why: str) -> None:
-    """An invalid HTTP response, none, or one whose header never ends is a failed attempt."""
+    """An invalid HTTP response, none, an endless header, and a refused connection are failed attempts."""
     with pytest.raises(DeliveryError, match=why):
         send(client, receiver.url(path))
+    with pytest.raises(DeliveryError, match="cannot be reached: Connection refused"):
+        send(client, f"http://127.0.0.1:{free_port()}/")
 
 
 def test_no_more_is_read_than_the_limit() -> None:
@@ -185,22 +171,13 @@ def test_no_more_is_read_than_the_limit() -> None:
     assert read == RESPONSE_LIMIT
 
 
-def test_a_refused_connection_is_an_error(client: WebhookClient) -> None:
-    """A refused connection is a failed attempt."""
-    with pytest.raises(DeliveryError, match="cannot be reached: Connection refused"):
-        send(client, f"http://127.0.0.1:{free_port()}/")
-
-
 # --- DNS ------------------------------------------------------------------------------------------------------------
 
 
 @for_each(
     "addresses",
-    [
-        ("127.0.0.1",), ("169.254.169.254",), ("::1",), ("::ffff:127.0.0.1",), ("64:ff9b::7f00:1",), ("2002:7f00:1::",),
-        ("93.184.216.34", "127.0.0.1"), ("127.0.0.1", "93.184.216.34"), ("100.64.0.1",), ("224.0.0.1",), (),
-    ],
-)  # fmt: skip
+    [("127.0.0.1",), ("::ffff:127.0.0.1",), ("93.184.216.34", "127.0.0.1"), ("127.0.0.1", "93.184.216.34"), ()],
+)
 def test_a_host_with_a_private_address_is_refused(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
 ) -> None:
@@ -211,6 +188,14 @@ def test_a_host_with_a_private_address_is_refused(
         send(WebhookClient(settings), f"http://rebound.example:{receiver.port}/ok")
     assert not any(address in str(caught.value) for address in addresses)
     assert (resolved, receiver.got()) == (["rebound.example"], [])
+
+
+@for_each("host", ["127.1", "2130706433", "[::ffff:127.0.0.1]"])
+def test_other_notations_of_an_address_are_checked(receiver: Receiver, host: str) -> None:
+    """Any notation of a loopback address is refused when a webhook is sent."""
+    with pytest.raises(DeliveryError, match="resolves to an address, or uses a port"):
+        send(WebhookClient(WebhookSettings(ports=(receiver.port, 80))), f"http://{host}:{receiver.port}/ok")
+    assert receiver.got() == []
 
 
 def test_an_allowed_address_does_not_allow_others(
@@ -224,24 +209,22 @@ def test_an_allowed_address_does_not_allow_others(
 
 
 def test_a_name_is_resolved_once(client: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host is resolved once, so that the checked address is the one used; the receiver gets the host name."""
-    resolved = resolve_to(monkeypatch, "127.0.0.1")
+    """A host is resolved once, so that a checked address is used, if need be the next one, with the host's name."""
+    resolved = resolve_to(monkeypatch, "127.0.0.2", "127.0.0.1")
     assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
     assert resolved == ["receiver.example"]
     assert receiver.got()[0].headers["host"] == f"receiver.example:{receiver.port}"
 
 
-def test_the_next_address_is_tried(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a connection to one address of a host fails, the next one is tried."""
-    with receiving() as receiver:
-        resolve_to(monkeypatch, "127.0.0.2", "127.0.0.1")
-        assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
-
-
 def test_a_slow_resolver_ends_in_time(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt with a hanging resolver ends at the deadline; with too many hanging threads, none is made."""
+    """An attempt with a hanging resolver ends in time; with too many that hang, in all or of a host, none is made."""
     resume = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resume.wait(60) and [])
+    monkeypatch.setattr(transport, "LOOKUPS", slots := FairSlots(64, per_host=2))
+    for error in (DeliveryError, DeliveryError, LookupBusyError, LookupBusyError):
+        with pytest.raises(error):
+            send(client, "https://slow.example/", 0.05)
+    assert slots.used_by("") == 2
     monkeypatch.setattr(transport, "LOOKUPS", FairSlots(6, per_host=2))
     threads = threading.active_count()
     for number in range(3):
@@ -252,21 +235,8 @@ def test_a_slow_resolver_ends_in_time(client: WebhookClient, monkeypatch: pytest
             send(client, "https://honest.example/", 20.0)
     assert threading.active_count() == threads + 3
     resume.set()
-    eventually(lambda: threading.active_count() <= threads)
-
-
-def test_one_host_hangs_few_lookups(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often a host with a hanging resolver is attempted, it takes no more lookups than `per_host`."""
-    resume = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resume.wait(60) and [])
-    slots = FairSlots(64, per_host=2)
-    monkeypatch.setattr(transport, "LOOKUPS", slots)
-    for error in (DeliveryError, DeliveryError, LookupBusyError, LookupBusyError):
-        with pytest.raises(error):
-            send(client, "https://slow.example/", 0.05)
-    assert slots.used_by("") == 2
-    resume.set()
-    eventually(lambda: slots.used_by("") == 0)
+    eventually(lambda: threading.active_count() <= threads - 2)
+    assert slots.used_by("") == 0
 
 
 @for_each("host", ["nowhere.invalid", "a..b", "x" * 64 + ".example"])
@@ -276,15 +246,6 @@ def test_an_unknown_host_is_an_error(client: WebhookClient, host: str) -> None:
         send(client, f"https://{host}/")
 
 
-@for_each("host", ["127.1", "2130706433", "0x7f.1", "017700000001", "[::ffff:127.0.0.1]"])
-def test_other_notations_of_an_address_are_checked(receiver: Receiver, host: str) -> None:
-    """Any notation of a loopback address is refused when a webhook is sent."""
-    settings = WebhookSettings(ports=(receiver.port, 80))
-    with pytest.raises(DeliveryError, match="resolves to an address, or uses a port"):
-        send(WebhookClient(settings), f"http://{host}:{receiver.port}/ok")
-    assert receiver.got() == []
-
-
 # --- TLS ------------------------------------------------------------------------------------------------------------
 
 
@@ -292,13 +253,6 @@ def test_other_notations_of_an_address_are_checked(receiver: Receiver, host: str
 def authority() -> trustme.CA:
     """Return a certificate authority."""
     return trustme.CA()
-
-
-def client_context(authority: trustme.CA) -> ssl.SSLContext:
-    """Return a client context that trusts an authority."""
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
 
 
 @pytest.fixture
@@ -313,8 +267,12 @@ def secure(authority: trustme.CA) -> Iterator[Receiver]:
 def test_the_certificate_must_match_the_host(
     settings: WebhookSettings, secure: Receiver, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over https the certificate must match the host in the URL, not the address it resolves to."""
-    client = WebhookClient(settings, client_context(authority))
+    """Over https the certificate must match the host in the URL, not its address, and be of a known authority."""
+    with pytest.raises(DeliveryError, match=r"TLS with .* failed: CERTIFICATE_VERIFY_FAILED"):
+        send(WebhookClient(settings), secure.url())
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    client = WebhookClient(settings, context)
     assert send(client, secure.url()).ok
     resolve_to(monkeypatch, "127.0.0.1")
     assert send(client, secure.url(host="receiver.example")).ok
@@ -323,16 +281,9 @@ def test_the_certificate_must_match_the_host(
     assert len(secure.got()) == 2
 
 
-def test_an_unknown_authority_is_refused(client: WebhookClient, secure: Receiver) -> None:
-    """A certificate of an unknown authority is a failure, and nothing is sent."""
-    with pytest.raises(DeliveryError, match=r"TLS with .* failed: CERTIFICATE_VERIFY_FAILED"):
-        send(client, secure.url())
-    assert secure.got() == []
-
-
 def test_a_handshake_ends_in_time(settings: WebhookSettings) -> None:
     """A TLS handshake that the receiver never answers ends at the deadline."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(DeliveryError, match=r"did not answer within 0.4 s"):
-            send(WebhookClient(replace(settings)), f"https://127.0.0.1:{port}/", SHORT)
+            send(WebhookClient(settings), f"https://127.0.0.1:{port}/", SHORT)

@@ -27,6 +27,7 @@ from onejob.webhooks.dispatcher import (
 )
 from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.job import WEBHOOK, WebhookPayload, webhook_submission
+from tests.cases import for_each
 from tests.contract.support import end, run, sweep
 from tests.services import eventually
 
@@ -171,30 +172,21 @@ def test_a_slow_host_takes_few_threads() -> None:
     eventually(lambda: gate.delivered.count("slow") == sum(accepted), 40)
 
 
-def test_threads_and_the_queue_are_bounded() -> None:
-    """However many hosts hang, the number of threads is limited, and a full queue refuses webhooks."""
+@for_each("share, submitter", [(1, None), (2, "hostile")])
+def test_threads_and_the_queue_are_bounded(share: int, submitter: str | None) -> None:
+    """However many hosts hang, they take all threads and the queue at most, those of one submitter half of both."""
     hosts = [f"h{number}" for number in range(QUEUE_LIMIT + 2 * THREADS)]
     gate, queue = gated(*hosts)
-    accepted = sum(queue.put(webhook_to(number, host, submitter=host)) for number, host in enumerate(hosts))
-    eventually(lambda: len(gate.started) == THREADS, 40)
-    assert QUEUE_LIMIT <= accepted <= QUEUE_LIMIT + THREADS
+    accepted = sum(queue.put(webhook_to(number, host, submitter or host)) for number, host in enumerate(hosts))
+    eventually(lambda: len(gate.started) == THREADS // share, 40)
+    assert QUEUE_LIMIT // share <= accepted <= (QUEUE_LIMIT + THREADS) // share
+    quick = 10 if submitter else 0
+    assert all(queue.put(webhook_to(10_000 + number, "quick", "honest")) for number in range(quick))
+    eventually(lambda: gate.delivered.count("quick") == quick, 40)
+    assert len(gate.started) == THREADS // share + quick
     gate.opened.set()
-    eventually(lambda: len(gate.delivered) == accepted, 40)
+    eventually(lambda: len(gate.delivered) == accepted + quick, 40)
     eventually(lambda: not [each for each in threading.enumerate() if each.name == THREAD_NAME], 40)
-
-
-def test_a_submitter_takes_half_of_the_threads_and_of_the_queue() -> None:
-    """A submitter whose hosts all hang takes half of the threads and of the queue: the others deliver at once."""
-    hosts = [f"h{number}" for number in range(QUEUE_LIMIT + THREADS)]
-    gate, queue = gated(*hosts)
-    accepted = sum(queue.put(webhook_to(number, host, "hostile")) for number, host in enumerate(hosts))
-    eventually(lambda: len(gate.started) == THREADS // 2, 40)
-    assert QUEUE_LIMIT // 2 <= accepted <= QUEUE_LIMIT // 2 + THREADS // 2
-    assert all(queue.put(webhook_to(10_000 + number, "quick", "honest")) for number in range(10))
-    eventually(lambda: gate.delivered.count("quick") == 10, 40)
-    assert len(gate.started) == THREADS // 2 + 10
-    gate.opened.set()
-    eventually(lambda: len(gate.delivered) == accepted + 10, 40)
 
 
 def test_each_further_submitter_finds_a_thread() -> None:
@@ -224,28 +216,16 @@ def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gate.delivered == ["slow", "many1", "few6", "many2", "few7", "many3", "many4", "many5"]
 
 
-def test_first_attempts_precede_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one submitter, webhooks that have failed before are delivered after those that have not."""
+def test_each_webhook_has_its_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First attempts precede retries, and a job that is queued or in flight is not queued a second time."""
     monkeypatch.setattr(dispatcher, "THREADS", 1)
     gate, queue = gated("slow")
-    queue.put(webhook_to(0, "slow"))
+    assert all(queue.put(webhook_to(0, "slow")) for _ in range(10))
     eventually(lambda: gate.started == ["slow"], 40)
-    queue.put(webhook_to(1, "failed", retries=1))
-    queue.put(webhook_to(2, "new"))
+    for again in (webhook_to(0, "slow"), webhook_to(1, "failed", retries=1), webhook_to(2, "new")):
+        assert queue.put(again)
     gate.opened.set()
     assert eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
-
-
-def test_a_queued_job_is_not_queued_twice() -> None:
-    """A job that is queued or in flight is not queued a second time."""
-    gate, queue = gated("slow")
-    assert all(queue.put(webhook_to(1, "slow")) for _ in range(10))
-    eventually(lambda: gate.started == ["slow"], 40)
-    assert queue.put(webhook_to(1, "slow"))
-    gate.opened.set()
-    eventually(lambda: gate.delivered == ["slow"], 40)
-    queue.close(0)
-    assert gate.started == ["slow"]
 
 
 def test_a_closed_queue_refuses_jobs() -> None:

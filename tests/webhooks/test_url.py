@@ -62,29 +62,18 @@ def test_an_error_does_not_contain_the_url(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-@for_each(
-    "host",
-    [
-        "127.0.0.1", "127.1", "2130706433", "0x7f.1", "0X7F000001", "017700000001", "0", "0.0", "169.254.169.254",
-        "100.64.0.1", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]", "[fec0::1]", "[fd00::1]", "[fe80::1]", "255.255.255.255", "224.0.0.1",
-    ],
-)  # fmt: skip
+@for_each("host", ["127.0.0.1", "127.1", "0x7f.1", "0", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[fd00::1]"])
 def test_a_private_address_is_refused(host: str) -> None:
     """An address that is not public is refused on submission, in any notation."""
     with pytest.raises(InvalidArgumentsError, match="not public"):
         check_url(f"https://{host}/x", DEFAULTS)
 
 
-@for_each("url", ["http://example.org/", "https://example.org:8443/", "http://example.org:443/"])
-def test_only_https_on_its_port(url: str) -> None:
-    """By default only https on port 443 is accepted."""
-    with pytest.raises(InvalidArgumentsError, match="https on port 443 "):
-        check_url(url, DEFAULTS)
-
-
 def test_ports_can_be_allowed() -> None:
-    """The listed ports are accepted, and http is accepted with port 80."""
+    """Only https on port 443 is accepted by default; other ports if they are listed, and http with port 80."""
+    for url in ("http://example.org/", "https://example.org:8443/", "http://example.org:443/"):
+        with pytest.raises(InvalidArgumentsError, match="https on port 443 "):
+            check_url(url, DEFAULTS)
     check_url("https://example.org:8443/", WebhookSettings(ports=(443, 8443)))
     check_url("http://example.org/", WebhookSettings(ports=(443, 80)))
     with pytest.raises(InvalidArgumentsError, match="https on port 443, 8443 "):
