@@ -286,7 +286,7 @@ def _unstorable(act: Act) -> object:
 ACTS: dict[str, Callable[[Act], Any]] = {
     "return": lambda act: act.data if act.data is not None else act.argument or act.key,
     "attempt": lambda _: [onejob.current_job().attempt, onejob.current_job().token],
-    "redelivered": lambda act: bool(act.task.request.delivery_info.get("redelivered")),
+    "redelivered": lambda act: bool((act.task.request.delivery_info or {}).get("redelivered")),
     "hold": Act.wait,
     "stay": _stay,
     "poll": _poll_progress,

@@ -179,8 +179,8 @@ def test_unknown_settings_of_a_namespace_are_refused(settings: dict[str, Any], h
 )
 def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, options: dict[str, Any], hint: str) -> None:
     """An option of a submission that is misspelt raises an error before anything is stored."""
-    task = app.tasks.get("defined") or define(app)
-    calls = [lambda: task.apply_async((1,), **options), lambda: task.submit_many([(1,)], **options)]
+    task: Any = app.tasks.get("defined") or define(app)
+    calls: list[Any] = [lambda: task.apply_async((1,), **options), lambda: task.submit_many([(1,)], **options)]
     if "on_duplicate" not in options:  # which another entry point may override
         calls.append(lambda: prepare_submission(task, {"a": 1}, source="http", **options))
     for call in calls:
@@ -399,7 +399,8 @@ def test_a_worker_without_onejob_tasks_needs_no_ledger(monkeypatch: pytest.Monke
     """An app of plain Celery tasks starts no heartbeat and no sweeper: the first onejob task installs the step."""
     monkeypatch.setattr(celery._state, "_on_app_finalizers", set())  # tasks that other tests share
     app = app_with()
-    app.task(_rest, name="plain-only", shared=False)
+    decorate: Any = app.task
+    decorate(_rest, name="plain-only", shared=False)
     app.finalize()
     assert [step for step in app.steps["worker"] if "onejob" in str(step)] == []
     define(app)

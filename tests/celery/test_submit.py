@@ -205,6 +205,6 @@ def test_many_are_submitted_at_once(house: House) -> None:
     for job in (each.job for each in results if each.id != first.id):
         assert (job.queue, job.priority_rank) == ("elsewhere", -4)
         assert job.run_at == pytest.approx(job.created_at + 600)
-    strict = [("many strict", []), ("many strict", []), ("another strict", [])]
+    strict: list[Any] = [("many strict", []), ("many strict", []), ("another strict", [])]
     answers = house.play_strict.submit_many(strict)
     assert [each.outcome for each in answers] == [Outcome.ADMITTED, Outcome.REJECTED, Outcome.ADMITTED]

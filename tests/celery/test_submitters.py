@@ -102,7 +102,7 @@ def test_a_quota_limits_new_jobs(house: House) -> None:
         assert house.play.apply_async(("1", ["return"]), idempotency_key="k").outcome == "replayed"
     assert (caught.value.option, caught.value.limit, caught.value.reset_at[:2]) == ("quota", "2/hour", "20")
     assert 3000 < caught.value.retry_after <= 3600
-    limited = house.another_app(onejob_quota="1/hour").tasks["play"]
+    limited: Any = house.another_app(onejob_quota="1/hour").tasks["play"]
     with onejob.submitter("b"):
         limited.delay("3", ["return"])
         with pytest.raises(QuotaExceededError):

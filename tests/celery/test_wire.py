@@ -242,9 +242,12 @@ def publisher(own_broker: House) -> Any:
 
 def submitted(house: House, count: int) -> list[Job]:
     """Submit jobs of different options, whose messages are not sent."""
-    options = [{"queue": f"queue-{number % 3}", "priority": number % 2 * 9} for number in range(count)]
-    new = [prepare_submission(house.add, {"a": number}, source="test", **each) for number, each in enumerate(options)]
-    return [house.ledger.submit(each).job for each in new]
+    made = []
+    for number in range(count):
+        options: dict[str, Any] = {"queue": f"queue-{number % 3}", "priority": number % 2 * 9}
+        new = prepare_submission(house.add, {"a": number}, source="test", **options)
+        made.append(house.ledger.submit(new).job)
+    return made
 
 
 def messages(house: House) -> dict[str, list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -59,7 +59,7 @@ class Place(House):
 
     def messages(self) -> list[str]:
         """The ids in the broker's messages."""
-        raws: list[bytes] = self.broker.lrange("celery", 0, -1)
+        raws: Any = self.broker.lrange("celery", 0, -1)
         return sorted(json.loads(raw)["headers"]["id"] for raw in raws)
 
     def await_waiters(self) -> None:
