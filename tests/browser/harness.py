@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from onejob.demo import TASK
 from onejob.demo.scenario import LIVE
-from onejob.ledger.ledger import Ledger
-from onejob.stores import open_store
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from onejob.demo.supervisor import Stack
-    from onejob.jobs.model import Job
 
 PATIENCE = 45.0
 
@@ -74,20 +70,6 @@ class Demo:
         """Occupy every worker with a job that waits for the provider."""
         jobs = [self.api.submit(f"{project}-{number}")["job"]["id"] for number in (1, 2)]
         eventually(lambda: all(self.api.job(job)["state"] == "running" for job in jobs), PATIENCE)
-
-    @contextmanager
-    def claimed(self, job_id: str) -> Iterator[Callable[[], Job]]:
-        """Run a waiting job like a worker; the yielded function stops the run when the job is to be canceled."""
-        path = self.stack.folder / "ledger.db"
-        with closing(sqlite3.connect(path, timeout=PATIENCE)) as rows, rows:
-            rows.execute("update jobs set lease = ? where id = ?", (PATIENCE * 10, job_id))
-        ledger = Ledger(open_store(f"sqlite:///{path}"))
-        try:
-            job = ledger.claim(job_id, nonce="a test", node="tests").job
-            assert job is not None
-            yield lambda: ledger.abandon(job, "canceled on request")
-        finally:
-            ledger.close()
 
     def rest(self) -> None:
         """Wait until no job is live, so that the next test has all workers."""

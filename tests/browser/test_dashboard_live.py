@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import expect
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
@@ -100,13 +100,17 @@ def complete_first(sample: Sample, run: Job, route: Route) -> None:
 
 
 def test_an_update_disturbs_nobody(tabs: Tabs, served: Dashboard) -> None:
-    """An update leaves the current row and what is typed, and is suspended while rows are selected."""
-    page, other = tabs.open(served.url("/jobs")), tabs.open(served.url("/jobs"))
+    """An update leaves the row of the moment and what is typed, and is suspended while rows are selected."""
+    page, other, held = tabs.open(served.url("/jobs")), tabs.open(served.url("/jobs")), list[Any]()
+    page.route("**/jobs", lambda route: held.append(route), times=1)  # noqa: PLW0108 - it marks the handler
+    with page.expect_request("**/jobs"):
+        first = submit(served, "first")
     current = row(page, served.sample.named["running"])
     page.keyboard.press("j")
     while current.get_attribute("class") != "current":
         page.keyboard.press("j")
-    expect(row(page, submit(served, "first"))).to_be_visible()
+    held[0].continue_()
+    expect(row(page, first)).to_be_visible()
     expect(current).to_be_focused()
     expect(page.locator("[data-row].current")).to_have_count(1)
     page.locator("#find").fill("half a word")
@@ -142,25 +146,18 @@ def test_a_hidden_tab_has_no_stream(tabs: Tabs, served: Dashboard) -> None:
     expect(row(page, job_id)).to_be_visible()
 
 
-def test_an_error_of_a_proxy_replaces_no_page(tabs: Tabs, served: Dashboard, expected: list[str]) -> None:
-    """A response that is no page of the dashboard leaves the open page, which says that it is not connected."""
-    expected.append("status of 502|/jobs 502")
-    page = tabs.open(served.url("/jobs"))
-    expect(page.locator("#updated")).to_have_text(AGE)
-    page.route("**/jobs", lambda route: route.fulfill(status=502, body="<html><p>Bad gateway</p></html>"))
-    job_id = submit(served, "live")
-    expect(page.locator("#updated")).to_have_text(LOST)
-    expect(row(page, served.sample.named["queued"])).to_be_visible()
-    page.unroute("**/jobs")
-    expect(row(page, job_id)).to_be_visible()
-    expect(page.locator("#updated")).to_have_text(AGE)
-
-
-def test_a_lost_server_is_reported(tabs: Tabs, sample: Sample, expected: list[str]) -> None:
-    """A page whose server is gone says so, with the age of what it shows."""
-    expected.append("net::ERR_|htmx:error: Failed to fetch")
+def test_an_open_page_says_that_it_is_not_connected(tabs: Tabs, sample: Sample, expected: list[str]) -> None:
+    """An error of a proxy replaces no page; it, and a server that is gone, are said with the age of what is shown."""
+    expected.append("status of 502|/jobs 502|net::ERR_|htmx:error: Failed to fetch")
     with serving_dashboard(sample) as served:
         page = tabs.open(served.url("/jobs"))
+        expect(page.locator("#updated")).to_have_text(AGE)
+        page.route("**/jobs", lambda route: route.fulfill(status=502, body="<html><p>Bad gateway</p></html>"))
+        job_id = submit(served, "live")
+        expect(page.locator("#updated")).to_have_text(LOST)
+        expect(row(page, sample.named["queued"])).to_be_visible()
+        page.unroute("**/jobs")
+        expect(row(page, job_id)).to_be_visible()
         expect(page.locator("#updated")).to_have_text(AGE)
     expect(page.locator("#updated")).to_have_text(LOST)
     seen = page.evaluate("updatedAt")

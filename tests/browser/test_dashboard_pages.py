@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, ViewportSize
 
     from tests.browser.dashboards import Dashboard
     from tests.browser.hostile import Attack
@@ -37,25 +36,14 @@ if TYPE_CHECKING:
     from tests.contract.support import StoreAddress
     from tests.pages.sample import Sample
 
-    Mounted = Callable[[str, str], Dashboard]
+    Mounted = Callable[[str], Dashboard]
 
-LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light"}, "dark": {"color_scheme": "dark", "timezone_id": "Asia/Tokyo"},
-    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
-}  # fmt: skip
+PHONE: ViewportSize = {"width": 390, "height": 844}
+WINDOW: ViewportSize = {"width": 1280, "height": 720}
 WITNESSES = ("overview", "jobs", "failed job", "duplicates with a check", LOGIN)
-"""The pages that the quick tests look at; the others are as good, and take as long."""
+"""The pages that the quick test looks at; the others are as good, and take as long."""
 LONG = "unbreakable" * 20
 NOT_FOUND = r"status of 404|/jobs/unknown 404"
-every_page = pytest.param([*PATHS], marks=[deep, pytest.mark.timeout(600)])
-some_pages = pytest.mark.parametrize("names", [WITNESSES, every_page], ids=["witnesses", "all"])
-
-
-def mount(sample: Sample, folder: Path, stack: ExitStack) -> Mounted:
-    """Serve a sample at the root and below a prefix; the returned function tells where a page is."""
-    pages = {prefix: stack.enter_context(serving_dashboard(sample, prefix)) for prefix in ("", PREFIX)}
-    login, _ = stack.enter_context(serving_login(sample, folder, PREFIX))
-    return lambda name, prefix: login if name == LOGIN else pages[prefix]
 
 
 @pytest.fixture
@@ -63,8 +51,8 @@ def mounted(sample: Sample, tmp_path: Path, tabs: Tabs, expected: list[str]) -> 
     """Return where the pages of a sample are, in which there are names of any length."""
     expected.append(NOT_FOUND)
     attack(sample, LONG)
-    with ExitStack() as stack:
-        yield mount(sample, tmp_path, stack)
+    with serving_dashboard(sample, PREFIX) as pages, serving_login(sample, tmp_path, PREFIX) as (login, _):
+        yield lambda name: login if name == LOGIN else pages
         tabs.close()
 
 
@@ -74,61 +62,27 @@ def check_fit(page: Page) -> None:
     assert width[0] <= width[1], page.url
 
 
-def check_quiet(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
-    """Check pages in each look, at the root and below a prefix: they fit, and each time has the exact one."""
-    for look, prefix in (("dark", ""), ("light", PREFIX), ("phone", PREFIX)):
-        page = tabs.open(**LOOKS[look])
-        for name in names:
-            open_named(page, mounted(name, prefix), name)
-            check_fit(page)
-            if look == "dark":
-                expect(page.locator("time:not([title$=' JST'])")).to_have_count(0)
-
-
-@some_pages
-def test_every_page_opens_quietly(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
-    """Every page opens, at the root and below a prefix, without a message of the browser, and fits a phone."""
-    check_quiet(tabs, mounted, names)
-
-
-@deep
-@pytest.mark.parametrize("fresh_address", ["postgresql", "redis"], indirect=True)
-def test_every_page_opens_on_every_store(
-    tabs: Tabs, fresh_address: StoreAddress, tmp_path: Path, expected: list[str]
-) -> None:
-    """Every page opens on every store without a message of the browser."""
-    expected.append(NOT_FOUND)
-    with sample_on(fresh_address) as sample, ExitStack() as stack:
-        check_quiet(tabs, mount(sample, tmp_path, stack), PATHS)
-        tabs.close()
-
-
-@deep
-def test_every_page_reads_without_scripts(tabs: Tabs, mounted: Mounted) -> None:
-    """Without scripts every page is readable, and shows nothing that would need one."""
-    page = tabs.open(java_script_enabled=False)
-    for name in PATHS:
-        open_named(page, mounted(name, PREFIX), name)
-        check_without_scripts(page)
-
-
-def check_accessibility(page: Page, *rules: str) -> None:
-    """Check that axe-core finds nothing, with all rules or only these."""
-    found = Axe().run(page, options={"runOnly": rules} if rules else {})
-    assert found.violations_count == 0, found.generate_report()
-
-
-@some_pages
-def test_every_page_is_accessible(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
-    """axe-core finds nothing on any page, light or dark, nor in an open dialog."""
-    page = tabs.open()
+@pytest.mark.parametrize(
+    "names",
+    [WITNESSES, pytest.param([*PATHS], marks=[deep, pytest.mark.timeout(600)])],
+    ids=["witnesses", "all"],
+)
+def test_every_page_is_quiet_and_accessible(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
+    """Each page and dialog opens without a message, fits a phone, has exact times, and axe-core finds nothing in it."""
+    page = tabs.open(timezone_id="Asia/Tokyo")
     for name in names:
         page.emulate_media(color_scheme="light")
-        open_named(page, mounted(name, PREFIX), name)
+        page.set_viewport_size(WINDOW)
+        open_named(page, mounted(name), name)
+        expect(page.locator("time:not([title$=' JST'])")).to_have_count(0)
+        check_fit(page)
         check_accessibility(page)
         page.emulate_media(color_scheme="dark")
         check_accessibility(page, "color-contrast")
-    page.goto(mounted("tasks", PREFIX).url("/tasks"))
+        page.set_viewport_size(PHONE)
+        check_fit(page)
+    page.set_viewport_size(WINDOW)
+    open_named(page, mounted("tasks"), "tasks")
     for keys in ("Control+k", "?"):
         page.keyboard.press(keys)
         page.get_by_role("dialog").wait_for()
@@ -137,16 +91,30 @@ def test_every_page_is_accessible(tabs: Tabs, mounted: Mounted, names: Collectio
 
 
 @deep
-def test_long_names_fit_a_phone(tabs: Tabs, served: Dashboard) -> None:
-    """No page is wider than a phone, however long the names and values are that it shows."""
-    long = attack(served.sample, LONG)
-    page = tabs.open(**LOOKS["phone"])
-    ids = [quote(job_id, safe="") for job_id in long.jobs.values()]
-    failed = quote(long.jobs["failed"], safe="")
-    for path in (*LISTS, *(f"/jobs/{job_id}" for job_id in ids), f"/edit/{failed}", f"/jobs?task={long.name}"):
-        page.goto(served.url(path))
-        expect(page.locator("main")).to_contain_text("unbreakable")
-        check_fit(page)
+@pytest.mark.parametrize("fresh_address", ["postgresql", "redis"], indirect=True)
+def test_every_page_opens_on_every_store(tabs: Tabs, fresh_address: StoreAddress, expected: list[str]) -> None:
+    """Every page opens on every store, at the root of a server, without a message of the browser."""
+    expected.append(NOT_FOUND)
+    with sample_on(fresh_address) as sample, serving_dashboard(sample) as served:
+        page = tabs.open()
+        for name in PATHS.keys() - {LOGIN}:
+            open_named(page, served, name)
+        tabs.close()
+
+
+@deep
+def test_every_page_reads_without_scripts(tabs: Tabs, mounted: Mounted) -> None:
+    """Without scripts every page is readable, and shows nothing that would need one."""
+    page = tabs.open(java_script_enabled=False)
+    for name in PATHS:
+        open_named(page, mounted(name), name)
+        check_without_scripts(page)
+
+
+def check_accessibility(page: Page, *rules: str) -> None:
+    """Check that axe-core finds nothing, with all rules or only these."""
+    found = Axe().run(page, options={"runOnly": rules} if rules else {})
+    assert found.violations_count == 0, found.generate_report()
 
 
 # --- hostile texts ----------------------------------------------------------------------------------------------------
@@ -170,9 +138,11 @@ def check_shown(page: Page, *texts: str) -> None:
 
 def check_lists(page: Page, shown: Dashboard, attacked: Attack) -> None:
     """Check the lists, also those that are filtered by the text."""
-    filters = ({"task": attacked.name, "worker": attacked.name}, {"task": attacked.name})
-    filtered = (f"/{path}?{urlencode(given)}" for path, given in zip(("jobs", "dead"), filters, strict=True))
-    for path in (*LISTS, *filtered):
+    filters = (
+        f"/jobs?{urlencode({'task': attacked.name, 'worker': attacked.name})}",
+        f"/dead?task={quote(attacked.name)}",
+    )
+    for path in (*LISTS, *filters):
         page.goto(shown.url(path))
         check_shown(page, attacked.name)
 

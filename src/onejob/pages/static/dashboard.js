@@ -73,14 +73,19 @@ async function update() {
   if (document.hidden) return;
   if (isBusy()) { scheduleLater(); return; }
   isStale = false;
-  const focused = document.activeElement && document.activeElement.closest("[data-row]") ? document.activeElement.closest("[data-row]").id : null;
   isSwapped = false;
   await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
   failed = isStale = !isSwapped;
   if (isSwapped) updatedAt = Date.now();
-  if (focused && byId(focused)) focusRow(byId(focused));
   prepare();
 }
+
+let focused = null; // the row that has the focus right before an update: it may have moved since that was asked for
+
+document.addEventListener("htmx:before:swap", () => {
+  const row = document.activeElement && document.activeElement.closest("[data-row]");
+  focused = row ? row.id : null;
+});
 
 function scheduleLater() {
   if (pending === null) pending = setTimeout(() => { pending = null; update(); }, SHORTEST_PAUSE);
@@ -277,7 +282,7 @@ function prepare() {
   showSelected();
 }
 
-document.addEventListener("htmx:after:swap", () => { isSwapped = true; prepare(); });
+document.addEventListener("htmx:after:swap", () => { isSwapped = true; if (focused && byId(focused)) focusRow(byId(focused)); prepare(); });
 // What is no page of the dashboard, such as the error of a proxy, does not replace one.
 document.addEventListener("htmx:after:request", (event) => { if (!event.detail.ctx.text.includes('id="page"')) event.preventDefault(); });
 if (byId("palette")) {
