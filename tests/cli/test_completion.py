@@ -13,7 +13,6 @@ from click.shell_completion import BashComplete
 
 from onejob.cli import completions, main
 from onejob.jobs.records import Registration
-from tests.cases import for_each
 from tests.cli.command import APP, call
 from tests.fundamentals.shop import claimed, order
 
@@ -66,31 +65,27 @@ def test_a_bash_completes(tmp_path: Path, ledger: Ledger, url: str) -> None:
     assert in_bash("--store", url, "jobs", "show", job.id[:8]) == [job.id]
 
 
-def test_commands_and_options_need_no_ledger() -> None:
-    """Sub-commands, options and states are completed without a ledger; jobs are not."""
-    assert completed("do") == ["doctor"]
-    assert completed("jobs", "ca") == ["cancel"]
-    assert completed("jobs", "list", "--subm") == ["--submitter"]
-    assert completed("jobs", "show", "") == []
-
-
-def test_jobs_and_tasks_are_those_of_the_ledger(ledger: Ledger, url: str, tmp_path: Path) -> None:
-    """Jobs, tasks, workers and queues are completed from the ledger, and tasks from the app, too."""
+def test_words_are_completed(ledger: Ledger, url: str, tmp_path: Path) -> None:
+    """Commands and options need no ledger; jobs, tasks, workers and queues are its own, tasks the app's, too."""
+    for words, found in ((("do",), ["doctor"]), (("jobs", "ca"), ["cancel"]), (("jobs", "show", ""), []),
+                         (("jobs", "list", "--subm"), ["--submitter"])):  # fmt: skip
+        assert completed(*words) == found
     live, dead = ledger.submit(order(1)).job, ledger.submit(order(2)).job
     ledger.fail(claimed(ledger, dead.id), "{}", "no")
     registration = Registration(tasks=("shop.mail",), queues=("slow",))
     ledger.heartbeat("celery@north", lasts=600.0, registration=registration)
-    store = ("--store", url)
-    assert completed(*store, "jobs", "show", "") == [dead.id, live.id]
-    assert completed(*store, "why", live.id[:8]) == [live.id]
-    assert completed(*store, "dead", "show", "") == [dead.id]
-    assert completed(*store, "jobs", "list", "--task", "shop.") == ["shop.invoice", "shop.mail"]
-    assert completed(*store, "jobs", "list", "--worker", "c") == ["celery@north"]
-    assert completed(*store, "jobs", "list", "--queue", "") == ["slow"]
+    for text, found in (
+        ("jobs show ", [dead.id, live.id]), (f"why {live.id[:8]}", [live.id]), ("dead show ", [dead.id]),
+        ("jobs list --task shop.", ["shop.invoice", "shop.mail"]), ("jobs list --worker c", ["celery@north"]),
+        ("jobs list --queue ", ["slow"]),
+    ):  # fmt: skip
+        assert completed("--store", url, *text.split(" ")) == found, text
     (tmp_path / "completed_shop.py").write_text(APP.format(path=url.removeprefix("sqlite:///")) + "\nprint('noise')\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         assert completed("-A", "completed_shop", "identity", "completed") == ["completed_shop.invoice"]
+    for shell, script in (("zsh", "#compdef onejob"), ("fish", "complete --no-files --command onejob")):
+        assert script in call("completion", shell).output
 
 
 def test_a_ledger_that_does_not_answer_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +105,3 @@ def test_a_ledger_that_does_not_answer_delays_nobody(monkeypatch: pytest.MonkeyP
     assert completions.JOB.shell_complete(context, click.Argument(["job_id"]), "") == []
     assert not ended.is_set()
     over.set()
-
-
-@for_each("kind, text", [("zsh", "#compdef onejob"), ("fish", "complete --no-files --command onejob")])
-def test_the_scripts_of_other_shells_are_printed(kind: str, text: str) -> None:
-    """The scripts of zsh and fish name the program."""
-    printed = call("completion", kind)
-    assert (printed.exit_code, text in printed.output) == (0, True)
-    assert call("completion", "tcsh").exit_code == 2

@@ -13,7 +13,6 @@ import pytest
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.response_models import job_view
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from tests.cases import for_each
@@ -63,28 +62,19 @@ def test_a_list_says_what_it_leaves_out(ledger: Ledger, shell: Shell, tmp_path: 
     assert (empty.exit_code, "There is no ledger here, or an empty one: sqlite://" in empty.stderr) == (0, True)
 
 
-def test_list_shows_ages_and_due_times(ledger: Ledger, shell: Shell) -> None:
-    """`jobs list` shows the queue and the age of a job, when a waiting one is due, and how long a run has lasted."""
-    running = claimed(ledger, ledger.submit(order(1, route="celery")).job.id)
-    delayed = ledger.submit(order(2, route="slow", delay=7200.0)).job
-    heading, first, second = shell.lines("jobs", "list")
+def test_list_shows_due_times_and_stuck_jobs(ledger: Ledger, shell: Shell) -> None:
+    """`jobs list` shows ages and due times, with `--stuck` only what makes no progress, and why; `why` has it, too."""
+    delayed = ledger.submit(order(1, route="slow", delay=7200.0)).job
+    job = ledger.submit(order(2, route="celery")).job
+    heading, _, line = shell.lines("jobs", "list")
     assert heading.split()[:7] == ["id", "state", "task", "queue", "age", "due", "running"]
-    assert re.match(rf"{delayed.id} +queued +shop.invoice +slow +\d+ s +in (2 h|1 h 59 min) +0 +0 +submitted", first)
-    assert re.match(rf"{running.id} +running +shop.invoice +celery +\d+ s +\d+ s +1 +0 +running on north", second)
-
-
-def test_list_shows_stuck_jobs(ledger: Ledger, shell: Shell) -> None:
-    """`jobs list --stuck` lists only the jobs that make no progress, with the reason; `why` has it, too."""
-    ledger.submit(order(1, delay=3600.0))
-    job = ledger.submit(order(2)).job
+    assert re.match(rf"{delayed.id} +queued +shop.invoice +slow +\d+ s +in (2 h|1 h 59 min) +0 +0 +submitted", line)
     heading, line = shell.lines("jobs", "list", "--stuck")
-    assert (heading.split()[-1], line.split()[0]) == ("stuck", job.id)
-    assert line.endswith("no worker is alive")
+    assert (heading.split()[-1], line.split()[0], line[-18:]) == ("stuck", job.id, "no worker is alive")
     (found,) = shell.json("jobs", "list", "--stuck")
     assert (found["id"], found["stuck"]) == (job.id, "no worker is alive")
     explained = shell.json("why", job.id)
     assert (explained["stuck"], explained["sentences"][-1]) == (found["stuck"], "It is stuck: no worker is alive.")
-    assert format_timestamp(job.created_at) in explained["sentences"][1]
     assert "The job was admitted" in shell("why", job.id).output
 
 
@@ -111,53 +101,39 @@ def test_a_time_needs_a_time_zone(shell: Shell, word: str) -> None:
 
 
 def test_what_is_no_job_is_reported_in_a_sentence(ledger: Ledger, shell: Shell) -> None:
-    """An unknown id, or that of a purged job with its end in UTC, gives exit code 1 and a sentence."""
+    """An unknown id, or that of a purged job, gives exit code 1 and a sentence; the beginning of an id is enough."""
     ended = ledger.cancel(ledger.submit(order(1)).job.id)
     ledger.purge([ended.id])
-    assert ended.finished_at is not None
-    purged = f"was canceled at {format_timestamp(ended.finished_at)} and was purged at 2"
+    purged = f"was canceled at {format_timestamp(ended.finished_at or 0)} and was purged at 2"
     for words in (["jobs", "show"], ["why"], ["jobs", "cancel"], ["dead", "show"]):
         for job_id, sentence in ((ended.id, purged), ("x", "no job has the id 'x'")):
             result = shell(*words, job_id)
             assert (result.exit_code, sentence in result.output) == (1, True), words
-
-
-def test_the_beginning_of_an_id_is_enough(ledger: Ledger, shell: Shell) -> None:
-    """`why` and `jobs show` accept the beginning of a job's id, and name two where several begin with it."""
     for number, job_id in enumerate(("a9d0-1", "a9d0-2", "0ecc-3")):
         ledger.submit(replace(order(number), id=job_id))
     for command in (["why"], ["jobs", "show"]):
         assert "0ecc-3" in shell(*command, "0e").output
         assert "several ids begin with 'a9d'" in shell(*command, "a9d").output
-        assert "no job has the id 'b'" in shell(*command, "b").output
 
 
 def test_show_hides_internal_columns(ledger: Ledger, shell: Shell) -> None:
-    """`jobs show` prints what the HTTP API shows of a job, not its arguments; with `--all` it prints every column."""
+    """`jobs show` prints what HTTP shows and has a value, not its arguments; with `--all` it prints every column."""
     job = claimed(ledger, ledger.submit(order(42)).job.id)
+    successor = ledger.submit(order(42, queues_next=True)).job
     words = ("jobs", "show", job.id)
-    assert shell.json(*words) == json.loads(job_view(job).model_dump_json())
+    assert shell.json(*words) == json.loads(job_view(ledger.get(job.id)).model_dump_json())
     everything = shell.json(*words, "--all")
     assert list(everything) == [field.name for field in fields(job)]
     assert (everything["payload"], everything["token"]) == ({"args": [42]}, job.token)
     internal = {"payload", "fingerprint", "token", "claim", "wake_at"}
     for more, shown in (((), set()), (("--all",), internal)):
         assert {line.split()[0] for line in shell.lines(*words, *more)} & internal == shown
-
-
-def test_show_prints_what_is_set(ledger: Ledger, shell: Shell) -> None:
-    """`jobs show` has a line for each field with a value: zero and a false result are values, an unset flag is none."""
-    job = claimed(ledger, ledger.submit(order(42)).job.id)
-    successor = ledger.submit(order(42, queues_next=True)).job
-
-    def shown(job_id: str) -> dict[str, str]:
-        return {line.split()[0]: line.split()[1] for line in shell.lines("jobs", "show", job_id)}
-
-    assert (shown(successor.id)["queued_next"], shown(successor.id)["follows_id"]) == ("true", job.id)
     ledger.complete(job, "false")
-    ended = shown(job.id)
-    assert (ended["result"], ended["crashes"]) == ("false", "0")
-    assert not {"error", "progress", "queued_next", "cancel_requested", "follows_id"} & set(ended)
+    first, second = (
+        dict(line.split()[:2] for line in shell.lines("jobs", "show", each.id)) for each in (job, successor)
+    )
+    assert (first["result"], first["crashes"], second["follows_id"]) == ("false", "0", job.id)
+    assert not {"error", "progress", "queued_next", "cancel_requested", "follows_id"} & {*first}
 
 
 EPOCH = re.compile(r"\b\d{10}\.\d")
@@ -191,10 +167,10 @@ def test_times_are_written_for_people(
 
 
 def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
-    """`duplicates` counts, by task, identity or submitter, the runs that were saved, and their time if it is known."""
+    """`duplicates` counts the runs saved by task, identity or submitter; with an id it lists those of a job."""
     job = claimed(ledger, ledger.submit(order(1)).job.id)
     for name in ("user:1", "user:2", "user:1"):
-        ledger.submit(order(1, submitter=name))
+        ledger.submit(order(1, submitter=name, source="apply_async", host="web-1"))
     (before,) = shell.json("duplicates")
     assert (before["name"], before["runs"], before["seconds"]) == ("shop.invoice", 3, None)
     ended = ledger.complete(job, "1")
@@ -206,38 +182,7 @@ def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
     assert [each["name"] for each in shell.json("duplicates", "--by", "identity")] == [job.identity]
     first = shell("duplicates", "--by", "submitter", "--limit", "1").output
     assert ("user:1" in first, "user:2" in first) == (True, False)
-
-
-def test_duplicates_lists_the_duplicates_of_a_job(ledger: Ledger, shell: Shell) -> None:
-    """`duplicates JOB_ID` lists submitter, time and outcome of each duplicate of a job; an unknown id is an error."""
-    job = ledger.submit(order(1)).job
-    ledger.submit(order(1, submitter="user:1", source="apply_async", host="web-1"))
     table = shell("duplicates", job.id).output
     assert all(word in table for word in ("user:1", "apply_async", "web-1", "attached", "same"))
-    (duplicate,) = shell.json("duplicates", job.id)
-    assert (duplicate["job_id"], duplicate["submitter"]) == (job.id, "user:1")
+    assert [each["submitter"] for each in shell.json("duplicates", job.id)] == ["user:1", "user:2", "user:1"]
     assert shell("duplicates", "nobody").exit_code == 1
-
-
-def test_only_duplicates_that_would_have_run_are_saved_runs(ledger: Ledger, shell: Shell) -> None:
-    """Attached, replaced and replayed submissions save a run; rejections, later runs and redelivered messages none."""
-    job = ledger.submit(order(1, key="a key")).job
-    ledger.submit(replace(order(1, replaces=True), fingerprint="other"))
-    ledger.submit(order(1))
-    claim = claimed(ledger, job.id)
-    ledger.submit(order(1, queues_next=True))
-    ledger.submit(order(1, rejects=True))
-    assert ledger.submit(replace(order(1, key="a key"), fingerprint="reused")).key_reused
-    redelivered = Duplicate(
-        job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
-        submitter="", host="", fingerprint="", arguments_differ=False,
-    )  # fmt: skip
-    for _ in range(3):
-        ledger.record(redelivered)
-    ledger.complete(claim, "1", keep=Retention(identity_for=60.0))
-    (saving,) = shell.json("duplicates")
-    counts = {"attached": 1, "replaced": 1, "queued_next": 1, "rejected": 2}
-    assert saving["counts"] == dict.fromkeys(Outcome, 0) | counts
-    assert (saving["runs"], saving["redelivered"]) == (2, 3)
-    table = shell("duplicates").output.split()
-    assert ("redelivered" in table, table[-1]) == (True, "3")

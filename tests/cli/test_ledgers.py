@@ -37,19 +37,15 @@ def test_a_mistyped_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_file_of_an_app_is_not_created_either(tmp_path: Path, app_shell: Shell) -> None:
-    """A command refuses the missing SQLite file of an app's settings, too: a relative path may lead elsewhere here."""
+def test_a_file_is_created_on_request(tmp_path: Path, app_shell: Shell) -> None:
+    """`--create` and `migrate up` create the file, after which no command needs the option; that of an app, too."""
     assert "--create" in app_shell("jobs", "list").output
     assert not (tmp_path / "ledger.db").exists()
-
-
-@for_each("words", ["--create jobs list", "--create migrate status", "migrate up"])
-def test_a_file_is_created_on_request(tmp_path: Path, words: str) -> None:
-    """`--create` and `migrate up` create the file, after which no command needs the option."""
-    shell = Shell(("--store", f"sqlite:///{tmp_path / words.replace(' ', '-')}.db"))
-    shell(*words.split())
-    listed = shell("jobs", "list")
-    assert (listed.exit_code, listed.output.split()[0]) == (0, "id")
+    for words in ("--create jobs list", "--create migrate status", "migrate up"):
+        shell = Shell(("--store", f"sqlite:///{tmp_path / words.replace(' ', '-')}.db"))
+        shell(*words.split())
+        listed = shell("jobs", "list")
+        assert (listed.exit_code, listed.output.split()[0]) == (0, "id")
 
 
 def test_the_store_can_be_named_by_the_environment(
@@ -72,19 +68,15 @@ def test_the_store_can_be_named_by_the_environment(
 
 
 def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell: Shell) -> None:
-    """A command uses the settings of its app: a canceled job is kept for the retention that they set."""
-    with (tmp_path / f"{app_shell.options[1]}.py").open("a") as module:
-        module.write("app.conf.onejob_retention = {'canceled': 7}\n")
+    """A command uses the settings of its app, as the retention of a canceled job; one without a store is refused."""
+    module = tmp_path / f"{app_shell.options[1]}.py"
+    module.write_text(module.read_text() + "app.conf.onejob_retention = {'canceled': 7}\n")
     job = ledger.submit(order(1)).job
     assert app_shell("jobs", "cancel", job.id).exit_code == 0
     ended = ledger.get(job.id)
     assert ended.wake_at == pytest.approx((ended.finished_at or 0) + 7, abs=1.0)
-
-
-def test_an_app_without_a_store_is_named(tmp_path: Path, app_shell: Shell) -> None:
-    """An app without a store is refused with the setting that it lacks, and not with the option that names an app."""
-    (tmp_path / f"{app_shell.options[1]}.py").write_text("import celery\napp = celery.Celery(broker='memory://')\n")
-    refused = app_shell("jobs", "list")
+    (tmp_path / f"without_{module.name}").write_text("import celery\napp = celery.Celery(broker='memory://')\n")
+    refused = call("-A", f"without_{module.stem}", "jobs", "list")
     assert (refused.exit_code, "Set app.conf.onejob_store" in refused.output) == (1, True)
 
 
@@ -146,9 +138,5 @@ def test_migrate_makes_a_ledger(nowhere: Shell) -> None:
     after = nowhere("migrate", "status", "--json")
     assert (after.exit_code, json.loads(after.output)) == (0, {"current": HEAD, "head": HEAD, "pending": []})
     assert nowhere("jobs", "list").exit_code == 0
-
-
-def test_migrate_needs_a_store() -> None:
-    """`migrate` without a store is refused with the reason; the statement of the table of fences needs none."""
     assert "no ledger is named" in call("migrate", "up").output
     assert call("migrate", "fence").output == f"{TABLE};\n"

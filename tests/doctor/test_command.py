@@ -17,8 +17,10 @@ from tests.doctor.support import installed
 
 
 def test_a_healthy_ledger_is_ok(tmp_path: Path) -> None:
-    """A ledger with a live worker has findings of the level ok only, and the exit code is 0 with --fail-on warning."""
+    """A ledger with a live worker is ok, also with --fail-on warning; one that is not there is not made."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    missing = call("--store", url, "doctor")
+    assert (missing.exit_code, "there is no ledger" in missing.output, [*tmp_path.iterdir()]) == (1, True, [])
     with installed(url) as installation:
         installation.ledger.heartbeat("celery@one", lasts=60.0)
     result = call("--store", url, "doctor", "--json", "--fail-on", "warning")
@@ -54,18 +56,13 @@ def test_an_unusable_ledger_is_an_error() -> None:
     assert count == "1 error"
 
 
-def test_the_catalogue_names_each_check_once() -> None:
-    """Each check of the catalogue has a name of its own, and says what it means and what to do."""
-    checks = catalogue()
+def test_each_check_has_a_test() -> None:
+    """Each check has a name of its own, says what to do, and is named by a test that makes its condition real."""
+    own, checks = Path(__file__).parent, catalogue()
+    texts = "".join(path.read_text() for path in [*own.glob("*.py"), *own.parent.glob("celery/test_worker_shown.py")])
+    assert [check.name for check in checks if f'"{check.name}"' not in texts] == []
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.when and check.meaning and check.remedy for check in checks)
-
-
-def test_each_check_has_a_test() -> None:
-    """Each check of the catalogue is named by a test that makes its condition real."""
-    own = Path(__file__).parent
-    texts = "".join(path.read_text() for path in [*own.glob("*.py"), *own.parent.glob("celery/test_worker_shown.py")])
-    assert [check.name for check in catalogue() if f'"{check.name}"' not in texts] == []
 
 
 def test_celery_has_the_command_too(tmp_path: Path) -> None:
@@ -77,11 +74,3 @@ def test_celery_has_the_command_too(tmp_path: Path) -> None:
         result = CliRunner().invoke(celery_group, ["--create", "doctor"], obj=context)
     assert result.exit_code == 0, result.output
     assert "app: worker_prefetch_multiplier is 4" in result.output
-
-
-def test_examining_changes_nothing(tmp_path: Path) -> None:
-    """`doctor` creates no ledger: a file that does not exist is an error of the command line."""
-    result = call("--store", f"sqlite:///{tmp_path / 'missing.db'}", "doctor")
-    assert result.exit_code == 1
-    assert "there is no ledger" in result.output
-    assert not [*tmp_path.iterdir()]
