@@ -128,12 +128,11 @@ def test_show_hides_internal_columns(ledger: Ledger, shell: Shell) -> None:
     internal = {"payload", "fingerprint", "token", "claim", "wake_at"}
     for more, shown in (((), set()), (("--all",), internal)):
         assert {line.split()[0] for line in shell.lines(*words, *more)} & internal == shown
+    follower = dict(line.split()[:2] for line in shell.lines("jobs", "show", successor.id))
     ledger.complete(job, "false")
-    first, second = (
-        dict(line.split()[:2] for line in shell.lines("jobs", "show", each.id)) for each in (job, successor)
-    )
-    assert (first["result"], first["crashes"], second["follows_id"]) == ("false", "0", job.id)
-    assert not {"error", "progress", "queued_next", "cancel_requested", "follows_id"} & {*first}
+    ended = dict(line.split()[:2] for line in shell.lines("jobs", "show", job.id))
+    assert (ended["result"], ended["crashes"], follower["follows_id"]) == ("false", "0", job.id)
+    assert not {"error", "progress", "queued_next", "cancel_requested", "follows_id"} & {*ended}
 
 
 EPOCH = re.compile(r"\b\d{10}\.\d")
