@@ -105,7 +105,8 @@ class LockStep:
             self.read("find", Query(states=frozenset({state}), light=True))
         for by in GroupBy:
             self.read("duplicate_counts", by, limit=100)
-        self.read("counts", ALL)
+        for query in (ALL, Query(unsettled=True)):
+            self.read("counts", query)
         self.read("count_states", limit=1000)
 
 

@@ -75,7 +75,7 @@ class _Key:
 
 
 class ModelStore:
-    """The protocol `Store`, without atomicity, durability and connections."""
+    """The protocol `Store`, which says what each operation does, without atomicity, durability and connections."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.read_clock = clock
@@ -97,7 +97,6 @@ class ModelStore:
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
     ) -> list[Admission]:
-        """See the protocol."""
         assert wait_for_locks
         return PartlySubmittedError.checked([self._charged(each, wake_in) for each in submissions])
 
@@ -230,7 +229,6 @@ class ModelStore:
         self.windows |= charged
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        """See the protocol."""
         own, followed = self.rows.get(submission.id), self.rows.get(follows_id)
         if own is not None or followed is None:
             return own.job if own else None
@@ -255,7 +253,6 @@ class ModelStore:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
-        """See the protocol."""
         now, row = self.read_clock(), self.rows.get(job_id)
         if row is None:
             return Applied(applied=False, job=None)
@@ -275,7 +272,6 @@ class ModelStore:
         return self._accepted(row, nonce)
 
     def apply(self, change: Change) -> Applied:
-        """See the protocol."""
         row = self.rows.get(change.job_id)
         if row is None:
             return Applied(applied=False, job=None)
@@ -355,7 +351,6 @@ class ModelStore:
             row.record(self.read_clock(), Transition.RELEASE_IDENTITY, WINDOW_OVER)
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
-        """See the protocol."""
         return [self._renew(job_id, nonce, sources) for job_id, nonce in claims]
 
     def _renew(self, job_id: str, nonce: str, sources: frozenset[State]) -> Renewal:
@@ -366,17 +361,14 @@ class ModelStore:
         return Renewal(job_id, nonce, held=True, cancel=row.set(lease_until=until, wake_at=until).cancel)
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
-        """See the protocol."""
         row = self._run(job_id, token, sources)
         return row.set(progress=progress).cancel if row else None
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
-        """See the protocol."""
         row = self._run(job_id, token, sources)
         return row.steps.setdefault(name, value) if row else None
 
     def steps(self, job_id: str) -> Mapping[str, str]:
-        """See the protocol."""
         return dict(self.rows[job_id].steps) if job_id in self.rows else {}
 
     def _run(self, job_id: str, token: int, sources: frozenset[State]) -> Row | None:
@@ -384,7 +376,6 @@ class ModelStore:
         return row if row is not None and row.job.token == token and row.job.state in sources else None
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
-        """See the protocol."""
         due = self.due(tasks=tasks, expired_runs=expired_runs)[:limit]
         return [self.rows[job.id].set(wake_at=self.read_clock() + hold) for job in due]
 
@@ -402,7 +393,6 @@ class ModelStore:
         return sorted(found, key=lambda job: (job.lease_until is None, job.wake_at))
 
     def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
-        """See the protocol."""
         now = self.read_clock()
         for job_id, seconds in wake_in.items():
             row = self.rows.get(job_id)
@@ -421,7 +411,6 @@ class ModelStore:
         skip_referenced: bool = False,
         tombstone_for: float = 0.0,
     ) -> list[str]:
-        """See the protocol."""
         rows = [self.rows[each] for each in job_ids if each in self.rows]
         deletable = [row for row in rows if row.job.state in sources and not row.job.holds_identity]
         until = {row.job.id: self._referenced_until(row.job) if skip_referenced else 0.0 for row in deletable}
@@ -455,7 +444,6 @@ class ModelStore:
     # --- queries ----------------------------------------------------------------------------------------------------
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """See the protocol."""
         return {each: self.rows[each].job for each in job_ids if each in self.rows}
 
     def live_key(self, key: str | None) -> _Key | None:
@@ -482,19 +470,16 @@ class ModelStore:
         return (row.job for row in self.rows.values())
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
-        """See the protocol."""
         kept = self.live_key(key)
         row = self.rows[kept.job_id] if kept else self.holder(identity)
         return row.job if row else None
 
     def find(self, query: Query) -> list[Job]:
-        """See the protocol."""
         found = [job for job in self._newest(query) if _is_after(job, query) and _matches(job, query)]
         page = found[query.offset : query.offset + query.limit]
         return [replace(job, **_EMPTY) for job in page] if query.light else page
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        """See the protocol."""
         return dict(Counter(job.state for job in [job for job in self._newest(query) if _matches(job, query)][:limit]))
 
     def _newest(self, query: Query) -> list[Job]:
@@ -504,7 +489,6 @@ class ModelStore:
         return sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
 
     def count_states(self, *, limit: int) -> dict[State, int]:
-        """See the protocol."""
         found = Counter(job.state for job in self._jobs())
         unsettled = sum(job.finished_at is not None and job.canvas_pending for job in self._jobs())
         found[State.QUEUED] += unsettled
@@ -512,12 +496,10 @@ class ModelStore:
         return {state: min(max(found[state], 0), limit) for state in State}
 
     def edge(self, query: Query, *, skip: int) -> float | None:
-        """See the protocol."""
         found = [job.created_at for job in self._newest(query) if _is_after(job, query)][skip:]
         return found[0] if found else None
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
-        """See the protocol."""
         groups: dict[tuple[str, str, State], list[float]] = {}
         for task in tasks:
             handled = [job for job in self._jobs() if _waits(job) and _handled_by(job) == task]
@@ -527,23 +509,19 @@ class ModelStore:
         return [Backlog(*group, len(times), min(times)) for group, times in sorted(groups.items())]
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
-        """See the protocol."""
         found = [job for job in self._jobs() if job.follows_id == job_id]
         return sorted(found, key=lambda job: (job.created_at, job.id))[:limit]
 
     def history(self, job_id: str) -> list[Entry]:
-        """See the protocol."""
         return self.rows[job_id].history if job_id in self.rows else []
 
     def tombstone(self, job_id: str) -> Tombstone | None:
-        """See the protocol."""
         tombstone, until = self.tombstones.get(job_id, (None, 0.0))
         return tombstone if until > self.read_clock() and job_id not in self.rows else None
 
     # --- duplicates -------------------------------------------------------------------------------------------------
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
-        """See the protocol."""
         row = self.rows.get(duplicate.job_id)
         for nonce in (duplicate.submission_nonce, *also) if row else ():
             assert row is not None
@@ -558,14 +536,12 @@ class ModelStore:
             row.counts[new.submitter, new.outcome if nonce else REDELIVERED] += 1
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
-        """See the protocol."""
         row = self.rows.get(job_id)
         return [*row.duplicates, *([row.redelivery] if row.redelivery else [])] if row else []
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
     ) -> list[DuplicateCount]:
-        """See the protocol."""
         counted: Counter[tuple[str, str, str]] = Counter()
         totals: Counter[str] = Counter()
         for job, source, outcome, count in self._counted():
@@ -590,7 +566,6 @@ class ModelStore:
     # --- events, audit log, metrics and workers ---------------------------------------------------------------------
 
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
-        """See the protocol."""
         now = self.read_clock()
         kept, until = self.events.get(event_id, (None, 0.0))
         found = kept if until > now else body
@@ -599,7 +574,6 @@ class ModelStore:
         return found
 
     def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
-        """See the protocol."""
         assert keep_for > 0
         self.audit_log.append(
             replace(entry, id=max((each.id for each in self.audit_log), default=0) + 1, at=self.read_clock())
@@ -608,30 +582,25 @@ class ModelStore:
             self.audit_log.remove(old)
 
     def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
-        """See the protocol."""
         kept = [each for each in self.audit_log if each.at >= self.read_clock() - keep_for]
         return [each for each in reversed(kept) if before is None or each.id < before][:limit]
 
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
-        """See the protocol."""
         self.amounts.update(amounts)
         for period in Period if recent else ():
             start = self.read_clock() // period.seconds * period.seconds
             self.buckets.setdefault((period, start), Counter()).update(recent)
 
     def totals(self) -> dict[str, float]:
-        """See the protocol."""
         return dict(self.amounts)
 
     def series(self, period: Period, *, since: float) -> list[Bucket]:
-        """See the protocol."""
         now = self.read_clock()
         starts = sorted(start for each, start in self.buckets if each is period)
         shown = [start for start in starts if start >= since and now - period.kept_for < start <= now]
         return [Bucket(start, dict(self.buckets[period, start])) for start in shown]
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
-        """See the protocol."""
         now = self.read_clock()
         row = {"name": node, "seen_at": now, "registration": registration.to_json()}
         self.heartbeats.pop(node, None)
@@ -639,12 +608,10 @@ class ModelStore:
             self.heartbeats[node] = (WorkerInfo.from_row(row), now + lasts)
 
     def workers(self) -> list[WorkerInfo]:
-        """See the protocol."""
         found = [worker for worker, until in self.heartbeats.values() if until > self.read_clock()]
         return sorted(found, key=lambda worker: worker.name)
 
     def take_dead_workers(self) -> list[WorkerInfo]:
-        """See the protocol."""
         dead = [worker for worker, until in self.heartbeats.values() if until <= self.read_clock()]
         for worker in dead:
             del self.heartbeats[worker.name]

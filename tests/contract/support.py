@@ -14,7 +14,6 @@ from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import sweep as sweep_tasks
 from onejob.stores import open_store
-from onejob.stores.protocol import DuplicateStats, Metrics, Queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,37 +28,19 @@ START = 1_800_000_000.0
 LEASE = 30.0
 WAITING = RULES[Transition.CLAIM].sources
 RUNNING = RULES[Transition.RENEW].sources
-ENDINGS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON)
-"""For each state in which a job can end, one event that ends a run in it."""
 ANY = frozenset(State)
 UNKNOWN = "no-such-job"
 TASKS = frozenset({"app.add", "other.task", "carried", "shop.invoice"})
 """The tasks of the jobs in these tests."""
-COLUMNS: dict[str, Any] = {
-    "task": "other.task",
-    "fingerprint": "fingerprint-2",
-    "submitter": "user:9",
-    "payload": '{"args": [9]}',
-    "options": '{"queue": "slow"}',
-    "priority_rank": 7,
-    "lease": 77.0,
-    "retries": 5,
-}
-"""Values of a submission that are columns of its row and differ from the defaults."""
 REPLACE: dict[str, Any] = {"replaces": True, "queues_next": True, "max_wait": 60.0}
 RUN_AGAIN: dict[str, Any] = {"replaces": True, "queues_next": True}
-RAISE: dict[str, Any] = {"rejects": True}
 CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
     "attach": {},
-    "raise": RAISE,
+    "raise": {"rejects": True},
     "replace": REPLACE,
     "run_again": RUN_AGAIN,
 }
 """The conflict policies by their names, as values of a submission."""
-
-
-CAPABILITIES = (Queries, DuplicateStats, Metrics)
-"""The capabilities that a store may have in addition to the core."""
 
 
 class ManualClock:
@@ -256,18 +237,8 @@ def untouched(store: Store, *job_ids: str) -> Iterator[None]:
     assert [_all_of(store, job_id) for job_id in ids] == before
 
 
-def missing(store: Store) -> frozenset[str]:
-    """Return the operations of the capabilities that a store does not have."""
-    known: frozenset[str] | None = getattr(store, "lacks", None)
-    operations = {name for capability in CAPABILITIES for name in vars(capability) if not name.startswith("_")}
-    return known if known is not None else frozenset(name for name in operations if not hasattr(store, name))
-
-
 def _all_of(store: Store, job_id: str) -> tuple[object, ...]:
-    lacks = missing(store)
-    history = None if "history" in lacks else store.history(job_id)
-    duplicates = None if "duplicates" in lacks else store.duplicates(job_id)
-    return get(store, job_id), store.steps(job_id), history, duplicates
+    return get(store, job_id), store.steps(job_id), store.history(job_id), store.duplicates(job_id)
 
 
 def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:

@@ -28,9 +28,7 @@ from tests.contract.support import (
     WAITING,
     StoreAddress,
     change,
-    claim,
     end,
-    events,
     get,
     queue_next,
     read,
@@ -286,16 +284,6 @@ def test_a_value_that_a_store_can_never_hold_is_refused(store: Store, store_addr
 # --- closing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_store_can_be_used_again(store: Store) -> None:
-    """Closing closes connections only: the next operation opens another, and nothing is lost."""
-    store.close()
-    job = run(store)
-    store.close()
-    store.close()
-    assert read(store) == job
-    assert end(store, job).state is State.COMPLETED
-
-
 def test_a_dropped_store_closes_its_connection(tmp_path: Path) -> None:
     """A SQLite store that nobody refers to any more has closed its connection, also after it was part of a cycle."""
     store = SQLiteStore(tmp_path / "ledger.db")
@@ -334,15 +322,3 @@ def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
     closer.join(30.0)
     assert failures == []
     assert len(store.find(Query(states=frozenset({State.COMPLETED}), limit=1000))) == 24
-
-
-def test_stores_of_one_address_see_the_same_jobs(store_factory: Callable[[], Store]) -> None:
-    """The writes of one connection are visible to every other at once."""
-    first, second = store_factory(), store_factory()
-    for number in range(20):
-        job_id = f"job-{number}"
-        submit(first, job_id)
-        job = start(second, job_id)
-        assert get(first, job_id) == job
-        assert not claim(first, job_id).applied
-        assert events(second, job_id) == ["submit", "claim"]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import pytest
@@ -48,7 +48,7 @@ from tests.contract.support import (
     take_due,
     untouched,
 )
-from tests.contract.test_errors import OPERATIONS, WRITES
+from tests.contract.test_errors import OPERATIONS
 from tests.services import eventually, start_pgbouncer, start_postgres
 from tests.tiers import deep
 
@@ -82,10 +82,23 @@ def own(own_server: PostgresServer) -> Iterator[PostgresStore]:
         session.execute("truncate onejob.jobs cascade")
 
 
+class Place(NamedTuple):
+    """The server and the schema of an empty ledger."""
+
+    server: PostgresServer
+    schema: str
+
+
 @pytest.fixture
-def store(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[PostgresStore]:
+def place(postgres_server: PostgresServer, postgres_schema: str) -> Place:
+    """Return where the ledger of a test is."""
+    return Place(postgres_server, postgres_schema)
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[PostgresStore]:
     """Return an empty store in PostgreSQL."""
-    with closing(PostgresStore(postgres_server.url, schema=postgres_schema)) as store:
+    with closing(PostgresStore(place.server.url, schema=place.schema)) as store:
         yield store
 
 
@@ -167,34 +180,30 @@ def test_an_acknowledged_end_survives_a_crash(own: PostgresStore, own_server: Po
 
 
 @contextmanager
-def holding(server: PostgresServer, schema: str, job_id: str) -> Iterator[None]:
+def holding(place: Place, job_id: str) -> Iterator[None]:
     """Hold the row of a job in an open transaction."""
-    with psycopg.connect(server.url) as session:
-        session.execute(f"select from {schema}.jobs where id = %s for update", [job_id])
+    with psycopg.connect(place.server.url) as session:
+        session.execute(f"select from {place.schema}.jobs where id = %s for update", [job_id])
         yield
 
 
 @pytest.mark.parametrize("name", LOCKING)
 def test_a_row_that_stays_locked_is_unavailable(
-    postgres_server: PostgresServer,
-    postgres_schema: str,
-    store: PostgresStore,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    place: Place, store: PostgresStore, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operation waits a limited time for a locked row, raises an error, changes nothing, and works afterwards."""
     monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
     job = run(store)
     refused = pytest.raises(StoreUnavailableError, match="lock timeout")
-    with untouched(store), holding(postgres_server, postgres_schema, "job-1"), refused:
+    with untouched(store), holding(place, "job-1"), refused:
         OPERATIONS[name](store, job)
     OPERATIONS[name](store, job)
 
 
-def test_a_heartbeat_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+def test_a_heartbeat_does_not_wait(place: Place, store: PostgresStore) -> None:
     """A locked row delays no lease: the others are extended at once, and the run of the locked one counts as held."""
     jobs = [run(store, f"job-{number}") for number in range(4)]
-    with holding(postgres_server, postgres_schema, "job-2"):
+    with holding(place, "job-2"):
         renewals = Ledger(store).renew([(job.id, job.claim) for job in jobs])
         after = [read(store, job.id).lease_until or 0.0 for job in jobs]
     assert [renewal.held for renewal in renewals] == [True] * 4
@@ -202,35 +211,35 @@ def test_a_heartbeat_does_not_wait(postgres_server: PostgresServer, postgres_sch
     assert [now > then for now, then in zip(after, before, strict=True)] == [True, True, False, True]
 
 
-def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+def test_a_sweep_does_not_wait(place: Place, store: PostgresStore) -> None:
     """A sweep skips a locked row, and a purge skips an old job whose row is locked, until a later one."""
     for number in range(3):
         submit(store, f"job-{number}", wake_in=0.0)
     ended = [apply(store, start(store, f"job-{number}"), Transition.COMPLETE, wake_in=0.0) for number in range(2)]
-    with holding(postgres_server, postgres_schema, "job-1"):
+    with holding(place, "job-1"):
         assert {job.id for job in take_due(store, limit=10, hold=0.0)} == {"job-0", "job-2"}
         assert store.delete([job.id for job in ended], sources=FINAL, skip_referenced=True) == ["job-0"]
     assert {job.id for job in take_due(store, limit=10, hold=0.0)} == {"job-1", "job-2"}
     assert store.delete(["job-1"], sources=FINAL, skip_referenced=True) == ["job-1"]
 
 
-def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+def test_a_drop_waits(place: Place, store: PostgresStore) -> None:
     """A deletion that does not skip rows waits for the lock of an old job, and then deletes the job."""
     ended = end(store, run(store))
     with ThreadPoolExecutor(1) as aside:
-        with holding(postgres_server, postgres_schema, ended.id):
+        with holding(place, ended.id):
             deleted = aside.submit(store.delete, [ended.id], sources=FINAL)
-            eventually(lambda: is_waiting_for_a_lock(postgres_server))
+            eventually(lambda: lock_waiters(place.server))
         assert deleted.result(10.0) == [ended.id]
 
 
-def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+def test_a_duplicate_does_not_wait(place: Place, store: PostgresStore) -> None:
     """A duplicate of a job whose row is locked is kept and counted in the statistics, and not in that row."""
     job = run(store, identity="same")
     submit(store, "job-2", identity="same")
     (duplicate,) = store.duplicates(job.id)
-    with psycopg.connect(postgres_server.url) as session:
-        session.execute(f"update {postgres_schema}.jobs set progress = '1' where id = %s", [job.id])  # noqa: S608
+    with psycopg.connect(place.server.url) as session:
+        session.execute(f"update {place.schema}.jobs set progress = '1' where id = %s", [job.id])  # noqa: S608
         store.record(replace(duplicate, submission_nonce="while it is written", submitter="another submitter"))
     assert "while it is written" in {each.submission_nonce for each in store.duplicates(job.id)}
     assert {(each.name, each.count) for each in store.duplicate_counts(GroupBy.SUBMITTER, limit=9)} == {
@@ -242,46 +251,39 @@ def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_sch
 
 @pytest.mark.parametrize("detail", ["", COMPLETED])
 def test_a_follower_that_was_inserted_while_the_end_waited_is_woken(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, detail: str
+    place: Place, store: PostgresStore, detail: str
 ) -> None:
     """If a follower is inserted while the end of its followed job waits for a lock, that end makes the follower due."""
     followed = run(store)
     ending = change(followed, Transition.COMPLETE, wake_in=30.0, detail=detail)
     ends = threading.Thread(target=lambda: store.apply(ending))
-    with psycopg.connect(postgres_server.url) as session:
-        session.execute(f"update {postgres_schema}.jobs set entries = entries where id = 'job-1'")  # noqa: S608
+    with psycopg.connect(place.server.url) as session:
+        session.execute(f"update {place.schema}.jobs set entries = entries where id = 'job-1'")  # noqa: S608
         ends.start()
-        eventually(lambda: is_waiting_for_a_lock(postgres_server))
-        session.execute(follower_of_job_1(postgres_schema).encode())
+        eventually(lambda: lock_waiters(place.server))
+        session.execute(follower_of_job_1(place.schema).encode())
     ends.join(10.0)
     assert read(store, "job-2").wake_at is not None
 
 
-def is_waiting_for_a_lock(server: PostgresServer, application: str = "onejob") -> bool:
-    """Tell whether an operation of a store waits for a lock."""
-    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = %s"
-    with psycopg.connect(server.url, autocommit=True) as session:
-        return session.execute(waiting, [application]).fetchone() is not None
-
-
-def count_lock_waiters(server: PostgresServer) -> int:
+def lock_waiters(server: PostgresServer, application: str = "onejob") -> int:
     """Return how many operations of stores wait for a lock."""
-    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'onejob'"
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = %s"
     with psycopg.connect(server.url, autocommit=True) as session:
-        return int(session.execute(waiting).fetchone()[0])  # type: ignore[index]
+        return int(session.execute(waiting, [application]).fetchone()[0])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("nonces", [("one", "one"), ("one", "another")])
 def test_submissions_of_one_id_that_wait_for_one_row_are_counted_once(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, nonces: tuple[str, str]
+    place: Place, store: PostgresStore, nonces: tuple[str, str]
 ) -> None:
     """Of two submissions of one id that wait for the row of a run, one is counted: in the row and in the statistics."""
     run(store, identity="same")
     new = submission("job-2", identity="same", **RUN_AGAIN)
     with ThreadPoolExecutor(2) as aside:
-        with holding(postgres_server, postgres_schema, "job-1"):
+        with holding(place, "job-1"):
             pending = [aside.submit(submit_one, store, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
-            eventually(lambda: count_lock_waiters(postgres_server) == len(pending))
+            eventually(lambda: lock_waiters(place.server) == len(pending))
         assert [each.result(10.0).outcome for each in pending] == [Outcome.QUEUED_NEXT] * 2
     assert read(store).duplicate_count == len(store.duplicates("job-1")) == 1
     assert {(each.outcome, each.count) for each in store.duplicate_counts(GroupBy.TASK, limit=9)} == {
@@ -291,7 +293,7 @@ def test_submissions_of_one_id_that_wait_for_one_row_are_counted_once(
 
 @pytest.mark.parametrize("repeat", ["the same id", "another id", "a batch"])
 def test_a_submission_that_is_repeated_while_it_waits_is_counted_once(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, repeat: str
+    place: Place, store: PostgresStore, repeat: str
 ) -> None:
     """A duplicate that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
     run(store, identity="same")
@@ -302,9 +304,9 @@ def test_a_submission_that_is_repeated_while_it_waits_is_counted_once(
         record = Duplicate.of(news[0], Admission(read(store), Outcome.ATTACHED))
         calls = [partial(store.record, record, also=["m"])] * 2
     with ThreadPoolExecutor(2) as aside:
-        with holding(postgres_server, postgres_schema, "job-1"):
+        with holding(place, "job-1"):
             pending = [aside.submit(call) for call in calls]
-            eventually(lambda: count_lock_waiters(postgres_server) == len(pending))
+            eventually(lambda: lock_waiters(place.server) == len(pending))
         answers = [each.result(10.0) for each in pending]
     counted = 2 if repeat == "a batch" else 1
     assert read(store).duplicate_count == len(store.duplicates("job-1")) == counted
@@ -315,18 +317,18 @@ def test_a_submission_that_is_repeated_while_it_waits_is_counted_once(
 
 @pytest.mark.parametrize(("nonce", "counted"), [("nonce-of-job-2", 1), ("another", 2)])
 def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, nonce: str, counted: int
+    place: Place, store: PostgresStore, nonce: str, counted: int
 ) -> None:
     """In a user's transaction a submission whose id is written meanwhile succeeds, and counts unless it is repeated."""
     run(store, identity="same")
     new = submission("job-2", identity="same", **RUN_AGAIN)
-    second = psycopg.connect(postgres_server.url, application_name="second")
-    with second, ThreadPoolExecutor(1) as aside, psycopg.connect(postgres_server.url) as first:
+    second = psycopg.connect(place.server.url, application_name="second")
+    with second, ThreadPoolExecutor(1) as aside, psycopg.connect(place.server.url) as first:
         submit_one(store.in_transaction(transaction_of(first)), new, wake_in=LEASE)
         pending = aside.submit(
             submit_one, store.in_transaction(transaction_of(second)), replace(new, nonce=nonce), wake_in=LEASE
         )
-        eventually(lambda: is_waiting_for_a_lock(postgres_server, "second"))
+        eventually(lambda: lock_waiters(place.server, "second"))
         first.commit()
         assert pending.result(10.0).job.id == "job-2"
     assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (counted, counted)
@@ -335,44 +337,43 @@ def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
 
 def follower_of_job_1(schema: str) -> str:
     """Return SQL that writes the row of a follower as a submission would."""
-    own = {"id": "'job-2'", "state": "'queued'", "holds_identity": "false", "follows_id": "'job-1'", "wake_at": "null"}
+    own = {"id": "'job-2'", "state": "'queued'", "holds_identity": "false", "follows_id": "'job-1'"}
+    own |= {"wake_at": "null", "lease_until": "null"}
     columns = [*COLUMNS, "requests", "entries"]
     values = ", ".join(own.get(column, column) for column in columns)
     return f"insert into {schema}.jobs ({', '.join(columns)}) select {values} from {schema}.jobs"  # noqa: S608
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_key_waits_for_the_transaction_that_writes_it(
-    postgres_server: PostgresServer, store: PostgresStore, *, commits: bool
-) -> None:
+def test_a_key_waits_for_the_transaction_that_writes_it(place: Place, store: PostgresStore, *, commits: bool) -> None:
     """A key that an open transaction has written is found after its commit, and free after its rollback."""
-    with psycopg.connect(postgres_server.url) as session, ThreadPoolExecutor(1) as aside:
+    with psycopg.connect(place.server.url) as session, ThreadPoolExecutor(1) as aside:
         submit_one(store.in_transaction(transaction_of(session)), submission(key="key-1"), wake_in=LEASE)
         pending = aside.submit(admission, store, "job-2", key="key-1")
-        eventually(lambda: is_waiting_for_a_lock(postgres_server))
+        eventually(lambda: lock_waiters(place.server))
         session.commit() if commits else session.rollback()
         answer = pending.result(10.0)
     expected = (Outcome.ATTACHED, "job-1") if commits else (Outcome.ADMITTED, "job-2")
     assert (answer.outcome, answer.job.id) == expected
 
 
-def test_two_transactions_with_one_key_can_both_commit(postgres_server: PostgresServer, store: PostgresStore) -> None:
+def test_two_transactions_with_one_key_can_both_commit(place: Place, store: PostgresStore) -> None:
     """Of two open transactions with the same new key the second finds it, with any conflict policy, and can commit."""
     for number, conflict_policy in enumerate(CONFLICT_POLICIES.values()):
         name, values = f"job-{number}", {"key": f"key-{number}", **conflict_policy}
         with ThreadPoolExecutor(1) as aside, ExitStack() as open_:
-            one, other = (open_.enter_context(psycopg.connect(postgres_server.url)) for _ in range(2))
+            one, other = (open_.enter_context(psycopg.connect(place.server.url)) for _ in range(2))
             first, second = (store.in_transaction(transaction_of(session)) for session in (one, other))
             admission(first, name, **values)
             pending = aside.submit(admission, second, f"late-{number}", **values)
-            eventually(lambda: is_waiting_for_a_lock(postgres_server, ""))
+            eventually(lambda: lock_waiters(place.server, ""))
             one.commit()
             assert (pending.result(10.0).outcome, pending.result().job.id) == (Outcome.ATTACHED, name)
             other.commit()
 
 
 def test_a_batch_that_fails_leaves_no_broken_connection(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    place: Place, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Statements that the server has not prepared because a batch failed are prepared again afterwards."""
     monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
@@ -381,7 +382,7 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
         submission("late", identity="identity-of-job-1"),
         *(submission(f"new-{number}") for number in range(9)),
     ]
-    with holding(postgres_server, postgres_schema, "job-1"), pytest.raises(StoreUnavailableError):
+    with holding(place, "job-1"), pytest.raises(StoreUnavailableError):
         store.submit_many(submissions, wake_in=LEASE)
     assert [answer.outcome for answer in store.submit_many(submissions, wake_in=LEASE)] == [
         "attached",
@@ -392,21 +393,11 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
 # --- wrong places ---------------------------------------------------------------------------------------------------
 
 
-def test_a_database_that_does_not_exist_is_refused(postgres_server: PostgresServer) -> None:
-    """A server without the named database is a `StoreError`, not an outage."""
-    url = postgres_server.url.replace("/postgres", "/no_such_database")
-    with closing(PostgresStore(url)) as store, pytest.raises(StoreError, match="no_such_database") as caught:
-        submit(store)
-    assert not isinstance(caught.value, StoreUnavailableError)
-
-
-def test_a_dropped_table_is_reported(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
-) -> None:
+def test_a_dropped_table_is_reported(place: Place, store: PostgresStore) -> None:
     """If the ledger's tables were dropped, the error says how to check the schema."""
     submit(store)
-    with psycopg.connect(postgres_server.url, autocommit=True) as session:
-        session.execute(f"drop table {postgres_schema}.jobs cascade")
+    with psycopg.connect(place.server.url, autocommit=True) as session:
+        session.execute(f"drop table {place.schema}.jobs cascade")
     with pytest.raises(StoreError, match="migrate status") as caught:
         submit(store, "job-2")
     assert not isinstance(caught.value, StoreUnavailableError)
@@ -414,11 +405,7 @@ def test_a_dropped_table_is_reported(
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "postgresql://user:secret%@host/shop",
-        "postgresql://user:secret@host/shop?no_such_option=1",
-        "postgres://[::1/x",
-    ],
+    ["postgresql://user:secret%@host/shop", "postgresql://user:secret@host/shop?no_such_option=1", "postgres://[::1/x"],
 )
 def test_a_url_that_cannot_work_is_refused(url: str) -> None:
     """An invalid URL is refused before a connection is opened, and the message does not contain its password."""
@@ -428,19 +415,11 @@ def test_a_url_that_cannot_work_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+psycopg", "postgresql+psycopg2"])
-def test_urls_of_sqlalchemy_are_understood(postgres_server: PostgresServer, postgres_schema: str, scheme: str) -> None:
+def test_urls_of_sqlalchemy_are_understood(place: Place, scheme: str) -> None:
     """A URL with SQLAlchemy's driver, or with the short scheme, names the same database."""
-    url = postgres_server.url.replace("postgresql", scheme)
-    with closing(PostgresStore(url, schema=postgres_schema)) as store:
+    url = place.server.url.replace("postgresql", scheme)
+    with closing(PostgresStore(url, schema=place.schema)) as store:
         assert claim(store, submit(store).id).applied
-
-
-def test_every_write_is_idempotent_by_its_request(store: PostgresStore) -> None:
-    """A write that is repeated because its response was lost returns what it returned the first time."""
-    job = run(store)
-    for name in WRITES:
-        if name not in {"due", "delete", "submit"}:
-            OPERATIONS[name](store, job)
 
 
 # --- many threads, and signals --------------------------------------------------------------------------------------
@@ -500,18 +479,16 @@ def interrupts(store: PostgresStore, job: Job) -> bool:
     return False
 
 
-def test_submissions_that_wait_block_no_other_operations(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
-) -> None:
+def test_submissions_that_wait_block_no_other_operations(place: Place, store: PostgresStore) -> None:
     """While many submissions wait for a transaction with an equal one, heartbeats and ends of other jobs succeed."""
     job = run(store)
-    with psycopg.connect(postgres_server.url) as session:
+    with psycopg.connect(place.server.url) as session:
         transactional = store.in_transaction(transaction_of(session))
         submit_one(transactional, submission("first", identity="same"), wake_in=LEASE)
         crowd = [threading.Thread(target=submit_quietly, args=(store, f"click-{number}")) for number in range(20)]
         for thread in crowd:
             thread.start()
-        eventually(lambda: is_waiting_for_a_lock(postgres_server))
+        eventually(lambda: lock_waiters(place.server))
         assert [renewal.held for renewal in Ledger(store).renew([(job.id, job.claim)])] == [True]
         assert end(store, job).state is State.COMPLETED
         session.commit()
@@ -540,14 +517,12 @@ def test_threads_wait_for_a_silent_server_concurrently(monkeypatch: pytest.Monke
             assert all(isinstance(answer.exception(timeout=60), StoreUnavailableError) for answer in answers)
 
 
-def test_a_submission_without_wait_for_locks_does_not_wait(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
-) -> None:
+def test_a_submission_without_wait_for_locks_does_not_wait(place: Place, store: PostgresStore) -> None:
     """A submission that must not wait fails on a locked row, and when it is repeated it gets the usual answer."""
     ledger = Ledger(store)
     submit(store, identity="same")
     submissions = [submission("job-2", identity="same"), submission("job-3")]
-    with holding(postgres_server, postgres_schema, "job-1"):
+    with holding(place, "job-1"):
         with pytest.raises(StoreBusyError):
             ledger.submit_many(submissions, wait_for_locks=False)
         (alone,) = ledger.submit_many(submissions[1:], wait_for_locks=False)
@@ -577,10 +552,10 @@ def _live(store: PostgresStore, number: int) -> None:
 STATE = "select current_setting('lock_timeout'), (select count(*) from pg_prepared_statements)"
 
 
-def test_a_pooled_store_leaves_nothing_in_its_sessions(postgres_server: PostgresServer, postgres_schema: str) -> None:
+def test_a_pooled_store_leaves_nothing_in_its_sessions(place: Place) -> None:
     """With `?pooler=transaction` a session has no prepared statement and no setting of onejob after an operation."""
-    url = f"{postgres_server.url}?application_name=pooled&pooler=transaction"
-    with closing(PostgresStore(url, schema=postgres_schema)) as store:
+    url = f"{place.server.url}?application_name=pooled&pooler=transaction"
+    with closing(PostgresStore(url, schema=place.schema)) as store:
         _live(store, 1)
         (inside,) = store._sql.runner.run([("select current_setting('lock_timeout') as lock_timeout", {})])[0]
         assert inside == {"lock_timeout": "10s"}
@@ -590,21 +565,21 @@ def test_a_pooled_store_leaves_nothing_in_its_sessions(postgres_server: Postgres
             (left,) = session.execute(STATE, prepare=False).fetchall()
         assert [*left.values()] == ["0", 0]
     with pytest.raises(ConfigurationError, match="pooler=transaction"):
-        PostgresStore(f"{postgres_server.url}?pooler=statement")
+        PostgresStore(f"{place.server.url}?pooler=statement")
 
 
 @pytest.mark.deep
-def test_threads_share_the_few_sessions_of_a_pooler(postgres_server: PostgresServer, postgres_schema: str) -> None:
+def test_threads_share_the_few_sessions_of_a_pooler(place: Place) -> None:
     """Behind a real PgBouncer in transaction mode every operation works, and other clients inherit nothing."""
-    pooler = start_pgbouncer(postgres_server, size=3)
+    pooler = start_pgbouncer(place.server, size=3)
     try:
-        with closing(PostgresStore(pooler.url, schema=postgres_schema)) as store, ThreadPoolExecutor(8) as threads:
+        with closing(PostgresStore(pooler.url, schema=place.schema)) as store, ThreadPoolExecutor(8) as threads:
             for done in [threads.submit(_live, store, number) for number in range(100)]:
                 done.result(60.0)
             with psycopg.connect(pooler.url.partition("?")[0], autocommit=True, prepare_threshold=None) as other:
                 for _ in range(9):
                     assert other.execute(STATE).fetchone() == ("0", 0)
-        unaware = PostgresStore(pooler.url.partition("?")[0], schema=postgres_schema)
+        unaware = PostgresStore(pooler.url.partition("?")[0], schema=place.schema)
         with closing(unaware), ThreadPoolExecutor(8) as threads:
             failed = [threads.submit(_live, unaware, number).exception for number in range(200, 220)]
             assert "pooler=transaction" in str([exception(60.0) for exception in failed])

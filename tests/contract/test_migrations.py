@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from onejob.errors import ConfigurationError, StoreUnavailableError
+from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
@@ -102,14 +100,6 @@ def test_up_creates_a_ledger(nowhere: StoreAddress) -> None:
         assert end(store, run(store)).state is State.COMPLETED
 
 
-def test_up_can_be_repeated(address: StoreAddress) -> None:
-    """`up` on the newest schema changes nothing, and the jobs stay."""
-    with address.opened() as store:
-        submit(store)
-        assert migrations.upgrade(address.url, address.namespace).current == HEAD
-        assert read(store).state is State.QUEUED
-
-
 def up(seat: Seat) -> str | None:
     """Migrate at the same time as other processes."""
     seat.ready()
@@ -149,24 +139,6 @@ def test_a_new_sqlite_file_equals_a_migrated_one(tmp_path: Path) -> None:
     assert migrations.status(alone.url) == migrations.status(migrated.url)
 
 
-def test_the_sql_of_an_unknown_version_is_refused() -> None:
-    """SQL from an unknown version is refused with the versions that exist."""
-    with pytest.raises(ConfigurationError, match=HEAD):
-        migrations.sql("sqlite:///ledger.db", start="9999")
-
-
-def test_redis_has_nothing_to_migrate() -> None:
-    """The migration of a ledger in Redis is refused with the reason."""
-    with pytest.raises(ConfigurationError, match="redis:// has no schema"):
-        migrations.upgrade("redis://localhost")
-
-
-def test_an_unreachable_database_is_unavailable() -> None:
-    """A migration of an unreachable server raises `StoreUnavailableError`."""
-    with pytest.raises(StoreUnavailableError):
-        migrations.upgrade(f"postgresql://nobody@127.0.0.1:{free_port()}/nothing")
-
-
 @pytest.mark.parametrize("name", ["", "1st", "Shop", "pg_jobs", 'a"b', "a.b", "a b", "x" * 64, "jobs;"])
 def test_a_schema_has_a_plain_name(name: str) -> None:
     """An invalid name of a schema is refused, by the store and by the migrations."""
@@ -204,16 +176,6 @@ def test_older_code_leaves_a_newer_schema_alone(address: StoreAddress) -> None:
     execute(address, "update schema_version set version_num = '9999'")
     with pytest.raises(ConfigurationError, match="upgrade onejob"):
         migrations.upgrade(address.url, address.namespace)
-
-
-def test_many_threads_can_migrate(postgres_server: PostgresServer) -> None:
-    """Several ledgers can be created by the threads of one process."""
-    names = [f"thread_{number}" for number in range(4)]
-    with ThreadPoolExecutor(4) as crowd:
-        made = list(crowd.map(partial(migrations.upgrade, postgres_server.url), names))
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"drop schema {', '.join(names)} cascade".encode())
-    assert [status.current for status in made] == [HEAD] * 4
 
 
 def test_an_existing_schema_needs_no_right_to_create_one(postgres_server: PostgresServer) -> None:

@@ -213,6 +213,7 @@ class JobPlayer(Player):
         """Advance the clock, or set it back a little, or let the next write happen at exactly a time of a job."""
         job = self.pick(dice)
         ahead = [at for name in TIMES if job and (at := getattr(job, name)) is not None and at > self.run.clock.now + 1]
+        ahead += [until for _, until in self.run.model.windows.values() if until > self.run.clock.now + 1]
         if ahead and dice.random() < 0.6:
             self.run.clock.now = dice.choice(ahead) - TICK * dice.choice((1, 1, 2))
         else:
@@ -234,10 +235,10 @@ class JobPlayer(Player):
         self.run("postpone", chosen | {"nobody": 1.0}, lost=dice.random() < 0.4)
 
     def delete(self, dice: Random) -> None:
-        """Delete ended jobs; the others stay."""
+        """Delete jobs in some states; the others stay."""
         self.run.clock.advance(dice.choice((0.0, 100.0)))
         ids = [job.id for job in self.jobs() if dice.random() < 0.6]
-        sources = dice.choice((FINAL, FINAL, frozenset({State.FAILED})))
+        sources = dice.choice((FINAL, FINAL, frozenset({State.FAILED}), frozenset({State.QUEUED})))
         tombstone_for, skip = dice.choice((0.0, 100.0)), dice.random() < 0.7
         self.run("delete", [*ids, "nobody"], sources=sources, skip_referenced=skip, tombstone_for=tombstone_for)
         self.last = None
@@ -361,7 +362,7 @@ class RecordPlayer(Player):
         if ahead and dice.random() < 0.5:
             self.run.clock.now = dice.choice(ahead) - TICK * dice.choice((0, 1, 2))
         else:
-            self.run.clock.advance(dice.choice((1.0, 30.0, 100.0, 4000.0, 8000.0, 700_000.0)))
+            self.run.clock.advance(dice.choice((1.0, -60.0, 100.0, 4000.0, 8000.0, 700_000.0)))
 
     def increment(self, dice: Random) -> None:
         """Add to metrics."""

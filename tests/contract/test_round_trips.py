@@ -5,24 +5,25 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import count, product
+from typing import TYPE_CHECKING, TypeAlias
 
 import psycopg
 import pytest
 
 from onejob.errors import QuotaExceededError
+from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Period
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from onejob.transactions.sessions import transaction_of
-from tests.contract.support import CONFLICT_POLICIES, claim, run, start, submission, submit, sweep
+from tests.cases import for_each
+from tests.contract.support import CONFLICT_POLICIES, RUNNING, claim, run, start, submission, submit, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onejob.jobs.model import Job
     from tests.services import PostgresServer
 
 QUERY, SYNC, FLUSH = b"QSH"
@@ -111,28 +112,70 @@ def ledger(proxy: CountingProxy, postgres_schema: str) -> Iterator[Ledger]:
     made.close()
 
 
-class Trips:
-    """Counts the round trips of one use of an operation that has been used before."""
+@pytest.fixture
+def trips(proxy: CountingProxy) -> Callable[[Callable[[int], object]], int]:
+    """Return a function that counts the round trips of the last of some uses, which are numbered."""
 
-    def __init__(self, proxy: CountingProxy) -> None:
-        self._proxy = proxy
-
-    def of(self, use: Callable[[int], object]) -> int:
-        """Return the round trips of the last use; the ones before are numbered, too."""
+    def of(use: Callable[[int], object]) -> int:
         for number in range(WARM_UP):
             use(number)
-        before = self._proxy.waits
+        before = proxy.waits
         use(WARM_UP)
-        return self._proxy.waits - before
+        return proxy.waits - before
+
+    return of
 
 
-@pytest.fixture
-def trips(proxy: CountingProxy) -> Trips:
-    return Trips(proxy)
+Trips: TypeAlias = "Callable[[Callable[[int], object]], int]"
+USES = range(WARM_UP + 1)
+BOTH = Charge("quota", Quota(999, 60), "quota"), Charge("quota", Quota(9999, 60), "all")
+MANY = {f"name-{number}": 1.0 for number in range(200)}
 
 
-def runs(ledger: Ledger, count: int = WARM_UP + 1) -> list[Job]:
-    return [run(ledger.store, f"run-{number}") for number in range(count)]
+def exceed(ledger: Ledger, number: int) -> None:
+    """Submit a job whose quota is used up by another."""
+    with suppress(QuotaExceededError):
+        ledger.submit(submission(f"over-{number}", charges=(Charge("quota", Quota(1, 60), "one"),)))
+
+
+ONE_TRIP: dict[str, Callable[[Ledger, int], object]] = {
+    "a submission": lambda ledger, n: ledger.submit(submission(f"job-{n}")),
+    "a duplicate of a known job": lambda ledger, n: ledger.submit(submission(f"job-{n}", identity="same")),
+    "a follower of a known job": lambda ledger, n: ledger.submit(submission(f"job-{n}", identity="same", follows=True)),
+    "a claim": lambda ledger, n: claim(ledger.store, f"waits-{n % 100}"),
+    "a claim that is refused": lambda ledger, n: ledger.claim("run-0", nonce=f"another-{n}", node="node-2"),
+    "a heartbeat of many runs": lambda ledger, n: ledger.renew([(f"run-{each}", "nonce") for each in range(20)]),
+    "progress": lambda ledger, n: ledger.store.report("run-0", 1, f"{n}", sources=RUNNING),
+    "a step": lambda ledger, n: ledger.store.keep_step("run-0", 1, f"{n}", "1", sources=RUNNING),
+    "a sweep with nothing to do": lambda ledger, n: sweep(ledger, print),
+    "amounts": lambda ledger, n: ledger.store.increment(MANY, recent=MANY),
+    "a series": lambda ledger, n: ledger.series(Period.HOUR, since=0.0),
+    "a heartbeat of a node": lambda ledger, n: ledger.store.heartbeat("node-1", lasts=60.0),
+    "a record": lambda ledger, n: ledger.record(ledger_duplicate(f"nonce-{n}")),
+    "a batch": lambda ledger, n: ledger.submit_many([submission(f"job-{n}-{each}") for each in range(200)]),
+    "a batch with keys": lambda ledger, n: ledger.submit_many(
+        [submission(f"job-{n}-{each}", key=f"{n}-{each}") for each in range(200)]
+    ),
+    "a batch of keys that are known": lambda ledger, n: ledger.submit_many(
+        [submission(f"job-{n}-{each}", key="known", identity="same") for each in range(20)]
+    ),
+    "a job with quotas": lambda ledger, n: ledger.submit(submission(f"job-{n}", charges=BOTH)),
+    "a known duplicate with quotas": lambda ledger, n: ledger.submit(
+        submission(f"job-{n}", identity="same", charges=BOTH)
+    ),
+    "a batch with quotas": lambda ledger, n: ledger.submit_many(
+        [submission(f"job-{n}-{each}", charges=BOTH) for each in range(20)]
+    ),
+    "a submission over a quota": exceed,
+}
+
+
+def ledger_duplicate(nonce: str) -> Duplicate:
+    """Return a duplicate of a job."""
+    return Duplicate(
+        job_id="first", submission_nonce=nonce, outcome=Outcome.ATTACHED, answered_by="first", source="", submitter="",
+        host="", fingerprint="", arguments_differ=False,
+    )  # fmt: skip
 
 
 def test_a_query_is_one_round_trip(proxy: CountingProxy) -> None:
@@ -146,154 +189,66 @@ def test_a_query_is_one_round_trip(proxy: CountingProxy) -> None:
     assert counts == [1, 2, 1]
 
 
-def test_submit_claim_and_complete_are_three_round_trips(ledger: Ledger, proxy: CountingProxy) -> None:
-    """Submission, claim and completion of a job are one round trip each."""
-    counts: list[int] = []
-    for number in range(WARM_UP + 1):
-        before = proxy.waits
-        ledger.submit(submission(f"job-{number}"))
-        submitted = proxy.waits
-        job = claim(ledger.store, f"job-{number}").job
-        assert job is not None
-        claimed = proxy.waits
-        ledger.complete(job, "1")
-        counts = [submitted - before, claimed - submitted, proxy.waits - claimed]
-    assert counts == [1, 1, 1]
+def test_operations_are_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """Each operation of a worker or a submitter is one round trip, whatever its outcome, and however large it is."""
+    submit(ledger.store, "first", identity="same", key="known")
+    for number in USES:
+        submit(ledger.store, f"waits-{number}")
+    for number in range(20):
+        run(ledger.store, f"run-{number}")
+    ledger.submit(submission("known", identity="same"))
+    numbers = dict(zip(ONE_TRIP, count(0, 100), strict=False))
+    counts = {name: trips(lambda n, name=name: ONE_TRIP[name](ledger, numbers[name] + n)) for name in ONE_TRIP}  # type: ignore[misc]
+    assert counts == dict.fromkeys(ONE_TRIP, 1)
 
 
-@pytest.mark.parametrize("follows", [False, True])
-@pytest.mark.parametrize(("known", "expected"), [(False, 2), (True, 1)])
-def test_a_duplicate_is_two_round_trips_once(
-    ledger: Ledger, trips: Trips, *, follows: bool, known: bool, expected: int
-) -> None:
-    """The first duplicate of a job is two round trips, and each further one is one."""
-    firsts = ["same" if known else str(number) for number in range(WARM_UP + 1)]
-    for identity in dict.fromkeys(firsts):
-        submit(ledger.store, f"first-{identity}", identity=identity)
-    again = [submission(f"again-{n}", identity=identity, follows=follows) for n, identity in enumerate(firsts)]
-    assert trips.of(lambda number: ledger.submit(again[number])) == expected
-
-
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_a_submission_with_a_key_is_one_round_trip(
-    ledger: Ledger, trips: Trips, conflict_policy: str, *, begun: bool
-) -> None:
-    """A submission with an idempotency key that is a duplicate is one round trip, whatever its outcome."""
-    submit(ledger.store, "first", identity="same")
-    if begun:
-        start(ledger.store, "first")
-    again = [
-        submission(
-            f"again-{number}",
-            identity="same",
-            fingerprint=str(number),
-            key=f"{number}",
-            **CONFLICT_POLICIES[conflict_policy],
-        )
-        for number in range(WARM_UP + 1)
-    ]
-    assert trips.of(lambda number: ledger.submit(again[number])) == 1
-
-
-@pytest.mark.parametrize("keyed", [False, True])
-def test_a_batch_takes_the_round_trips_of_one_submission(ledger: Ledger, trips: Trips, *, keyed: bool) -> None:
-    """A batch of any size takes one round trip if all are new, and as many as one submission if all are duplicates."""
-    batches = [
-        [submission(f"job-{number}-{each}", key=f"{number}-{each}" if keyed else None) for each in range(200)]
-        for number in range(WARM_UP + 1)
-    ]
-    assert trips.of(lambda number: ledger.submit_many(batches[number])) == 1
-    again = [[replace(new, id=f"{new.id}-again", nonce=f"{new.nonce}-again") for new in batch] for batch in batches]
-    assert trips.of(lambda number: ledger.submit_many(again[number])) == (1 if keyed else 2)
-
-
-def test_quotas_take_no_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """With quotas a new job, a batch, a known duplicate and a refused submission are one round trip each."""
-    both = Charge("quota", Quota(999, 60), "quota"), Charge("quota", Quota(9999, 60), "all")
-    charges = [both, (both[0]._replace(quota=Quota(1, 60)),)]
-    given = [submission(f"job-{n}", charges=charges[0]) for n in range(3 * WARM_UP)]
-    assert trips.of(lambda n: ledger.submit(given[n])) == 1
-    again = replace(given[0], nonce="again-0123456789", id="again")
-    assert trips.of(lambda n: ledger.submit(replace(again, id=f"again-{n}", nonce=f"again-{n}"))) == 1
-    batches = [[submission(f"job-{n}-{each}", charges=charges[0]) for each in range(20)] for n in range(WARM_UP + 1)]
-    assert trips.of(lambda n: ledger.submit_many(batches[n])) == 1
-
-    def exceed(number: int) -> None:
-        with pytest.raises(QuotaExceededError):
-            ledger.submit(submission(f"over-{number}", charges=charges[1]))
-
-    assert trips.of(exceed) == 1
-
-
-def test_recording_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """`record` is one round trip."""
-    submit(ledger.store, "first", identity="same")
-    submit(ledger.store, "again", identity="same")
-    (duplicate,) = ledger.duplicates("first")
-    assert trips.of(lambda _: ledger.record(duplicate)) == 1
-
-
-def test_a_refused_claim_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """The claim of a redelivered message is refused in one round trip."""
-    job = run(ledger.store)
-    assert trips.of(lambda _: ledger.claim(job.id, nonce="another", node="node-2")) == 1
-    assert not ledger.claim(job.id, nonce="another", node="node-2").applied
-
-
-def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """A heartbeat is one round trip, however many leases it renews."""
-    claims = [(job.id, job.claim) for job in runs(ledger, 20)]
-    assert trips.of(lambda _: ledger.renew(claims)) == 1
-    assert all(renewal.held for renewal in ledger.renew(claims))
-
-
-def test_totals_and_node_heartbeats_are_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """Adding any number of amounts is one round trip, and so are reading a series and the heartbeat of a node."""
-    amounts = {f"name-{number}": 1.0 for number in range(200)}
-    assert trips.of(lambda _: ledger.store.increment(amounts, recent=amounts)) == 1
-    assert trips.of(lambda _: ledger.series(Period.HOUR, since=0.0)) == 1
-    assert trips.of(lambda _: ledger.store.heartbeat("node-1", lasts=60.0)) == 1
-
-
-def test_an_idle_sweep_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """A sweep without due jobs is one round trip."""
-    run(ledger.store)
-    assert trips.of(lambda _: sweep(ledger, print)) == 1
-
-
-def test_progress_and_a_step_are_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """Progress and a step are one round trip each."""
-    job = run(ledger.store)
-    assert trips.of(lambda number: ledger.report(job, f"{number}")) == 1
-    assert trips.of(lambda number: ledger.keep_step(job, f"step {number}", "1")) == 1
-
-
-def test_a_completion_in_a_transaction_is_two_statements(ledger: Ledger, trips: Trips, proxy: CountingProxy) -> None:
-    """In a user's transaction a completion is two statements, besides the user's own begin and commit."""
-    jobs = runs(ledger)
-    with psycopg.connect(proxy.url) as session:
-
-        def complete(number: int) -> None:
-            ledger.in_transaction(transaction_of(session)).complete(jobs[number], "1")
-            session.commit()
-
-        assert trips.of(complete) == 4
+def test_a_completion_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """The end of a run is one round trip."""
+    jobs = [run(ledger.store, f"run-{number}") for number in USES]
+    assert trips(lambda number: ledger.complete(jobs[number], "1")) == 1
     assert ledger.get(jobs[-1].id).state.final
 
 
-@pytest.mark.parametrize("identity", [None, "same"])
-@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_a_submission_in_a_transaction_is_one_statement(
-    ledger: Ledger, trips: Trips, proxy: CountingProxy, conflict_policy: str, identity: str | None
+def test_the_first_duplicate_is_two_round_trips(ledger: Ledger, trips: Trips) -> None:
+    """The first duplicate of a job that a process meets is two round trips, and so is a batch of such."""
+    ledger.submit_many([submission(f"{n}-{each}", identity=f"{n}-{each}") for n in USES for each in range(50)])
+    again = [[submission(f"again-{n}-{each}", identity=f"{n}-{each}") for each in range(50)] for n in USES]
+    assert trips(lambda number: ledger.submit(again[number][0])) == 2
+    assert trips(lambda number: ledger.submit_many(again[number][1:])) == 2
+
+
+@for_each("conflict_policy", CONFLICT_POLICIES)
+def test_a_submission_with_a_key_is_one_round_trip(ledger: Ledger, trips: Trips, conflict_policy: str) -> None:
+    """A submission with an idempotency key that is a duplicate is one round trip, whatever its outcome."""
+    submit(ledger.store, conflict_policy, identity=conflict_policy)
+    for begun in (False, True):
+        if begun:
+            start(ledger.store, conflict_policy)
+        values = {"identity": conflict_policy} | CONFLICT_POLICIES[conflict_policy]
+        names = [f"{conflict_policy}-{begun}-{number}" for number in USES]
+        again = [submission(name, fingerprint=name, key=name, **values) for name in names]
+        assert trips(lambda number, again=again: ledger.submit(again[number])) == 1  # type: ignore[misc]
+
+
+def test_a_transaction_adds_one_statement_to_a_submission_and_two_to_an_end(
+    ledger: Ledger, trips: Trips, proxy: CountingProxy
 ) -> None:
-    """In a user's transaction a submission is one statement, besides the user's own begin and commit."""
+    """In a user's transaction, besides its begin and commit, a submission is one statement, and a completion two."""
+    jobs = [run(ledger.store, f"run-{number}", identity=f"run-{number}") for number in USES]
     run(ledger.store, "first", identity="same")
     with psycopg.connect(proxy.url) as session:
 
-        def submit_and_commit(number: int) -> None:
-            new = submission(f"job-{number}", identity=identity or f"{number}", **CONFLICT_POLICIES[conflict_policy])
-            ledger.in_transaction(transaction_of(session)).submit(new)
+        def complete_and_commit(number: int) -> None:
+            ledger.in_transaction(transaction_of(session)).complete(jobs[number], "1")
             session.commit()
 
-        assert trips.of(submit_and_commit) == 3
+        assert trips(complete_and_commit) == 4
+        for policy, identity in product(CONFLICT_POLICIES, (None, "same")):
+
+            def submit_and_commit(number: int, policy: str = policy, identity: str | None = identity) -> None:
+                name = f"{policy}-{identity}-{number}"
+                new = submission(name, identity=identity or name, **CONFLICT_POLICIES[policy])
+                ledger.in_transaction(transaction_of(session)).submit(new)
+                session.commit()
+
+            assert trips(submit_and_commit) == 3, (policy, identity)

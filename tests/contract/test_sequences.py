@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
+from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.stores.protocol import HISTORY_LIMIT
 from tests.cases import for_each
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tests.contract.lockstep import LockStep
 
 REPEATED_SUBMISSIONS = """
+submit a; claim a; kept a; submit b follows=True; pass 61; submit c; submit b follows=True
+freeze; submit a; claim a; kept a; submit b follows=True; submit b follows=True
 submit a; submit a:other nonce=other payload=[]; cancel a; submit a nonce=third
 submit a; claim a; complete a; submit b; submit a
 submit a; claim a; kept a; submit a nonce=other; submit a
@@ -50,6 +53,7 @@ update_progress a request_id="89abcdef aaaaaaa"; update_progress a request_id=89
 submit a; claim a; submit b follows=True; complete a request_id=ID; publish b wake_in=70; complete a request_id=ID
 """
 IDENTITIES = """
+submit a; claim a; fail a; submit b; claim b; kept b; until b identity_until; redrive a reopens=True
 submit a; claim a; update_progress a keeps_identity=False; submit b; complete a; submit c
 submit a; claim a; kept a; until a identity_until 0.25; submit b; until a identity_until; submit c
 submit a; claim a; complete a keeps_identity=True identity_until=1; submit b
@@ -57,6 +61,7 @@ submit a; claim a; kept a; delete a; pass 60; submit b; delete a; submit a
 submit a; submit b; submit c; claim a; submit d,e,f; complete a; submit g; submit h,i,j; claim g; complete g; \
 submit k,l
 submit a expires_in=10; until a expires_at; submit b expires_in=50; submit c replace
+submit a expires_in=10; until a expires_at; submit b priority_rank=1 expires_in=50
 submit a; submit b replace fingerprint=x payload=[2]; submit c replace
 submit a; claim a; submit b replace fingerprint=x delay=5; submit c replace delay=5; complete a; claim b; pass 5; \
 claim b
@@ -73,6 +78,7 @@ next; submit c run_again key=k; complete a; submit d run_again key=k; claim b; c
 submit a; claim a; submit b,c,d run_again; submit e,f replace fingerprint=x delay=5; complete a
 """
 FOLLOWERS = """
+submit a; claim a; follow f after=a; complete a; forget f; keep a; follow f after=a
 submit a; claim a; follow f after=nobody; follow f after=a; complete a; delete a; follow f after=a; \
 claim f; fail f; redrive f reopens=True; cancel f
 submit a; claim a; submit b follows=True; complete a; submit c; claim c; complete c; claim b; complete b
@@ -80,6 +86,8 @@ submit a; claim a; follow f after=a; follow g after=a; complete a; claim f; comp
 keep a
 """
 KEYS = """
+submit a key=k key_for=50; claim a; complete a; until a key_retained_until; keep a
+submit a key=k key_for=50; claim a; kept a; keep a
 submit a key=k key_for=50; claim a; complete a; until a key_retained_until 0.25; submit b key=k fingerprint=x; \
 keep a; \
 until a key_retained_until; submit c key=k fingerprint=x; keep a
@@ -106,6 +114,12 @@ submit a; claim a nonce=n; report a; complete a; delete a; submit a; report a; c
 complete a token=1
 """
 TIMES = """
+submit a expires_in=40 canvas=True; cancel a; postpone a 100; lose a 0
+submit a; claim a; retry a run_in=50 publishes=True; lose a 0
+submit a:one charges=few; submit b:two charges=few; submit c:three charges=few; pass 49.953125; \
+submit d:four charges=few
+submit a expires_in=10; until a expires_at 0.25; expire a overdue=True; until a expires_at; expire a overdue=True
+submit a expires_in=40; publish a wake_in=100; publish a wake_in=3
 submit a canvas=True expires_in=5; pass 6; expire a wake_in=0; pass 1; \
 canvas_notified a canvas_pending=False wake_in=9
 submit a delay=100 expires_in=50; submit b delay=40 expires_in=0; pass 40; submit c replace priority_rank=1 max_wait=0
@@ -164,6 +178,8 @@ class Script:
 
     def do_submit(self, ids: str, policy: str = "attach", **values: Any) -> None:
         pairs = [each.partition(":") for each in ids.split(",")]
+        if "charges" in values:
+            values["charges"] = (Charge("quota", Quota(2, 50), values["charges"]),)
         news = [
             submission(job_id, **{"identity": name or "same"} | CONFLICT_POLICIES[policy] | values)
             for job_id, _, name in pairs
@@ -216,6 +232,10 @@ class Script:
     def do_keep(self, job_id: str) -> None:
         """Delete a job, unless something refers to it."""
         self.do_delete(job_id, skip_referenced=True)
+
+    def do_forget(self, job_id: str) -> None:
+        """Delete a job that has not ended."""
+        self.run("delete", [job_id], sources=WAITING)
 
     def do_bury(self, job_id: str, seconds: str) -> None:
         """Delete a job that leaves a tombstone."""

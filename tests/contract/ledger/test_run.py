@@ -15,13 +15,13 @@ from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.transitions import new_nonce
 from tests.cases import for_each
 from tests.conftest import every_store
-from tests.contract.ledger.world import World, retry
-from tests.contract.support import LEASE, UNKNOWN, apply, assert_changed, get, run, untouched
+from tests.contract.support import LEASE, apply, assert_changed, get, run, untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob.ledger.ledger import Ledger
+    from tests.contract.ledger.world import World
 
 End = tuple[str, "Callable[[Ledger, Job], Job]", dict[str, Any], float]
 
@@ -85,26 +85,6 @@ def test_a_run_ends_in_a_wait(world: World, end: End, published: int) -> None:
     assert world.store.history(job.id)[-1].detail == columns["reason"]
 
 
-@for_each("delay, wake_in", [(0.5, 0.5), (600.0, 600.0), (0.0, LEASE), (-1.0, LEASE)])
-def test_a_retry_wakes_when_it_is_due(world: World, delay: float, wake_in: float) -> None:
-    """A retry with a delay is published when it is due; one without was published, and has one lease to start."""
-    job = world.run(f"after {delay}")
-    now = world.clock.advance(1.0)
-    after = retry(world.ledger, job, delay=delay)
-    assert (after.run_at, after.wake_at) == (now + delay, now + wake_in)
-
-
-@for_each("lease", [5.0, 900.0])
-def test_a_released_job_wakes_in_one_lease(world: World, lease: float) -> None:
-    """A job that was released, or whose worker crashed, has one lease of its own to start before it is published."""
-    job = world.run(f"for {lease}", lease=lease)
-    now = world.clock.advance(1.0)
-    assert world.ledger.release(job, "shutting down").wake_at == now + lease
-    job = world.start(job.id)
-    now = world.clock.advance(1.0)
-    assert _crash(world.ledger, job).wake_at == now + lease
-
-
 @for_each("wake_in", [0.0, 4.0])
 def test_a_release_can_set_an_earlier_wake_at(world: World, wake_in: float) -> None:
     """A worker that releases a job without publishing it chooses when the sweep publishes it."""
@@ -114,15 +94,6 @@ def test_a_release_can_set_an_earlier_wake_at(world: World, wake_in: float) -> N
     assert (after.state, after.wake_at, after.published) == (State.QUEUED, now + wake_in, 0)
     world.clock.advance(wake_in)
     assert world.sweep().published == 1
-
-
-def test_the_error_of_an_earlier_run_stays(world: World) -> None:
-    """A job that completes keeps the error of an earlier run, and the notification of its canvas keeps the result."""
-    retry(world.ledger, world.run(canvas=True), error='"bad"')
-    ended = world.ledger.complete(world.start(), "42")
-    assert (ended.result, ended.error) == ("42", '"bad"')
-    world.ledger.mark_canvas_notified(ended)
-    assert (world.read().result, world.read().error) == ("42", '"bad"')
 
 
 # --- a run that is over ---------------------------------------------------------------------------------------------
@@ -231,15 +202,6 @@ def test_a_job_at_the_crash_limit_is_dead_lettered(world: World, limit: int) -> 
     assert world.events(job_id)[-1] == "dead_letter"
 
 
-def test_only_crashes_count_towards_the_crash_limit(world: World) -> None:
-    """Retries and releases do not count towards the crash limit."""
-    ledger = world.use(Policy(crash_limit=2))
-    _crash(ledger, world.run())
-    ledger.release(world.start(), "shutting down")
-    retry(ledger, world.start())
-    assert world.start().crashes == 1
-
-
 @for_each("limit", [1, 2])
 def test_the_crash_of_an_earlier_run_does_not_change_the_current_run(world: World, limit: int) -> None:
     """A late report that an earlier run crashed neither queues nor dead-letters the job of the current run."""
@@ -255,34 +217,7 @@ def test_the_crash_of_an_earlier_run_does_not_change_the_current_run(world: Worl
     assert ledger.crash(current, "killed", '"error"').applied
 
 
-def test_a_crash_is_refused_when_the_run_is_over(world: World) -> None:
-    """The report of a crash of a run that is over is refused, and changes nothing."""
-    job = world.run()
-    world.ledger.complete(job, "1")
-    with untouched(world.store):
-        applied = world.ledger.crash(job, "killed", '"error"')
-    assert (applied.applied, applied.job) == (False, world.read())
-
-
-@for_each("passed, done", [(0.0, False), (LEASE - 0.5, False), (LEASE, True)])
-def test_a_lapse_waits_for_the_end_of_the_lease(world: World, passed: float, done: bool) -> None:
-    """A presumed crash counts only after the lease has expired."""
-    job = world.run(f"after {passed}")
-    world.clock.advance(passed)
-    assert world.ledger.crash(job, "silent", '"error"', lapsed=True).applied is done
-
-
 # --- claims ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_ledger_claims_waiting_jobs_only(world: World) -> None:
-    """A claim through the ledger starts a run of a waiting job, and of no other."""
-    world.submit()
-    first = world.ledger.claim("job-1", nonce="a", node="n")
-    assert (first.applied, first.job) == (True, world.read())
-    second = world.ledger.claim("job-1", nonce="b", node="n")
-    assert (second.applied, second.job) == (False, first.job)
-    assert world.ledger.claim(UNKNOWN, nonce="c", node="n").job is None
 
 
 @every_store

@@ -15,18 +15,18 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.publication import note_publication, note_unsent
+from onejob.ledger.publication import note_publication
 from onejob.ledger.sweep import PUBLISH_FAILURES, Swept
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
-from tests.contract.support import LEASE, RUNNING, START, apply, holders, run, submission, sweep, untouched
+from tests.contract.support import LEASE, RUNNING, apply, run, submission, sweep, untouched
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from onejob.jobs.model import Job
     from tests.services import PostgresServer
@@ -54,31 +54,17 @@ def test_a_sweep_counts_what_it_did(world: World) -> None:
 
 
 def test_a_sweep_says_how_much_it_saw(world: World) -> None:
-    """A sweep takes a hundred jobs, and counts the due ones, and those that could not be sent."""
-    empty = world.sweep()
-    assert (empty.seen, empty.failed) == (0, 0)
+    """A sweep takes a hundred jobs, and reports in one event how many were due, and how many could not be sent."""
+    emitted: list[JobEvent] = []
+    world.ledger = Ledger(world.store, emit=emitted.append)
+    assert (world.sweep().seen, world.sweep().failed) == (0, 0)
+    emitted.clear()
     world.due(*(f"job-{number}" for number in range(101)))
     swept = world.sweep(refuse)
     assert (swept.seen, swept.failed, swept.published) == (100, 100, 0)
-    assert world.sweep().seen == 1
-
-
-def test_a_sweep_reports_whether_more_jobs_may_be_due(world: World) -> None:
-    """A sweep counts the due jobs of all kinds: if they are as many as its limit, there may be more."""
-    for number in range(5):
-        world.ledger.complete(world.run(f"old-{number}"), "1")
-    world.clock.advance(DAY)
-    sweeps = [world.sweep(limit=2) for _ in range(3)]
-    assert [(each.seen, each.purged) for each in sweeps] == [(2, 2), (2, 2), (1, 1)]
-
-
-def test_a_sweep_is_reported(world: World) -> None:
-    """A sweep emits one event with its counts."""
-    emitted: list[JobEvent] = []
-    world.due("job-1")
-    sweep(Ledger(world.store, emit=emitted.append), world.sent.append)
     (event,) = (each for each in emitted if each.name == SWEEP)
-    assert event.fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "failed": 0, "seen": 1}
+    assert event.fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "failed": 100, "seen": 100}
+    assert world.sweep().seen == 1
 
 
 def test_due_jobs_have_no_order(world: World) -> None:
@@ -97,14 +83,21 @@ def test_due_jobs_have_no_order(world: World) -> None:
 # --- publication ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_message_is_published_again(world: World) -> None:
-    """A queued job without a queue that was not claimed for one lease is published, and due again after another one."""
-    job = world.submit()
-    now = world.clock.advance(LEASE)
-    assert world.sweep() == Swept(published=1)
-    assert world.sent_ids == ["job-1"]
-    world.assert_changed(job, published=1, published_at=now, wake_at=now + LEASE)
-    assert world.events() == ["submit", "publish"]
+def test_publications_back_off(world: World) -> None:
+    """Where no queue can be looked at, each pause is twice as long as the one before, and after a run short again."""
+    world.submit(lease=10.0)
+    now = world.clock.advance(10.0)
+    for number, count in enumerate([1, 2, 4, 8, 16, 32, 64], start=1):
+        assert world.sweep() == Swept(published=1)
+        job = world.read()
+        assert (job.published, job.published_at, job.wake_at) == (number, now, now + 10.0 * count)
+        world.clock.advance(10.0 * count - 0.5)
+        assert world.sweep() == Swept()
+        now = world.clock.advance(0.5)
+    world.ledger.release(world.start(), "shutting down")
+    now = world.clock.advance(10.0)
+    world.sweep()
+    assert world.read().wake_at == now + 10.0
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
@@ -119,39 +112,17 @@ def test_a_delayed_job_is_published_when_it_is_due(world: World, is_retry: bool)
     world.clock.advance(0.5)
     assert world.sweep() == Swept(published=1)
     assert ((world.sent[0].payload, world.sent[0].options) == ("[7]", "[8]")) is is_retry
-    assert world.start().attempt == 1 + is_retry
 
 
-def test_publications_back_off(world: World) -> None:
-    """Where no queue can be looked at, each pause is twice as long as the one before, and after a run short again."""
-    world.submit(lease=10.0)
-    world.clock.advance(10.0)
-    for number, count in enumerate([1, 2, 4, 8, 16, 32, 64], start=1):
-        assert world.sweep() == Swept(published=1)
-        assert (world.read().published, world.read().wake_at) == (number, world.clock() + 10.0 * count)
-        world.clock.advance(10.0 * count - 0.5)
-        assert world.sweep() == Swept()
-        world.clock.advance(0.5)
-    world.ledger.release(world.start(), "shutting down")
-    now = world.clock.advance(10.0)
-    world.sweep()
-    assert world.read().wake_at == now + 10.0
-
-
-def test_a_job_in_a_backlog_is_not_published_again(world: World) -> None:
-    """A job that waits in its queue for twelve hours is not published again, and is seldom looked at."""
-    world.submit(lease=30.0, route="celery")
+def test_a_job_in_a_backlog_is_published_again_when_its_message_is_gone(world: World) -> None:
+    """A job that waits in its queue for hours is seldom looked at; once its message is gone, it is published again."""
+    world.submit(route="celery")
     looks: list[Job] = []
     for _ in range(12 * 60):
         world.clock.advance(60.0)
         world.sweep(gone_in=looks.append)
     assert (world.sent, 72 <= len(looks) <= 80) == ([], True)
-
-
-def test_a_message_that_is_gone_is_published_again(world: World) -> None:
-    """A message that is known to be gone is published again, and once more only when the copy is known to be gone."""
-    world.submit(route="celery")
-    now = world.clock.advance(LEASE)
+    now = world.clock.advance(DAY)
 
     def gone_in(job: Job) -> float | None:
         return None if job.published_at == now else 0.0
@@ -170,23 +141,14 @@ def test_the_jobs_of_a_dead_worker_are_published_again(world: World) -> None:
     world.submit("waiting", route="celery")
     world.ledger.mark_lost(["delayed", "running", "waiting", "unknown"])
     assert (world.read("delayed"), world.read("running")) == (delayed, running)
-    waiting = world.read("waiting")
-    assert (waiting.published_at, waiting.wake_at) == (None, world.clock())
+    assert (world.read("waiting").published_at, world.read("waiting").wake_at) == (None, world.clock())
     assert world.sweep() == Swept(published=1)
     assert world.sent_ids == ["waiting"]
-
-
-def test_an_unsent_message_is_sent_by_the_next_sweep(world: World) -> None:
-    """A message that the broker did not accept is sent by the next sweep, without waiting for a lease."""
-    note_unsent(world.ledger, world.submit(route="celery"))
-    assert world.sweep() == Swept(published=1)
-    assert world.sweep() == Swept()
 
 
 # --- expiry ---------------------------------------------------------------------------------------------------------
 
 
-@every_store
 def test_an_expired_job_is_canceled(world: World) -> None:
     """A job that expires before a run is canceled, not published, and its identity is free."""
     job = world.submit(expires_in=5.0)
@@ -196,18 +158,8 @@ def test_an_expired_job_is_canceled(world: World) -> None:
         job, state=State.CANCELED, holds_identity=False, finished_at=now, wake_at=now + DAY,
         reason="it expired before a run started",
     )  # fmt: skip
-    assert holders(world.store, job.identity) == []
 
 
-def test_a_publication_sets_no_wake_at_after_the_expiry(world: World) -> None:
-    """A publication does not set `wake_at` later than the job's expiry."""
-    world.submit(expires_in=LEASE + 4.0)
-    world.clock.advance(LEASE)
-    assert world.sweep() == Swept(published=1)
-    assert world.read().wake_at == START + LEASE + 4.0
-
-
-@every_store
 @pytest.mark.parametrize(("rejects", "many"), [(False, False), (True, False), (False, True)])
 def test_an_expired_job_does_not_answer_a_submission(world: World, rejects: bool, many: bool) -> None:
     """A submission that is a duplicate of an expired job cancels that job, and is admitted."""
@@ -219,15 +171,6 @@ def test_an_expired_job_does_not_answer_a_submission(world: World, rejects: bool
     (answer,) = world.ledger.submit_many([new]) if many else [world.ledger.submit(new)]
     assert (answer.outcome, answer.job.id) == (Outcome.ADMITTED, "job-3")
     assert (world.read().state, world.events()[-1]) == (State.CANCELED, "expire")
-
-
-def test_the_canvas_of_an_expired_job_is_notified(world: World) -> None:
-    """If a canvas waits, the next sweep publishes the expired job, so that a worker notifies the canvas."""
-    world.submit(expires_in=5.0, canvas=True)
-    world.clock.advance(5.0)
-    assert world.sweep() == Swept(canceled=1)
-    assert world.sweep() == Swept(published=1)
-    assert world.sent[0].state is State.CANCELED
 
 
 # --- lost runs ------------------------------------------------------------------------------------------------------
@@ -244,11 +187,15 @@ def test_a_run_whose_lease_expired_is_queued_and_published(world: World) -> None
         job, state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE, published_at=now,
         reason="its lease expired",
     )  # fmt: skip
-    assert world.events()[-1] == "crash"
 
 
-def test_a_sweep_dead_letters_a_job_at_the_crash_limit(world: World) -> None:
-    """At the crash limit, an expired lease fails the job: nothing is published, and the error says what happened."""
+def test_a_lost_run_may_be_the_last(world: World) -> None:
+    """At the crash limit an expired lease fails the job, and one with a cancel request is canceled, unpublished."""
+    world.run("canceled")
+    world.ledger.cancel("canceled", force=True)
+    world.clock.advance(LEASE)
+    assert world.sweep(publish_nothing) == Swept(lapsed=1)
+    assert world.read("canceled").state is State.CANCELED
     world.use(Policy(crash_limit=1))
     world.run()
     now = world.clock.advance(LEASE)
@@ -258,64 +205,40 @@ def test_a_sweep_dead_letters_a_job_at_the_crash_limit(world: World) -> None:
     assert "WorkerLost" in (failed.error or "")
 
 
-def test_a_lapsed_run_with_a_cancel_request_is_canceled(world: World) -> None:
-    """A cancel request outlives the worker: the expired lease cancels the job, and nothing is published."""
-    world.run()
-    world.ledger.cancel("job-1", force=True)
-    world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing) == Swept(lapsed=1)
-    assert world.read().state is State.CANCELED
-
-
 def test_an_expired_lease_is_renewed_unless_a_sweep_has_ended_it(world: World) -> None:
-    """A sweep that may not end leases leaves a run alone whose lease has expired, and the run can renew its lease."""
+    """A sweep that may not end leases leaves lost runs to a later one, and to their heartbeats, and does the rest."""
     job = world.run()
-    world.clock.advance(2 * LEASE)
-    assert world.sweep(may_end_leases=lambda: False) == Swept()
-    assert [renewal.held for renewal in world.ledger.renew([(job.id, job.claim)])] == [True]
-    world.clock.advance(HOLD)
-    assert world.sweep() == Swept()
-    assert (world.read().state, world.read().attempt, world.read().crashes) == (State.RUNNING, 1, 0)
-
-
-def test_a_sweep_that_may_not_end_leases_delays_no_other(world: World) -> None:
-    """A run whose lease has expired is recovered at once by a sweep that may, after one that may not."""
-    world.run()
-    world.clock.advance(2 * LEASE)
-    assert world.sweep(may_end_leases=lambda: False) == Swept()
-    assert world.sweep().lapsed == 1
-
-
-@pytest.mark.parametrize("answers", [[False, False], [True, False]])
-def test_a_sweep_that_may_not_end_leases_does_the_rest(world: World, answers: list[bool]) -> None:
-    """A sweep that may not end leases, or no longer since its call has waited, publishes the waiting jobs only."""
-    world.run("running")
+    world.run("lost")
     world.submit("waiting")
+    world.clock.advance(2 * LEASE)
+    assert world.sweep(may_end_leases=lambda: False) == Swept(published=1)
+    assert [renewal.held for renewal in world.ledger.renew([(job.id, job.claim)])] == [True]
+    assert world.sweep() == Swept(published=1, lapsed=1)
+    assert (world.sent_ids, world.read().state) == (["waiting", "lost"], State.RUNNING)
+
+
+def test_a_sweep_that_has_waited_ends_no_lease(world: World) -> None:
+    """A sweep asks once more before it ends a lease, since its call for due jobs may have waited for long."""
+    world.run()
     world.clock.advance(LEASE)
-    given = iter(answers)
-    assert world.sweep(may_end_leases=lambda: next(given)) == Swept(published=1)
-    assert (world.sent_ids, world.read("running").state) == (["waiting"], State.RUNNING)
+    given = iter([True, False])
+    assert world.sweep(may_end_leases=lambda: next(given)) == Swept()
+    assert world.read().state is State.RUNNING
 
 
 @for_each("limit", [1, 3])
 def test_a_run_that_is_renewed_during_the_sweep_goes_on(world: World, limit: int) -> None:
-    """A late heartbeat, before the sweep writes, prevents a crash and a dead letter."""
+    """A late heartbeat, before the sweep writes, prevents a crash and a dead letter, and a late end is the end."""
     job = world.run(f"job-{limit}")
     now = world.clock.advance(LEASE)
     renew = partial(world.store.renew, [(job.id, job.claim)], sources=RUNNING)
     world.meanwhile("take_due", renew, Policy(crash_limit=limit))
     assert world.sweep(publish_nothing) == Swept()
     world.assert_changed(job, lease_until=now + LEASE, wake_at=now + LEASE)
-    Ledger(world.store).complete(job, "1")
-
-
-def test_a_run_that_ends_during_the_sweep_has_ended(world: World) -> None:
-    """A late end, before the sweep writes, is the job's end."""
-    job = world.run()
     world.clock.advance(LEASE)
     world.meanwhile("take_due", lambda: Ledger(world.store).complete(job, "1"))
     assert world.sweep(publish_nothing) == Swept()
-    assert world.read().state is State.COMPLETED
+    assert world.read(job.id).state is State.COMPLETED
 
 
 # --- what happens between a publication and its note ----------------------------------------------------------------
@@ -395,17 +318,6 @@ def test_a_publication_that_fails_is_tried_again(world: World, hold: float) -> N
     world.ledger.cancel(job_id)
 
 
-def test_a_recovered_run_survives_a_publication_that_fails(world: World) -> None:
-    """When the broker is down, a lost run's job is still queued, and published one lease later."""
-    world.run()
-    world.clock.advance(LEASE)
-    with pytest.raises(BrokerUnavailableError):
-        world.sweep(no_broker)
-    assert world.read().state is State.QUEUED
-    world.clock.advance(LEASE)
-    assert world.sweep() == Swept(published=1)
-
-
 def test_an_outage_delays_no_recovery_and_no_purge(world: World) -> None:
     """A sweep publishes no more after three failures, but has recovered lost runs first, and purges old jobs."""
     world.ledger.complete(world.run("old"), "1")
@@ -472,33 +384,6 @@ def test_an_error_of_the_store_ends_the_sweep(world: World) -> None:
     assert len(world.sent) == 1
 
 
-class Picky(Ledger):
-    """A ledger that cannot delete some jobs."""
-
-    error: Exception = StoreError("too large")
-
-    def purge(self, job_ids: Sequence[str]) -> list[str]:
-        if any(each.startswith("bad") for each in job_ids):
-            raise self.error
-        return super().purge(job_ids)
-
-
-def test_a_job_that_cannot_be_deleted_keeps_no_other(world: World) -> None:
-    """Old jobs that the store cannot delete stay, alone, and the first of their errors is raised at the end."""
-    names = ["old-1", "bad-1", "old-2", "bad-2"]
-    for name in names:
-        world.ledger.complete(world.run(name), "1")
-    world.clock.advance(DAY)
-    world.ledger = picky = Picky(world.store)
-    with pytest.raises(StoreError, match="too large"):
-        world.sweep()
-    assert [name for name in names if not world.gone(name)] == ["bad-1", "bad-2"]
-    world.clock.advance(HOLD)
-    picky.error = StoreUnavailableError("away")
-    with pytest.raises(StoreUnavailableError):
-        world.sweep()
-
-
 def test_a_job_that_a_foreign_key_refers_to_blocks_no_others(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
@@ -518,48 +403,26 @@ def test_a_job_that_a_foreign_key_refers_to_blocks_no_others(
 
 # --- retention ------------------------------------------------------------------------------------------------------
 
+ENDS: dict[str, tuple[Callable[[Ledger, Job], Job], int]] = {
+    "completed": (lambda ledger, job: ledger.complete(job, "1"), 1),
+    "failed": (lambda ledger, job: ledger.fail(job, "1", "broken"), 14),
+    "canceled": (lambda ledger, job: ledger.abandon(job, "stopped"), 1),
+}
 
-def _end(ledger: Ledger, job: Job, event: Transition) -> Job:
-    if event is Transition.COMPLETE:
-        return ledger.complete(job, "1")
-    return ledger.abandon(job, "stopped") if event is Transition.ABANDON else ledger.fail(job, "1", "broken")
 
-
-@pytest.mark.parametrize(
-    ("event", "days"),
-    [(Transition.COMPLETE, 1), (Transition.FAIL, 14), (Transition.ABANDON, 1), (Transition.CANCEL, 1)],
-)
-def test_an_ended_job_is_purged_after_its_retention(world: World, event: Transition, days: int) -> None:
-    """An ended job is kept for its state's retention, and then deleted with its history."""
-    if event is Transition.CANCEL:
-        world.ledger.cancel(world.submit().id)
-    else:
-        _end(world.ledger, world.run(), event)
+@for_each("state", ENDS)
+def test_an_ended_job_is_purged_after_its_retention(world: World, state: str) -> None:
+    """An ended job is kept for its state's retention, which a policy may set, and then deleted with its history."""
+    end_of, days = ENDS[state]
+    kept = world.use(Policy(retention={State(state): 7.0}))
+    assert end_of(kept, world.run(f"soon-{state}")).wake_at == world.clock() + 7.0
+    end_of(world.use(Policy()), world.run(state))
     world.clock.advance(days * DAY - 0.5)
-    with untouched(world.store):
-        assert world.sweep() == Swept()
+    with untouched(world.store, state):
+        assert world.sweep() == Swept(purged=1)
     world.clock.advance(0.5)
     assert world.sweep(publish_nothing) == Swept(purged=1)
-    assert (world.gone(), world.store.history("job-1")) == (True, [])
-
-
-@for_each("state", [State.COMPLETED, State.FAILED, State.CANCELED])
-def test_each_state_has_its_retention(world: World, state: State) -> None:
-    """Each state's retention can be set, and the default is one day."""
-    ledger = world.use(Policy(retention={state: 7.0}))
-    for event in (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON):
-        ended = _end(ledger, world.run(f"{state}-{event}"), event)
-        assert ended.wake_at == START + (7.0 if ended.state is state else DAY)
-
-
-@for_each("event", [Transition.CANCEL, Transition.EXPIRE])
-def test_a_job_whose_canvas_was_notified_is_kept_for_its_retention(world: World, event: Transition) -> None:
-    """After its canvas was notified, a job is kept for its retention, also after its expiry."""
-    apply(world.store, world.submit(event, canvas=True, expires_in=5.0), event, wake_in=0.0)
-    now = world.clock.advance(5.0)
-    world.ledger.mark_canvas_notified(world.read(event))
-    assert world.read(event).wake_at == now + DAY
-    assert world.sweep() == Swept()
+    assert (world.gone(state), world.store.history(state)) == (True, [])
 
 
 @for_each("canvas", [False, True])

@@ -15,7 +15,7 @@ from onejob.ledger.sweep import Swept
 from onejob.stores.protocol import WINDOW_OVER
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, publish_nothing
-from tests.contract.support import LEASE, START, admission, end, queue_next
+from tests.contract.support import LEASE, START, end, queue_next
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
@@ -146,23 +146,6 @@ def test_a_job_that_is_kept_releases_its_identity(world: World) -> None:
     assert world.details(Transition.RELEASE_IDENTITY) == [WINDOW_OVER]
 
 
-def test_a_queued_run_does_not_keep_the_job_before_it(world: World, followed: Job) -> None:
-    """A job that was queued next is no follower any more after its promotion."""
-    queue_next(world.store, "job-2", delay=30 * DAY)
-    world.ledger.complete(followed, "1")
-    world.clock.advance(DAY)
-    assert world.sweep(publish_nothing) == Swept(purged=1)
-
-
-def test_a_canceled_follower_keeps_nothing(world: World, followed: Job) -> None:
-    """An ended follower does not keep the job that it followed."""
-    assert admission(world.store, "job-2", identity="same", follows=True).follower is not None
-    world.ledger.cancel("job-2")
-    world.ledger.complete(followed, "1")
-    world.clock.advance(DAY)
-    assert world.sweep(publish_nothing) == Swept(purged=2)
-
-
 def test_a_dropped_job_does_not_wait_for_its_followers(world: World, followed: Job) -> None:
     """An operator may delete a dead letter that is followed; its followers are due then, and end with an error."""
     world.follow()
@@ -182,15 +165,3 @@ def test_a_lost_run_of_an_unknown_task_is_queued_for_its_own_sweeper(world: Worl
     assert world.sweep(publish_nothing, tasks=frozenset({"other.task"})) == Swept(lapsed=1)
     assert (world.read().state, world.read().wake_at) == (State.QUEUED, now)
     assert world.sweep() == Swept(published=1)
-
-
-def test_a_sweeper_publishes_what_it_knows_only(world: World) -> None:
-    """Two sweepers with different tasks publish each their own jobs, in any order, and purge both kinds."""
-    world.submit("one")
-    world.submit("two", task="other.task")
-    world.ledger.complete(world.run("old-one"), "1")
-    world.ledger.complete(world.run("old-two", task="other.task"), "1")
-    world.clock.advance(DAY)
-    assert world.sweep(tasks=frozenset({"other.task"})) == Swept(published=1, purged=2)
-    assert world.sweep(tasks=frozenset({"app.add"})) == Swept(published=1)
-    assert world.sent_ids == ["two", "one"]
