@@ -348,7 +348,8 @@ class PostgresServer(Server):
         """Return the command line that starts the server."""
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
-            "max_connections": 200, "shared_buffers": "64MB", "max_prepared_transactions": 0,
+            "max_connections": 200, "shared_buffers": "64MB", "max_prepared_transactions": 0, "jit": "off",
+            "autovacuum": "off", "full_page_writes": "off", "wal_level": "minimal", "max_wal_senders": 0,
         }  # fmt: skip
         given = [*(f"{name}={value}" for name, value in settings.items()), *self.args]
         program = [str(postgres_folder() / "postgres"), "-D", str(self.directory / "data")]
