@@ -35,7 +35,7 @@ LIBRARIES = {
 MODULES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
 PROCESSES = 4
 """Processes of pytest for one version, since its tests wait more than they compute."""
-TEST_SECONDS = 150
+TEST_SECONDS = 500
 
 
 def fetch(version: str, source: Path | None = None) -> Path:
