@@ -1,8 +1,4 @@
-"""Programs of Python that tests start: forked from a process that has imported what they import, if possible.
-
-Most of a short program's work is to import. A fork of a prepared process is a process like any other: it has a process
-group, an environment, a folder and outputs of its own, and can be killed. See `tests/forkserver.py`.
-"""
+"""Programs of Python that tests start: forked from a process that has imported what they import, if possible."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The program of a prepared process: it has imported what other programs import, and becomes one of them by a fork.
-
-`python -c SOURCE MODULE...` reads one request per line, answers with one line each, and ends with its input. A fork
-goes on where the server left off, at the top level of a main program: it ends as an interpreter ends.
-"""
+"""The program of a prepared process: it has imported what other programs import, and becomes one of them by a fork."""
 
 import ctypes
 import gc

@@ -1,8 +1,4 @@
-"""What no test lets pass unannounced: an error in a worker's log, and a job that was lost, sent or run once more.
-
-A sweep heals what a broken fast path drops. So a result alone proves nothing about that path: each test that passes is
-checked for the traces of healing, and one that provokes them says so with `provokes`.
-"""
+"""What no test lets pass unannounced: an error in a worker's log, and a job that was lost, sent or run once more."""
 
 from __future__ import annotations
 

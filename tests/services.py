@@ -1,7 +1,4 @@
-"""The servers that tests need, started by the tests: private, on a free loopback port, gone with the process.
-
-Nothing here touches a server that it did not start. Plain functions, so that chaos scripts can use them too.
-"""
+"""The servers that tests need, started by the tests: private, on a free loopback port, gone with the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The two tiers of the suite, and what a run says at its end: which cases were slow, and which service was missing.
-
-What is marked `deep` runs in `make test-deep`; everything else, a witness of each law, runs in `make test`.
-"""
+"""The two tiers of the suite, and what a run says at its end: which cases were slow, and which service was missing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A pytest plugin for Celery's own suite: its tasks are of the class under test, and its server is a private one.
-
-Each process of pytest has a server, and thus a broker, a result backend and a ledger, of its own. When the run ends,
-the outcome of each test is written to the file that the environment names.
-"""
+"""A pytest plugin for Celery's own suite: its tasks are of the class under test, and its server is a private one."""
 
 from __future__ import annotations
 

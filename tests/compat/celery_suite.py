@@ -1,9 +1,4 @@
-"""Runs Celery's own integration suite, on several of its versions, with every task a onejob task: `make peer-suites`.
-
-The suite comes from the source distributions on PyPI, into a folder that git ignores. The broker, the result backend
-and the ledger are a private Redis. The outcome is compared with `celery_suite.toml`, which gives the reason for each
-test that does not pass. With `--plain` the tasks are of Celery's own class, to see which tests fail without onejob too.
-"""
+"""Runs Celery's own integration suite, on several versions, with every task a onejob task: `make peer-suites`."""
 
 from __future__ import annotations
 

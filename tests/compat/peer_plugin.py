@@ -1,9 +1,4 @@
-"""A pytest plugin for the suites of other libraries: their names mean our shims, and their tools are at hand.
-
-The suites are some years old. What they import and is gone (`celery.task`, `mock`), or would need to be installed
-(`fakeredis`, `pytest-mock`), is here by its name: as Celery's present name, the standard library's mocks, a client of
-the real Redis of this run, and a small fixture.
-"""
+"""A pytest plugin for the suites of other libraries: their names mean our shims, and their tools are at hand."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Runs the test suites of celery-singleton and celery-once on our shims: `make peer-suites`.
-
-The sources come from the public archives of their repositories, at a pinned commit, into a folder that git ignores,
-and nothing of them is installed. Their digest is checked. The outcome is compared with `peer_suites.toml`, which gives
-the reason for each test that does not pass. `test_peer_suites` also runs the libraries themselves, beside the shims.
-"""
+"""Runs the test suites of celery-singleton and celery-once on our shims: `make peer-suites`."""
 
 from __future__ import annotations
 

@@ -32,11 +32,13 @@ class Side:
         self.locks = redis.Redis.from_url(url, decode_responses=True)
 
     @contextmanager
-    def held(self, key: str, holder: str = "an-old-task", **expiry: Any) -> Iterator[str]:
+    def held(self, key: str, **expiry: Any) -> Iterator[str]:
         """Hold a lock of the old library for a block; return its holder."""
-        self.locks.set(key, holder, **expiry)
-        yield holder
-        self.locks.delete(key)
+        self.locks.set(key, "an-old-task", **expiry)
+        try:
+            yield "an-old-task"
+        finally:
+            self.locks.delete(key)
 
     def await_free(self, key: str) -> None:
         """Wait until nobody holds a lock."""
@@ -98,7 +100,6 @@ def test_a_lock_raises_where_it_raised(singleton: Side) -> None:
     with singleton.held(key) as old, pytest.raises(DuplicateTaskError) as raised:
         task.delay("raising")
     assert raised.value.task_id == old
-    singleton.locks.delete(key)
     result = task.delay("live")
     with pytest.raises(DuplicateTaskError) as raised:
         task.delay("another")
@@ -117,13 +118,17 @@ def test_a_job_holds_the_old_lock_until_its_end(singleton: Side) -> None:
     singleton.finish(result, key, "held")
 
 
-def test_the_end_of_an_old_message_releases_its_lock(singleton: Side) -> None:
-    """A message that celery-singleton published under its lock is run by our worker, which releases that lock."""
-    key = singleton.house.do_stuff.generate_lock("do_stuff", ["from-old", ["return"]])
-    singleton.locks.set(key, "an-id-from-the-old-side")
-    singleton.house.app.send_task("do_stuff", ("from-old", ["return"]), task_id="an-id-from-the-old-side")
-    await_(lambda: singleton.house.runs("from-old") == 1)
-    singleton.await_free(key)
+@for_each("library, task", [("singleton", "do_stuff"), ("once", "slow_task")])
+def test_the_end_of_an_old_message_releases_its_lock(singleton: Side, once: Side, library: str, task: str) -> None:
+    """A message that an old library published under its lock is run by our worker, which releases that lock."""
+    side = singleton if library == "singleton" else once
+    call = ("from-old", ["return"])
+    program = getattr(side.house, task)
+    key = program.generate_lock(task, call) if side is singleton else program.get_key(call)
+    side.locks.set(key, "an-id-from-the-old-side", px=60_000)
+    side.house.app.send_task(task, call, **({"task_id": "an-id-from-the-old-side"} if side is singleton else {}))
+    await_(lambda: side.house.runs("from-old") == 1)
+    side.await_free(key)
 
 
 def test_the_lock_of_an_ended_job_is_taken_over(singleton: Side) -> None:
@@ -141,8 +146,11 @@ def test_the_lock_of_an_ended_job_is_taken_over(singleton: Side) -> None:
 
 
 def test_a_foreign_lock_is_never_released(singleton: Side) -> None:
-    """A job whose lock expired and was taken by an old task leaves that lock alone."""
+    """A job whose lock an old task took over leaves that lock alone; a submission that raises releases its own."""
     task = singleton.house.do_stuff
+    with pytest.raises(Exception, match="nowhere"):
+        task.apply_async(("foreign",), serializer="nowhere")
+    assert singleton.locks.get(task.generate_lock("do_stuff", ["foreign"])) is None
     result = task.delay("foreign")
     with singleton.held(task.generate_lock("do_stuff", ["foreign"])) as old:
         singleton.house.open("foreign")
@@ -162,14 +170,6 @@ def test_clear_locks_leaves_shared_locks(singleton: Side, caplog: pytest.LogCapt
         assert "clear_locks removed nothing" in caplog.text
         assert task.delay("of-old").id == old
     singleton.finish(result, ours, "of-ours")
-
-
-def test_a_call_that_fails_leaves_no_lock(singleton: Side) -> None:
-    """A submission that raises releases the lock that it took."""
-    task = singleton.house.do_stuff
-    with pytest.raises(Exception, match="nowhere"):
-        task.apply_async(("unsent",), serializer="nowhere")
-    assert singleton.locks.get(task.generate_lock("do_stuff", ["unsent"])) is None
 
 
 def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
@@ -201,15 +201,6 @@ def test_a_job_of_once_holds_the_old_lock_until_its_end(once: Side) -> None:
     assert once.locks.get(once.house.unlocking.get_key(("unlocking",))) is None
     once.house.open("unlocking")
     assert unlocked.get(PATIENCE) == "unlocking"
-
-
-def test_the_end_of_an_old_message_of_once_releases_its_lock(once: Side) -> None:
-    """A message that celery-once published under its lock is run by our worker, which releases that lock."""
-    key = once.house.slow_task.get_key(("from-old", ["return"]))
-    once.locks.set(key, "a-random-token", px=60_000)
-    once.house.app.send_task("slow_task", ("from-old", ["return"]))
-    await_(lambda: once.house.runs("from-old") == 1)
-    once.await_free(key)
 
 
 @for_each("base, setting", [(QueueOnce, "set ONCE as"), (Singleton, "set singleton_backend_url as")])

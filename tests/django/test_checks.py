@@ -81,8 +81,7 @@ def test_a_project_as_in_the_guide_passes(files: dict[str, Any]) -> None:
 
 
 @for_each("settings, found", [
-    ({"CELERY_ONEJOB_STORE": None}, ["onejob.E001"]),
-    ({"CELERY_ONEJOB_LEASE": 1}, ["onejob.E001"]),
+    ({"CELERY_ONEJOB_STORE": None}, ["onejob.E001"]), ({"CELERY_ONEJOB_LEASE": 1}, ["onejob.E001"]),
     ({"CELERY_ONEJOB_STORE": "django://other"}, ["onejob.E001", "onejob.E002"]),
     ({"CELERY_ONEJOB_STORE": "mysql://here"}, ["onejob.E002"]),
     ({"ONEJOB_STORE": "django://default"}, ["onejob.E003", "onejob.W007"]),

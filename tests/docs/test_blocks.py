@@ -138,25 +138,16 @@ $ ls
     assert set(LANGUAGES.values()) <= {"python", "shell", "text", *PARSERS}
 
 
-@for_each(
-    "line, reason",
-    [
-        ("onejob jobs list --state failed", ""),
-        ("FOO=1 onejob --store sqlite:///x.db why JOB  # a comment", ""),
-        ("onejob jobs list --stat failed", "No such option"),
-        ("onejob jobz list", "No such command"),
-        ("onejob jobs list && onejob nothing", "No such command"),
-        ("KEY=$(onejob keys ad x)", "No such command"),
-        ("onejob jobs list --state broken", "broken"),
-        ("celery -A shop worker --pool threads -c 4", ""),
-        ("celery -A shop worker --poool threads", "No such option"),
-        ("celery -A shop onejob duplicates --by nobody", "nobody"),
-        ("onejob completion bash > ~/.onejob-complete.bash 2> /dev/null", ""),
-        ("make demo", ""),
-        ("make nothing", "no target"),
-        ("ls -l | sort", ""),
-    ],
-)
+@for_each("line, reason", [
+    ("onejob jobs list --state failed", ""), ("FOO=1 onejob --store sqlite:///x.db why JOB  # a comment", ""),
+    ("onejob jobs list --stat failed", "No such option"), ("onejob jobz list", "No such command"),
+    ("onejob jobs list && onejob nothing", "No such command"), ("KEY=$(onejob keys ad x)", "No such command"),
+    ("onejob jobs list --state broken", "broken"), ("celery -A shop worker --pool threads -c 4", ""),
+    ("celery -A shop worker --poool threads", "No such option"),
+    ("celery -A shop onejob duplicates --by nobody", "nobody"),
+    ("onejob completion bash > ~/.onejob-complete.bash 2> /dev/null", ""), ("make demo", ""),
+    ("make nothing", "no target"), ("ls -l | sort", ""),
+])  # fmt: skip
 def test_wrong_commands_are_seen(line: str, reason: str) -> None:
     """A command or an option that does not exist is found, behind variables, in substitutions and in lists."""
     (block,) = read("page.md", f"{FENCE}sh\n{line}\n{FENCE}\n").blocks

@@ -145,15 +145,12 @@ def test_an_edit_is_found(name: str, place: str, before: str, after: str, told: 
     assert told in "\n".join(CHECKS[name](Project({**whole.files, place: whole[place].replace(before, after)})))
 
 
-@for_each(
-    "name, files",
-    [
-        ("names", {CORE: "task.add_done_callback(f)\nredis.ttl('x')\nqueue.reaper()\n"}),
-        ("own_words", {"x.py": "sqlite:////var/lib/app/ledger.db 127.0.0.1 colour: #123456 src/home/x"}),
-        ("links", {"a.md": "[a](a.md#x) [b](#here) [c](docs) [d](https://github.com/onejob/onejob#x)", "docs/b": ""}),
-        ("laws", {TEST: f"def wet(x):\n    assert x\ndef soaked(x):\n    wet(x)\ndef test_a():\n{LAW}    soaked(1)\n"}),
-    ],
-)
+@for_each("name, files", [
+    ("names", {CORE: "task.add_done_callback(f)\nredis.ttl('x')\nqueue.reaper()\n"}),
+    ("own_words", {"x.py": "sqlite:////var/lib/app/ledger.db 127.0.0.1 colour: #123456 src/home/x"}),
+    ("links", {"a.md": "[a](a.md#x) [b](#here) [c](docs) [d](https://github.com/onejob/onejob#x)", "docs/b": ""}),
+    ("laws", {TEST: f"def wet(x):\n    assert x\ndef soaked(x):\n    wet(x)\ndef test_a():\n{LAW}    soaked(1)\n"}),
+])  # fmt: skip
 def test_what_is_right_is_left_alone(name: str, files: dict[str, str]) -> None:
     """A name of a library, a path that any machine may have, and a test that asserts through a helper are no faults."""
     assert [*CHECKS[name](Project(files))] == []

@@ -42,15 +42,11 @@ def test_release_notes_are_the_section_of_the_version(tmp_path: Path) -> None:
     assert release_notes("v1.2.0", project(tmp_path, "## 1.2.0, 2026-12-01")) == "It is fast.\n"
 
 
-@for_each(
-    "tag, heading, problem",
-    [
-        ("v1.3.0", "## 1.2.0, 2026-12-01", "pyproject.toml has the version 1.2.0"),
-        ("1.2.0", "## 1.2.0, 2026-12-01", "tag v1.2.0"),
-        ("v1.2.0", "## 1.2.0, unreleased", "write the date"),
-        ("v1.2.0", "## 1.1.9, 2026-12-01", "has no section"),
-    ],
-)
+@for_each("tag, heading, problem", [
+    ("v1.3.0", "## 1.2.0, 2026-12-01", "pyproject.toml has the version 1.2.0"),
+    ("1.2.0", "## 1.2.0, 2026-12-01", "tag v1.2.0"), ("v1.2.0", "## 1.2.0, unreleased", "write the date"),
+    ("v1.2.0", "## 1.1.9, 2026-12-01", "has no section"),
+])  # fmt: skip
 def test_an_unfinished_release_is_refused(tmp_path: Path, tag: str, heading: str, problem: str) -> None:
     """A tag without its version, its section or its date publishes nothing, and the reason names what to do."""
     with pytest.raises(SystemExit, match=problem):

@@ -197,14 +197,11 @@ def test_a_fixture_wins_over_the_setting(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*fixture 'nothing' not found"])
 
 
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
-        ("@pytest.mark.onejob(5)\ndef test_it(jobs): pass", "*takes options by name, such as onejob(lease=5)*"),
-        ("@pytest.mark.onejob(isolated=False)\ndef test_it(jobs): pass", "*remove one of them*"),
-        (MARKED_MIXIN, "*set jobs_settings of JobsMixin*"),
-    ],
-)
+@pytest.mark.parametrize(("test", "message"), [
+    ("@pytest.mark.onejob(5)\ndef test_it(jobs): pass", "*takes options by name, such as onejob(lease=5)*"),
+    ("@pytest.mark.onejob(isolated=False)\ndef test_it(jobs): pass", "*remove one of them*"),
+    (MARKED_MIXIN, "*set jobs_settings of JobsMixin*"),
+])  # fmt: skip
 def test_a_marker_that_means_nothing_is_refused(pytester: pytest.Pytester, test: str, message: str) -> None:
     """Positional arguments, `isolated=False` with `jobs`, and the marker on a `JobsMixin` are errors with a remedy."""
     result = run(pytester, f"import pytest\n{test}\n")

@@ -104,18 +104,15 @@ def check(*cards: Card) -> pipeline.Checked:
     return pipeline.check_cards(cards, found, pipeline.embed(found))
 
 
-@for_each(
-    "question, answer, reason",
-    [
-        (GOOD["question"].replace(pipeline.BLANK, "lantern"), "lantern", "the question has no blank"),
-        (GOOD["question"], " ", "the answer is empty"),
-        (GOOD["question"].replace("The keeper", f"{pipeline.BLANK} keeper", 1), "The", "the answer is a stop word"),
-        (f"The keeper of the {pipeline.BLANK} lights.", "tower", "the question is too short"),
-        (GOOD["question"].replace("sailor", "lantern"), "lantern", "the question gives the answer away"),
-        (GOOD["question"], "candle", "the answer is not in the chunk"),
-        (GOOD["question"].replace("dusk", "dawn"), "lantern", "the question is not a sentence of the chunk"),
-    ],
-)
+@for_each("question, answer, reason", [
+    (GOOD["question"].replace(pipeline.BLANK, "lantern"), "lantern", "the question has no blank"),
+    (GOOD["question"], " ", "the answer is empty"),
+    (GOOD["question"].replace("The keeper", f"{pipeline.BLANK} keeper", 1), "The", "the answer is a stop word"),
+    (f"The keeper of the {pipeline.BLANK} lights.", "tower", "the question is too short"),
+    (GOOD["question"].replace("sailor", "lantern"), "lantern", "the question gives the answer away"),
+    (GOOD["question"], "candle", "the answer is not in the chunk"),
+    (GOOD["question"].replace("dusk", "dawn"), "lantern", "the question is not a sentence of the chunk"),
+])  # fmt: skip
 def test_a_bad_card_is_rejected_with_its_reason(question: str, answer: str, reason: str) -> None:
     """A card that cannot be answered, is too easy or is untrue to its chunk is rejected, and the reason says which."""
     bad: Card = {**GOOD, "id": "bad", "question": question, "answer": answer}
