@@ -18,7 +18,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.services import start_redis
+from tests.services import MissingServiceError, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,21 +31,15 @@ UNREACHABLE = 3
 """The exit code when a source cannot be reached: then nothing is known."""
 
 
-class UnreachableError(Exception):
-    """The source of a suite cannot be reached."""
-
-
 def suites() -> dict[str, dict[str, Any]]:
     """Return what the list says, by the name of the library."""
     return tomllib.loads(LIST.read_text(encoding="utf-8"))
 
 
 def fetch(name: str, suite: Mapping[str, Any], source: Path | None) -> Path:
-    """Return the folder with the tests of a library, and itself below `library`.
+    """Return the folder with the tests of a library, and itself below `library`; `source` has archives by name.
 
-    Raises `UnreachableError`, or `ValueError` for a wrong digest.
-
-    `source`: a folder of archives named `<library>.tar` or `<library>.tar.gz`, for a machine without that network.
+    Raises `MissingServiceError`, or `ValueError` for a wrong digest.
     """
     target = CACHE / f"{name}-{suite['commit'][:12]}"
     if not (target / "tests").is_dir():
@@ -64,7 +58,7 @@ def _archive(name: str, suite: Mapping[str, Any], source: Path | None) -> bytes:
         found = sorted(source.glob(f"{name}.tar*"))
         if not found:
             msg = f"{source} has no {name}.tar or {name}.tar.gz"
-            raise UnreachableError(msg)
+            raise MissingServiceError(msg)
         return found[0].read_bytes()
     url = f"https://github.com/{suite['repository']}/archive/{suite['commit']}.tar.gz"
     try:
@@ -72,7 +66,7 @@ def _archive(name: str, suite: Mapping[str, Any], source: Path | None) -> bytes:
             return bytes(response.read())
     except (urllib.error.URLError, OSError) as error:
         msg = f"{url} cannot be reached ({error}); --source names a folder with the archive"
-        raise UnreachableError(msg) from error
+        raise MissingServiceError(msg) from error
 
 
 def unpack(archive: tarfile.TarFile, target: Path, *, package: str) -> None:
@@ -152,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, suite in suites().items():
         try:
             folder = fetch(name, suite, source)
-        except UnreachableError as error:
+        except MissingServiceError as error:
             sys.stderr.write(f"not run: {error}\n")
             return UNREACHABLE
         for mode in ("alone", "sharing"):

@@ -16,24 +16,23 @@ import redis
 from tests.cases import for_each
 from tests.compat import celery_suite, peer_suites
 from tests.compat.peer_suites import ROOT
-from tests.services import eventually, start_redis
+from tests.services import MissingServiceError, eventually, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SOURCE = "ONEJOB_PEER_SUITES"
-"""Environment variable: a folder with the archives, for a machine that cannot reach them."""
+SOURCE = Path(os.environ["ONEJOB_PEER_SUITES"]) if "ONEJOB_PEER_SUITES" in os.environ else None
+"""A folder with the archives, for a machine that cannot reach them."""
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_their_own_suites_pass(capfd: pytest.CaptureFixture[str]) -> None:
     """All tests of both libraries pass on the shims, but for those that the list gives a reason for."""
-    source = os.environ.get(SOURCE)
-    code = peer_suites.main(["--source", source] if source else [])
+    code = peer_suites.main(["--source", str(SOURCE)] if SOURCE else [])
     told = capfd.readouterr()
     if code == peer_suites.UNREACHABLE:
-        pytest.skip(told.err.strip().splitlines()[-1])
+        raise MissingServiceError(told.err.strip().splitlines()[-1])
     assert code == 0, told.out
 
 
@@ -42,28 +41,15 @@ def test_their_own_suites_pass(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("version", celery_suite.LIBRARIES)
 def test_the_suite_of_celery_passes(version: str) -> None:
     """What passes of Celery's integration suite passes with onejob tasks, but for what the list gives a reason for."""
-    source = os.environ.get(SOURCE)
-    _, found = celery_suite.differences(version, source=Path(source) if source else None)
+    _, found = celery_suite.differences(version, source=SOURCE)
     assert not found, "\n".join(found)
 
 
-@pytest.fixture
-def libraries() -> list[str]:
-    """Return the folders of the libraries themselves; without their sources, skip."""
-    source = os.environ.get(SOURCE)
-    try:
-        folders = [
-            peer_suites.fetch(name, suite, Path(source) if source else None)
-            for name, suite in peer_suites.suites().items()
-        ]
-    except peer_suites.UnreachableError as error:
-        pytest.skip(str(error))
-    return [str(folder / "library") for folder in folders]
-
-
 @pytest.mark.deep
-def test_both_versions_run_side_by_side(libraries: list[str], tmp_path: Path) -> None:
+def test_both_versions_run_side_by_side(tmp_path: Path) -> None:
     """Neither version admits what the other has admitted, and the worker of either one releases the locks of both."""
+    suites = peer_suites.suites().items()
+    libraries = [str(peer_suites.fetch(name, suite, SOURCE) / "library") for name, suite in suites]
     server = start_redis(tmp_path)
     sides = Sides(libraries, server.url, tmp_path)
     try:

@@ -90,18 +90,11 @@ def charges(gateway: Gateway) -> list[tuple[Any, ...]]:
 
 
 def test_a_key_charges_once(gateway: Gateway) -> None:
-    """The same key twice is one charge, and both get the same charge id; another key is another charge."""
-    charge_ids = [take_money(gateway.url, key, 1, 500, GOOD_CARD) for key in ("a", "a", "b")]
-    assert charge_ids[0] == charge_ids[1] != charge_ids[2]
-    assert charges(gateway) == [(1, 500), (1, 500)]
-
-
-def test_a_key_charges_once_at_the_same_time(gateway: Gateway) -> None:
-    """Many requests with one key at once are one charge, and all get its id."""
+    """Many requests with one key at once are one charge, and all get its id; another key is another charge."""
     with ThreadPoolExecutor(8) as pool:
         charge_ids = list(pool.map(lambda _: take_money(gateway.url, "a", 1, 500, GOOD_CARD), range(8)))
-    assert len(set(charge_ids)) == 1
-    assert charges(gateway) == [(1, 500)]
+    assert {take_money(gateway.url, "b", 1, 500, GOOD_CARD)} & {*charge_ids} == set()
+    assert (len(set(charge_ids)), charges(gateway)) == (1, [(1, 500), (1, 500)])
 
 
 @pytest.mark.parametrize(("order", "cents", "card"), [(1, 501, GOOD_CARD), (2, 500, GOOD_CARD), (1, 500, "4242-1")])
@@ -119,11 +112,6 @@ def test_a_declined_card_stays_declined(gateway: Gateway) -> None:
         with pytest.raises(DeclinedError, match="card declined"):
             take_money(gateway.url, "a", 1, 500, DECLINED_CARD)
     assert look(gateway.record.path, "select taken from charges") == [(0,)]
-
-
-def test_the_record_outlives_the_gateway(start: Callable[[], Gateway]) -> None:
-    """A key outlives a restart of the gateway."""
-    assert take_money(start().url, "a", 1, 500, GOOD_CARD) == take_money(start().url, "a", 1, 500, GOOD_CARD)
 
 
 @pytest.mark.parametrize(("fault", "taken"), [(BUSY, []), (BROKEN, [(1, 500)]), (CUT, [(1, 500)])])

@@ -22,20 +22,19 @@ class Gateway:
 
     def open(self, path: Path) -> None:
         self.path = path
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("create table if not exists charges (customer text, key text unique)")
-            connection.execute("delete from charges")
-            connection.commit()
+        self._execute("create table if not exists charges (customer text, key text unique)")
+        self._execute("delete from charges")
 
     def charge(self, customer: str, key: str | None = None) -> str:
-        with closing(sqlite3.connect(self.path)) as connection:
-            connection.execute("insert or ignore into charges values (?, ?)", (customer, key))
-            connection.commit()
+        self._execute("insert or ignore into charges values (?, ?)", customer, key)
         return f"charged {customer}"
 
     def count(self) -> int:
-        with closing(sqlite3.connect(self.path)) as connection:
-            return int(connection.execute("select count(*) from charges").fetchone()[0])
+        return int(self._execute("select count(*) from charges")[0][0])
+
+    def _execute(self, statement: str, *values: str | None) -> list[Any]:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            return connection.execute(statement, values).fetchall()
 
 
 gateway = Gateway()
@@ -61,12 +60,6 @@ def charge_safely(customer: str) -> str:
     job = onejob.current_job()
     job.progress(0, 1)
     return str(job.step("charge", gateway.charge, customer, key=job.effect_key("charge")))
-
-
-@app.task(shared=False, base=onejob.Task)
-def charge_at_the_end(customer: str) -> str:
-    onejob.current_job().step("look up", str.upper, customer)
-    return gateway.charge(customer)
 
 
 @app.task(shared=False, base=onejob.Task)

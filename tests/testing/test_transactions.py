@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import onejob
 from onejob.testing import isolated
+from tests.cases import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,13 +60,11 @@ def test_a_body_completes_its_job_in_its_transaction(jobs: Jobs) -> None:
     assert charges() == 1
 
 
-@pytest.mark.parametrize("end", ["raise", "twice"])
-def test_a_rolled_back_transaction_fails_the_job(jobs: Jobs, end: str) -> None:
+@for_each("end, error", [("raise", ValueError), ("twice", onejob.OneJobError)])
+def test_a_rolled_back_transaction_fails_the_job(jobs: Jobs, end: str, error: type[Exception]) -> None:
     """An error in the transaction rolls back effects and completion, and the job fails with it."""
     run = jobs.run_job(charge, 7, end=end)
-    assert run.state is onejob.State.FAILED
-    assert isinstance(run.error, ValueError if end == "raise" else onejob.OneJobError)
-    assert charges() == 0
+    assert (run.state, type(run.error), charges()) == (onejob.State.FAILED, error, 0)
 
 
 def test_a_late_worker_cannot_commit(jobs: Jobs) -> None:
