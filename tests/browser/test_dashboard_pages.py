@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PHONE: ViewportSize = {"width": 390, "height": 844}
 WINDOW: ViewportSize = {"width": 1280, "height": 720}
-WITNESSES = ("overview", "jobs", "failed job", "duplicates with a check", LOGIN)
+WITNESSES = ("jobs", "failed job", "duplicates with a check", LOGIN)
 """The pages that the quick test looks at; the others are as good, and take as long."""
 LONG = "unbreakable" * 20
 NOT_FOUND = r"status of 404|/jobs/unknown 404"

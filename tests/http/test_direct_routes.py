@@ -12,7 +12,6 @@ from starlette.testclient import TestClient
 from onejob.api import create_app, router
 from onejob.api.direct_routes import TELEMETRY, DirectRoutes
 from onejob.api.json_body import BODY_LIMIT
-from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, bearer
 
@@ -168,20 +167,3 @@ def test_a_middleware_of_the_app_precedes_the_direct_way(celery_app: Any, added:
     assert [each["route"].path for each in kept] == ["/jobs", "/jobs/{job_id}"]
     assert [each["path_params"] for each in kept] == [{}, {"job_id": ANY}]
     assert ["router" in each for each in kept] == [bool(added)] * 2
-
-
-def test_a_refusing_middleware_of_the_app_is_obeyed(celery_app: Any) -> None:
-    """A middleware that is added to the app and answers itself keeps the request from the direct way."""
-
-    class Closed:
-        def __init__(self, app: ASGIApp) -> None: ...
-
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 418, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-
-    app = create_app(celery_app)
-    app.add_middleware(Closed)
-    shop = Shop(celery_app, TestClient(app, **LOCAL))
-    assert shop.submit().status_code == 418
-    assert shop.ledger.find(Query()) == []

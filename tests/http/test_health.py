@@ -61,10 +61,14 @@ def scraped(shop: Shop) -> dict[tuple[str, ...], float]:
 
 
 def test_liveness_and_readiness(own_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server is alive if it responds, and ready if its ledger is available: without the broker it accepts jobs."""
+    """A server is alive if it responds, ready if its ledger is, without the broker, too, and a worker on request."""
     assert own_shop.get("/healthz").json() == {"status": "ok"}
     checks = {"store": True, "broker": True}
     assert own_shop.get("/readyz").json() == {"status": "ok", "checks": checks, "workers": 0}
+    details = problem(own_shop.get("/readyz?workers=1"), 503, "not-ready")
+    assert (details["detail"], details["workers"]) == ("no worker has sent a heartbeat recently", 0)
+    own_shop.ledger.store.heartbeat("celery@a", lasts=60.0)
+    eventually(lambda: own_shop.get("/readyz?workers=1").status_code == 200, PATIENCE)
     own_shop.app.conf.update(NOWHERE)
     eventually(lambda: own_shop.get("/readyz").json()["status"] != "ok", PATIENCE)
     response = own_shop.get("/readyz")
@@ -79,15 +83,6 @@ def test_liveness_and_readiness(own_shop: Shop, monkeypatch: pytest.MonkeyPatch)
     eventually(lambda: own_shop.get("/readyz").status_code == 503, PATIENCE)
     details = problem(own_shop.get("/readyz"), 503, "not-ready")
     assert (details["checks"]["store"], details["workers"]) == (False, None)
-
-
-def test_a_worker_is_required_only_on_request(own_shop: Shop) -> None:
-    """Without a worker a server is ready, unless `?workers=1` requires one."""
-    assert own_shop.get("/readyz").json()["workers"] == 0
-    details = problem(own_shop.get("/readyz?workers=1"), 503, "not-ready")
-    assert (details["detail"], details["workers"]) == ("no worker has sent a heartbeat recently", 0)
-    own_shop.ledger.store.heartbeat("celery@a", lasts=60.0)
-    eventually(lambda: own_shop.get("/readyz?workers=1").status_code == 200, PATIENCE)
 
 
 def test_probes_and_scrapes_are_cached(own_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

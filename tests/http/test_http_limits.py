@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.hangups import TASK, hang_up, served
+from chaos.hangups import hang_up, served
 from onejob.api.http_limits import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
 from onejob.api.json_body import BODY_LIMIT
 from onejob.api.problems import SECURITY_HEADERS
-from onejob.celery.app_state import app_state_of
 from tests.cases import for_each
 from tests.http.serving import PATIENCE, serving
 from tests.services import eventually
@@ -307,16 +306,3 @@ def test_disconnects_do_not_affect_other_clients(tmp_path: Path) -> None:
 def test_disconnects_affect_nobody_on_each_store(store_address: StoreAddress) -> None:
     """The same holds on each store, whose connections are pooled differently."""
     assert_others_are_answered(store_address.url, store_address.namespace)
-
-
-def test_wrong_responses_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness detects a server that returns the job of another client."""
-    with served(f"sqlite:///{tmp_path / 'ledger.db'}", "unused", "memory://") as (app, server):
-        ledger = app_state_of(app).ledger
-        other = app.tasks[TASK].apply_async((-1,)).id
-        get_many = ledger.store.get_many
-        mixed_up = lambda job_ids: dict.fromkeys(job_ids, get_many([other])[other])  # noqa: E731 - it is no other than this
-        monkeypatch.setattr(ledger.store, "get_many", mixed_up)
-        count = hang_up(app, server, 50, 4, SEED)
-    assert count.wrong_jobs > 0
-    assert not count.held

@@ -58,11 +58,6 @@ def test_a_url_that_cannot_be_is_refused(calling: Shop, url: str, validate_only:
     assert calling.ledger.find(Query()) == []
 
 
-def test_a_server_without_secrets_refuses_webhooks(shop: Shop) -> None:
-    """Without configured secrets a webhook is 422 with this reason."""
-    assert "sends no webhooks" in problem(shop.submit(webhook_url=URL), 422, "invalid-request")["detail"]
-
-
 def test_a_webhook_is_a_job(calling: Shop) -> None:
     """A webhook is returned as a job of the key that asked for it, without its URL, which may be secret."""
     calling.submit()
@@ -97,11 +92,12 @@ def test_a_new_webhook_uses_the_quota(calling: Shop) -> None:
     assert len(webhooks(calling)) == 3
 
 
-def test_a_key_with_a_secret_has_its_own_webhook(calling: Shop) -> None:
-    """Keys that name one URL share its webhook, unless one of them has a secret of its own."""
+def test_a_key_with_a_secret_has_its_own_webhook(calling: Shop, shop: Shop) -> None:
+    """Keys that name one URL share its webhook, unless one has a secret of its own; a server without any refuses it."""
     for name in ("submit", "edit", "operate"):
         calling.named(name).submit(webhook_url=URL)
     assert [payload.signer for payload in webhooks(calling)] == ["", "edit"]
+    assert "sends no webhooks" in problem(shop.submit(webhook_url=URL), 422, "invalid-request")["detail"]
 
 
 def test_without_a_secret_for_the_key_a_webhook_is_refused(open_shop: Any) -> None:

@@ -121,10 +121,10 @@ def test_a_job_shows_its_duplicates_and_webhooks(browser: Browser, sample: Sampl
 
 def test_followers_and_the_job_that_they_follow_link_each_other(browser: Browser, sample: Sample) -> None:
     """A follower links the job that it ends as, and that job links its followers."""
-    first = sample.submit("shop.send_invoice", order_id=1).job
+    first = submit(sample, "first")
     follower = Submission(
-        id="follower", task=first.task, identity=first.identity, fingerprint=first.fingerprint, nonce="n2",
-        payload=first.payload, options=first.options, lease=30.0,
+        id="follower", task=first.task, identity=first.identity, fingerprint="f", nonce="n2", payload=PAYLOAD,
+        options="{}", lease=30.0,
     )  # fmt: skip
     assert sample.ledger.follow(follower, follows_id=first.id) is not None
     assert f"/ops/jobs/{first.id}" in browser.page("/jobs/follower").links

@@ -203,9 +203,7 @@ def test_the_box_tells_what_a_submission_gets(browser: Browser, sample: Sample) 
     """The box names the outcome and the job that a submission of this call then gets, and stores and counts nothing."""
     calls: list[tuple[str, dict[str, Any]]] = [
         ("shop.study_plan", {"project": "running"}), ("shop.study_plan", {"project": "new"}),
-        ("shop.send_invoice", {"order_id": 77}), ("shop.send_invoice", {"order_id": 4711}),
-        ("shop.index_document", {"document": 7, "text": "second"}), ("shop.daily_report", {"region": "north"}),
-        ("shop.daily_report", {"region": "north"}),
+        ("shop.index_document", {"document": 7, "text": "second"}),
     ]  # fmt: skip
     for task, kwargs in calls:
         before = sample.jobs(), browser.json("/duplicates")["groups"]
@@ -214,8 +212,7 @@ def test_the_box_tells_what_a_submission_gets(browser: Browser, sample: Sample) 
         got = sample.ledger.submit(prepare_submission(tasks_of(sample.app)[task], kwargs, source="test"))
         for found in answers:
             assert (found["outcome"], found["identity"]) == (got.outcome, got.job.identity)
-            assert (found["existing"] or {}).get("id", got.job.id) == got.job.id
-            assert (found["existing"] is None) is (got.outcome == "admitted")
+            assert found["existing"] is None if got.outcome == "admitted" else found["existing"]["id"] == got.job.id
 
 
 def test_rules_are_in_words(browser: Browser) -> None:
