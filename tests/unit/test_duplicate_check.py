@@ -17,6 +17,7 @@ from onejob.jobs.submitter import Submitter
 from onejob.jobs.transitions import new_nonce
 from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
 from tests.cases import for_each
+from tests.conftest import every_store
 from tests.http.shop import build
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def latest(document: int, text: str) -> None: ...
 
 @pytest.fixture
 def app(store_address: StoreAddress) -> Iterator[Celery]:
-    """Return an app with a task for each conflict policy, on each store."""
+    """Return an app with a task for each conflict policy."""
     app = build(store_address.url, onejob_namespace=store_address.namespace)
     task: Any = app.task
     task(name="shop.latest", base=onejob.Task, shared=False, unique_on=["document"], on_duplicate="run_again")(latest)
@@ -80,6 +81,7 @@ CASES = [
 ]
 
 
+@every_store
 @for_each("policy, situation, other", CASES)
 def test_a_check_foretells_the_submission(app: Celery, policy: str, situation: str, *, other: bool) -> None:
     """The outcome and the job of a check are those of the submission that follows it, which finds nothing changed."""
@@ -109,32 +111,24 @@ def _digests(job: Job, found: DuplicateCheck) -> tuple[str, str]:
     return job.identity, job.fingerprint if found.outcome.makes_job else found.fingerprint
 
 
-@pytest.fixture
-def plain(tmp_path: Any) -> Iterator[Celery]:
-    """Return an app on SQLite."""
-    app = build(f"sqlite:///{tmp_path / 'ledger.db'}")
-    yield app
-    app_state_of(app).ledger.close()
-
-
-def test_a_check_is_made_for_its_submitter(plain: Celery) -> None:
+def test_a_check_is_made_for_its_submitter(app: Celery) -> None:
     """A submitter with own jobs is answered by its own job only; a policy of one call replaces the task's own."""
     with onejob.submitter("one", own_jobs=True):
-        mine = plain.tasks["shop.invoice"].delay(1)
-        assert check_duplicate(plain, "shop.invoice", [1], {}).existing is not None
-    own = check_duplicate(plain, "shop.invoice", [1], {}, submitter=Submitter("one", own_jobs=True))
+        mine = app.tasks["shop.invoice"].delay(1)
+        assert check_duplicate(app, "shop.invoice", [1], {}).existing is not None
+    own = check_duplicate(app, "shop.invoice", [1], {}, submitter=Submitter("one", own_jobs=True))
     assert own.existing is not None
     assert (own.existing.id, '"scope":"one"' in own.hashed_text) == (mine.id, True)
-    assert check_duplicate(plain, "shop.invoice", [1], {}).outcome is Outcome.ADMITTED
-    plain.tasks["shop.invoice"].delay(1)
-    assert check_duplicate(plain, "shop.invoice", [1], {}, on_duplicate="raise").outcome is Outcome.REJECTED
+    assert check_duplicate(app, "shop.invoice", [1], {}).outcome is Outcome.ADMITTED
+    app.tasks["shop.invoice"].delay(1)
+    assert check_duplicate(app, "shop.invoice", [1], {}, on_duplicate="raise").outcome is Outcome.REJECTED
 
 
-def test_wrong_arguments_raise_as_a_submission(plain: Celery) -> None:
+def test_wrong_arguments_raise_as_a_submission(app: Celery) -> None:
     """Wrong or unhashable arguments, and an unknown task, raise the errors of a submission."""
     with pytest.raises(InvalidArgumentsError):
-        check_duplicate(plain, "shop.invoice", [1, 2, 3], {})
+        check_duplicate(app, "shop.invoice", [1, 2, 3], {})
     with pytest.raises(InvalidPayloadError):
-        check_duplicate(plain, "shop.anything", [float("nan")], {})
+        check_duplicate(app, "shop.anything", [float("nan")], {})
     with pytest.raises(InvalidArgumentsError, match=r"no onejob task named 'shop\.nothing'"):
-        check_duplicate(plain, "shop.nothing", [], {})
+        check_duplicate(app, "shop.nothing", [], {})

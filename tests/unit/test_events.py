@@ -18,7 +18,6 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, JobEvent, one_line
-from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, end, run, submission, sweep
 
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
 
 MARKER = "chosen"
 FORGED = "x\nERROR root: forged\x1b[2J\u2028\u202e"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """Return a manual clock."""
-    return ManualClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    """Return a store in a file."""
-    store = SQLiteStore(tmp_path / "ledger.db", clock=clock)
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -5,34 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import Entry
 from onejob.ledger.explain import SENTENCES, explain
 from onejob.ledger.timeline import LEASE_EXPIRED, RUN_LABELS, UNRECORDED, Span, SpanKind, build_timeline
 from onejob.stores.protocol import DUPLICATE_LIMIT
-from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.contract.support import LEASE, START, queue_next, run, submission, submit, submit_one, sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
     from tests.contract.support import ManualClock
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    """Return a store in a file."""
-    store = SQLiteStore(tmp_path / "ledger.db", clock=clock)
-    yield store
-    store.close()
 
 
 def test_every_event_has_a_sentence() -> None:

@@ -18,13 +18,12 @@ from onejob.jobs.records import Period
 from onejob.observability.events import EVENTS, JobEvent
 from onejob.observability.meter import Meter, write_all
 from onejob.observability.metrics import SERIES, STORE_ERROR, WEBHOOK_TASK, Kind, count_event
-from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.contract.support import submission
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from onejob.stores.protocol import Store
@@ -101,14 +100,6 @@ NEVER = 1e6
 """An interval that no test waits for."""
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    """Return a store in a file."""
-    store = SQLiteStore(tmp_path / "ledger.db")
-    yield store
-    store.close()
-
-
 def meter(store: Store, interval: float = NEVER) -> Meter:
     return Meter(store.increment, interval, lambda task: task == "known")
 
@@ -120,7 +111,7 @@ def threads() -> Callable[[], list[threading.Thread]]:
     return lambda: [each for each in threading.enumerate() if each.name == "onejob-metrics" and each not in before]
 
 
-def test_counts_are_written_at_close(store: SQLiteStore, threads: Callable[[], object]) -> None:
+def test_counts_are_written_at_close(store: Store, threads: Callable[[], object]) -> None:
     """What is counted stays in the process until it is written; unknown tasks share a label; some series have times."""
     counter = meter(store)
     counter.count(CLAIMED)
@@ -136,7 +127,7 @@ def test_counts_are_written_at_close(store: SQLiteStore, threads: Callable[[], o
     assert threads() == []
 
 
-def test_counts_are_written_every_interval(store: SQLiteStore, threads: Callable[[], object]) -> None:
+def test_counts_are_written_every_interval(store: Store, threads: Callable[[], object]) -> None:
     """After an interval the amounts are in the store, and so are those that are counted afterwards; no thread stays."""
     counter = meter(store, 0.01)
     for written in (1.0, 2.0):
@@ -145,7 +136,7 @@ def test_counts_are_written_every_interval(store: SQLiteStore, threads: Callable
     assert eventually(lambda: not threads(), 30)
 
 
-def test_many_threads_count(store: SQLiteStore) -> None:
+def test_many_threads_count(store: Store) -> None:
     """What several threads count at once is all counted, while it is written again and again."""
     counter = meter(store, 0.001)
 
@@ -210,7 +201,7 @@ def test_a_hanging_store_blocks_nothing(threads: Callable[[], object]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_starts_with_no_counts(store: SQLiteStore) -> None:
+def test_a_forked_child_starts_with_no_counts(store: Store) -> None:
     """What the parent has counted before a fork is written by the parent alone, and the child counts for itself."""
     counter = meter(store)
     counter.count(CLAIMED)
@@ -226,7 +217,7 @@ def test_a_forked_child_starts_with_no_counts(store: SQLiteStore) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_lock_held_during_a_fork_does_not_block_the_child(store: SQLiteStore) -> None:
+def test_a_lock_held_during_a_fork_does_not_block_the_child(store: Store) -> None:
     """A forked child can count, even if another thread of the parent held the lock."""
     counter = meter(store)
     held, release = threading.Event(), threading.Event()
@@ -257,7 +248,7 @@ ledger.submit(submission())
 """
 
 
-def test_the_exit_of_a_process_writes_its_counts(tmp_path: Path, store: SQLiteStore) -> None:
+def test_the_exit_of_a_process_writes_its_counts(tmp_path: Path, store: Store) -> None:
     """The exit of the interpreter writes all counts, even if the ledger was not closed."""
     command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path / 'ledger.db'}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

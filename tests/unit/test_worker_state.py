@@ -20,12 +20,6 @@ LEASE, INTERVAL = 30.0, 10.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Return a clock that the test moves."""
-    return ManualClock()
-
-
-@pytest.fixture
 def contact(clock: ManualClock) -> StoreContact:
     """Return the contact of a worker that has just started."""
     return StoreContact(settling=LEASE / 2, shortest=LEASE, interval=INTERVAL, clock=lambda: clock.now - START)
