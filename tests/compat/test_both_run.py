@@ -155,7 +155,11 @@ def test_a_foreign_lock_is_never_released(singleton: Side) -> None:
     with singleton.held(task.generate_lock("do_stuff", ["foreign"])) as old:
         singleton.house.open("foreign")
         assert result.get(PATIENCE) == "foreign"
+        others = {name: task.delay(name) for name in ("next-1", "next-2")}
+        await_(lambda: all(map(singleton.house.runs, others)))  # so neither process is still at the end of that job
         assert task.delay("foreign").id == old
+    for name, other in others.items():
+        singleton.finish(other, task.generate_lock("do_stuff", [name]), name)
 
 
 def test_clear_locks_leaves_shared_locks(singleton: Side, caplog: pytest.LogCaptureFixture) -> None:

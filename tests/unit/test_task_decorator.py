@@ -55,6 +55,17 @@ def test_a_task_is_the_app_s_task(app: Any) -> None:
     assert (first.outcome, second.outcome, second.id) == (onejob.Outcome.ADMITTED, onejob.Outcome.ATTACHED, first.id)
 
 
+def test_a_bound_task_gets_itself(app: Any) -> None:
+    """With `bind=True` the first parameter of the body is the task, and no part of the identity."""
+
+    @onejob.task(app, name="whoami", bind=True, shared=False)
+    def whoami(self: onejob.Task[..., str], suffix: str) -> str:
+        return self.name + suffix
+
+    assert whoami("!") == "whoami!"
+    assert list(options_of(app.tasks["whoami"]).identifier.signature.parameters) == ["suffix"]
+
+
 def test_a_task_without_an_app_belongs_to_every_app(tmp_path: Path) -> None:
     """Without an app the task is a shared one: the current app's, and one per app."""
 
