@@ -25,8 +25,7 @@ import onejob
 from onejob.celery.options import tasks_of
 from onejob.errors import StoreRefusedError
 from onejob.ledger import ledger
-from tests.celery.sentry import report_to
-from tests.celery.spans import trace_to
+from tests.celery.reports import append, report_to, trace_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,13 +80,9 @@ class Stage:
         self.directory = Path(directory)
 
     def mark(self, key: str, event: str, **more: Any) -> None:
-        """Append one line, whole, whatever else is writing."""
+        """Record what a body does."""
         entry = {"key": key, "event": event, "pid": os.getpid(), "ppid": os.getppid(), "at": time.monotonic(), **more}
-        file = os.open(self.directory / "effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(file, (json.dumps(entry, default=repr) + "\n").encode())
-        finally:
-            os.close(file)
+        append(self.directory / "effects", [json.dumps(entry, default=repr)])
 
     def wait(self, gate: str) -> None:
         """Wait until the test opens a gate."""
@@ -339,13 +334,11 @@ def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
         stage.mark(key, "run", value=value, job=onejob.current_job().id)
         return [key, value]
 
-    for name, window in {"keeps": 3600, "keeps_briefly": 0.3, "keeps_daily": "day@Europe/Berlin"}.items():
-
-        @app.task(name=name, shared=False, base=onejob.Task, unique_on=["key"], unique_for=window)
-        def keeps(key: str, value: Any = None) -> Any:
-            """Return a value that is kept for a while."""
-            stage.mark(key, "run", job=onejob.current_job().id)
-            return value
+    @app.task(name="keeps", shared=False, base=onejob.Task, unique_on=["key"], unique_for=3600)
+    def keeps(key: str, value: Any = None) -> Any:
+        """Return a value that is kept for a while."""
+        stage.mark(key, "run", job=onejob.current_job().id)
+        return value
 
     @app.task(name="anywhere", shared=False, base=onejob.Task, unique_on=["key"])
     def anywhere(key: str) -> str:

@@ -29,6 +29,7 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
 from tests import quiet
 from tests.celery.app import CONFIG, HOOK, PROVOKES, WITHOUT, Stage
+from tests.celery.reports import lines_of
 from tests.contract.support import assert_legal
 from tests.forks import FORKS, fork, interpret
 from tests.services import eventually
@@ -272,8 +273,7 @@ class House:
         return [entry for entry in self._effects() if entry["key"] == key and event in (None, entry["event"])]
 
     def _effects(self) -> list[dict[str, Any]]:
-        effects = self.directory / "effects"
-        return [json.loads(line) for line in effects.read_text().splitlines()] if effects.exists() else []
+        return lines_of(self.directory / "effects")
 
     def runs(self, key: str) -> int:
         """How often a body with this key was started."""

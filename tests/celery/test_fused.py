@@ -100,9 +100,12 @@ def test_only_a_store_in_the_place_of_the_broker_pushes(
 
 
 @pytest.mark.parametrize(("prefix", "pushes"), [("{celery}:", False), ("{onejob}:", True)])
-def test_a_cluster_gets_messages_of_any_slot(tmp_path: Path, prefix: str, *, pushes: bool) -> None:
+def test_a_cluster_gets_messages_of_any_slot(
+    request: pytest.FixtureRequest, tmp_path: Path, prefix: str, *, pushes: bool
+) -> None:
     """In cluster mode the store pushes messages to lists in its own slot, and Celery sends all others."""
     server = start_redis(tmp_path, "--cluster-enabled", "yes", "--databases", "1")
+    request.addfinalizer(server.stop)
     app = build({
         "broker_url": server.url, "onejob_store": server.url, "test_stage": "", "onejob_heartbeat": 0.5,
         "broker_transport_options": {"global_keyprefix": prefix},
@@ -118,7 +121,6 @@ def test_a_cluster_gets_messages_of_any_slot(tmp_path: Path, prefix: str, *, pus
     app_state_of(app).ledger.close()
     app_state_of(app).publisher.close()
     app.close()
-    server.stop()
 
 
 # --- when -----------------------------------------------------------------------------------------------------------

@@ -124,6 +124,7 @@ def test_arguments_that_are_not_used_are_logged_once(
     messages = [each.getMessage() for each in caplog.records if "other arguments are not used" in each.getMessage()]
     assert len(messages) == warnings
     assert all(part in text for text in messages for part in (first.id, "defined", "on_duplicate='replace'"))
+    app_state_of(app).close()
 
 
 # --- idempotency keys -----------------------------------------------------------------------------------------------

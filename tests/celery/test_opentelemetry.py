@@ -16,7 +16,7 @@ from onejob.jobs.lifecycle import State
 from onejob.observability import tracing
 from tests.celery.app import TRACED
 from tests.celery.harness import PATIENCE, await_
-from tests.celery.spans import Span, spans_in, trace_to
+from tests.celery.reports import Span, spans_in, trace_to
 from tests.webhooks.receiver import SETTINGS, receiving
 
 if TYPE_CHECKING:

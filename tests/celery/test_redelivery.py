@@ -44,14 +44,14 @@ def test_no_wait_is_redelivered(house: House) -> None:
     house.await_state(retried, State.RETRYING)
     far = house.play.apply_async(("far", ["return"]), countdown=3)
     await_(lambda: not house.queued_messages())
-    foreign = house.app.send_task("play", ("foreign", ["return"]), countdown=4)  # which Celery holds
+    foreign = house.app.send_task("play", ("foreign", ["return"]), countdown=4).id  # which Celery holds
+    await_(lambda: sum(worker.text.count(f"[{foreign}] received") for worker in house.workers) > 1)
     assert (far.get(PATIENCE), retried.get(PATIENCE)) == ("far", "retried")
     job = house.assert_ran(far, State.COMPLETED, "far", 1)
     assert (job.started_at or 0.0) >= job.run_at
     house.assert_ran(retried, State.COMPLETED, "retried", 2)
-    assert sum(worker.text.count(f"[{foreign.id}] received") for worker in house.workers) > 1
-    assert house.play.AsyncResult(foreign.id).get(PATIENCE) == "foreign"
-    house.assert_ran(house.play.AsyncResult(foreign.id), State.COMPLETED, "foreign", 1)
+    assert house.play.AsyncResult(foreign).get(PATIENCE) == "foreign"
+    house.assert_ran(house.play.AsyncResult(foreign), State.COMPLETED, "foreign", 1)
     house.assert_quiet()
 
 

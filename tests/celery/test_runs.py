@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from celery import states
-from celery.exceptions import (
-    Reject,
-    SoftTimeLimitExceeded,
-    TaskRevokedError,
-    TimeLimitExceeded,
-    WorkerLostError,
-)
+from celery.exceptions import Reject, SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State

@@ -10,7 +10,7 @@ from onejob import Outcome
 from onejob.jobs.lifecycle import State
 from tests.celery.app import SENTRY
 from tests.celery.harness import PATIENCE, await_
-from tests.celery.sentry import reports_in
+from tests.celery.reports import reports_in
 from tests.tiers import deep
 
 if TYPE_CHECKING:

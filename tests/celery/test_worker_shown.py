@@ -6,8 +6,6 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-import pytest
-
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger
@@ -15,20 +13,16 @@ from onejob.celery.worker.probe_file import find_fault
 from onejob.doctor.examine import examine
 from onejob.doctor.finding import Level
 from onejob.doctor.installation import Installation
-from onejob.jobs.lifecycle import Transition
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import Stuck
 from onejob.stores import display_url
 from tests.cases import for_each
 from tests.celery.harness import await_
 from tests.doctor.support import names
-from tests.quiet import provokes
 
 if TYPE_CHECKING:
     from onejob.doctor.finding import Finding
     from tests.celery.harness import House
-
-SHORT_LEASE = 1.2
 
 
 def findings_of(house: House) -> list[Finding]:
@@ -86,23 +80,6 @@ def test_a_queue_that_no_worker_consumes_is_found(house: House) -> None:
     assert found.stuck is Stuck.QUEUE_NOT_CONSUMED
     assert any(f"consumes the queue celery: {worker.name}@test consumes " in line for line in found.sentences)
     assert explain(house.ledger, heard.id).stuck is None
-
-
-@pytest.mark.deep
-@provokes(Transition.CRASH, because="the worker is killed")
-def test_a_killed_worker_leaves_an_expired_lease(house: House) -> None:
-    """After the only worker was killed, its job has an expired lease, and nobody to recover it."""
-    house.use_lease(SHORT_LEASE)
-    worker = house.worker("-c", "1")
-    result = house.play.delay("killed", ["hold:never"])
-    house.await_mark("killed")
-    worker.sigkill()
-    await_(lambda: explain(house.ledger, result.id).stuck)
-    await_(lambda: not house.ledger.workers())
-    found = explain(house.ledger, result.id)
-    assert found.stuck is Stuck.LEASE_EXPIRED
-    assert f"It ran on {worker.name}@test: attempt 1" in "\n".join(found.sentences)
-    assert "No worker of this ledger is alive, so no sweep recovers it: start a worker." in found.sentences
 
 
 def test_a_worker_writes_its_probe_file_until_it_ends(house: House) -> None:

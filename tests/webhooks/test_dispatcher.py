@@ -89,23 +89,6 @@ def sweep_all(ledger: Ledger, queue: DeliveryQueue) -> None:
         pass
 
 
-def test_silent_hosts_delay_no_other_submitter(
-    ledger: Ledger, queue: DeliveryQueue, receiver: Receiver, slow_names: threading.Event
-) -> None:
-    """While more silent hosts of one submitter than there are threads hang, an honest receiver gets its event."""
-    for number in range(HOSTS):
-        add(ledger, receiver.url(f"/hang/{number}", f"h{number}.example"), "hostile")
-    sweep_all(ledger, queue)
-    eventually(lambda: len(receiver.got()) == THREADS // 2)
-    honest = add(ledger, receiver.url("/ok", "honest.example"), "honest")
-    sweep_all(ledger, queue)
-    receiver.await_("/ok")
-    assert eventually(lambda: ledger.get(honest).state is State.COMPLETED)
-    assert len(receiver.got()) == THREADS // 2 + 1  # no hostile attempt has ended meanwhile
-    receiver.released.set()
-    slow_names.set()
-
-
 def test_slow_resolvers_delay_no_other_submitter(
     ledger: Ledger, queue: DeliveryQueue, receiver: Receiver, slow_names: threading.Event
 ) -> None:
