@@ -67,18 +67,19 @@ def test_a_listener_that_raises_fails_no_operation(
 def test_logs_and_metrics_that_fail_cost_no_submission(
     task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a logging handler that raises, submissions are published and counted; metrics and broker may fail, too."""
-    task, handler = task_with(), logging.Handler()
-    monkeypatch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
-    monkeypatch.setattr(logging.getLogger("onejob"), "handlers", [handler])
-    monkeypatch.setattr(logging.getLogger("onejob"), "level", logging.DEBUG)
-    assert task.delay(1).outcome is Outcome.ADMITTED
-    assert [each.outcome for each in task.submit_many([(1,), (2,)])] == [Outcome.ATTACHED, Outcome.ADMITTED]
-    write_all()
+    """With a logging handler that raises, submissions are published and counted; broker or metrics may fail, too."""
+    task, handler, logger = task_with(), logging.Handler(), logging.getLogger("onejob")
     store = app_state_of(task.app).ledger.store
-    assert store.totals()['["submissions_total", "observed", "admitted"]'] == 2.0
-    away = task_with(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2)
-    assert away.delay(3).job.id == task.delay(3).id
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
+        patch.setattr(logger, "handlers", [handler])
+        patch.setattr(logger, "level", logging.DEBUG)
+        assert task.delay(1).outcome is Outcome.ADMITTED
+        assert [each.outcome for each in task.submit_many([(1,), (2,)])] == [Outcome.ATTACHED, Outcome.ADMITTED]
+        away = task_with(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2)
+        assert away.delay(3).job.id == task.delay(3).id
+    write_all()
+    assert store.totals()['["submissions_total", "observed", "admitted"]'] == 3.0
 
     def refuse(_amounts: object) -> None:
         raise StoreUnavailableError(FAILURE)
