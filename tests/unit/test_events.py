@@ -19,7 +19,7 @@ from onejob.ledger.ledger import Ledger
 from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, JobEvent, one_line
 from tests.cases import for_each
-from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, end, run, submission, sweep
+from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,6 +237,14 @@ def test_a_forged_id_cannot_inject_a_line(ledger: Ledger, emitted: list[JobEvent
     assert [text for text in texts if not text.isprintable()] == []
     assert one_line(FORGED) == r"x\nERROR root: forged\x1b[2J\u2028\u202e"
     assert one_line("plain-ž") == "plain-ž"
+
+
+def test_close_calls_the_listener_before_the_store(store: Store) -> None:
+    """`at_close` is called while the store is still open."""
+    order: list[str] = []
+    closing = after(store, "close", lambda: order.append("store"))
+    Ledger(closing, at_close=lambda: order.append("listener")).close()
+    assert order == ["listener", "store"]
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
