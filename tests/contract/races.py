@@ -371,44 +371,24 @@ def follow_against_end(stores: Stores, rounds: int) -> Counts:
 
 
 def one_key(stores: Stores, rounds: int) -> Counts:
-    """Submissions of different identities with one key: one is admitted, and all return its job."""
+    """Submissions of one kind or two with one key: one is admitted, and the others of its kind are attached to it."""
     counts: Counts = Counter()
     with concurrent_calls(CROWD) as at_once:
         for number in range(rounds):
             ids = [f"key-{number}-{n}" for n in range(CROWD)]
-            identities = ids if number % 2 else [ids[0]] * CROWD
+            identities, kinds = (ids if number % 2 else [ids[0]] * CROWD), 1 + number // 2 % 2
             answers = at_once(*[
-                partial(admission, store, job_id, identity=identity, key=f"one-{number}")
-                for store, job_id, identity in zip(stores, ids, identities, strict=False)
-            ])  # fmt: skip
-            outcomes = Counter(answer.outcome for answer in answers)
-            assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
-            (job_id,) = {answer.job.id for answer in answers}
-            assert [each for each in ids if get(stores[0], each) is not None] == [job_id]
-            assert read(stores[0], job_id).duplicate_count == CROWD - 1
-            counts[f"to the {ids.index(job_id) + 1}. of {CROWD}"] += 1
-            purge(stores[0], job_id)
-    return counts
-
-
-def one_key_for_two(stores: Stores, rounds: int) -> Counts:
-    """Submissions of two kinds with one key: one is admitted, and those of the other kind are rejected."""
-    counts: Counts = Counter()
-    with concurrent_calls(CROWD) as at_once:
-        for number in range(rounds):
-            ids = [f"two-{number}-{n}" for n in range(CROWD)]
-            answers = at_once(*[
-                partial(admission, store, job_id, key=f"two-{number}", fingerprint=str(n % 2))
-                for n, (store, job_id) in enumerate(zip(stores, ids, strict=False))
+                partial(admission, store, ids[n], identity=identities[n], key=ids[0], fingerprint=str(n % kinds))
+                for n, store in enumerate(stores[:CROWD])
             ])  # fmt: skip
             (winner,) = [n for n, answer in enumerate(answers) if answer.outcome is Outcome.ADMITTED]
             for n, answer in enumerate(answers):
-                same = n % 2 == winner % 2
-                assert answer.job.id == ids[winner]
-                assert answer.key_reused is not same
+                same = (n - winner) % kinds == 0
+                assert (answer.job.id, answer.key_reused) == (ids[winner], not same)
                 assert n == winner or answer.outcome is (Outcome.ATTACHED if same else Outcome.REJECTED)
             assert [each for each in ids if get(stores[0], each) is not None] == [ids[winner]]
-            counts[f"to kind {winner % 2}"] += 1
+            assert read(stores[0], ids[winner]).duplicate_count == CROWD - 1
+            counts[f"to the {winner + 1}. of {CROWD}"] += 1
             purge(stores[0], ids[winner])
     return counts
 
@@ -508,7 +488,6 @@ RACES: dict[str, Callable[[Stores, int], Counts]] = {
         submissions_against_the_end_of_a_window,
         follow_against_end,
         one_key,
-        one_key_for_two,
         key_against_end,
         key_against_drop,
         key_against_purge,

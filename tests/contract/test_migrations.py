@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from onejob.errors import ConfigurationError
-from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.ledger.ledger import Ledger
 from onejob.stores import migrate as migrations
-from onejob.stores.protocol import GroupBy
 from onejob.stores.schema_version import HEAD, VERSIONS
+from tests.contract.lockstep import LockStep
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
-    REPLACE,
+    ManualClock,
     StoreAddress,
-    admission,
-    apply,
-    claim,
-    counted,
     end,
-    events,
-    queue_next,
-    read,
     run,
-    start,
-    submission,
     submit,
-    take_due,
 )
+from tests.contract.test_sequences import SEQUENCES, Script
 from tests.services import free_port
 from tests.tiers import rounds
 
@@ -43,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onejob.stores.protocol import Store
     from tests.contract.processes import Seat
     from tests.services import PostgresServer
 
@@ -196,56 +183,33 @@ def test_an_existing_schema_needs_no_right_to_create_one(postgres_server: Postgr
 # --- code of one version on the schema of the next ------------------------------------------------------------------
 
 
-def run_all_operations(store: Store, name: str) -> None:
-    """Run every operation of a store on a job, its follower and the job queued next."""
-    ledger = Ledger(store)
-    identity = submit(store, name, wake_in=0.0, key=name).identity
-    answer = admission(store, f"{name}-f", identity=identity, follows=True)
-    assert (answer.job.id, answer.follower and answer.follower.follows_id) == (name, name)
-    assert name in {job.id for job in take_due(store, limit=10, hold=30.0)}
-    submit_duplicates(store, name, identity)
-    first = start(store, name)
-    assert not claim(store, name).applied
-    queue_next(store, f"{name}-n", identity=identity)
-    assert [renewal.held for renewal in ledger.renew([(name, first.claim)])] == [True]
-    ledger.report(first, '{"done": 1}')
-    assert ledger.keep_step(first, "one", "1") == "1"
-    apply(store, first, Transition.RETRY, run_in=0.0, wake_in=30.0, retries=1)
-    second = start(store, name)
-    assert store.steps(name) == {"one": "1"}
-    assert ledger.complete(second, '"done"').result == '"done"'
-    assert read(store, f"{name}-f").wake_at is not None
-    assert (events(store, name)[-1], events(store, f"{name}-n")[-1]) == ("complete", "promote")
-    assert name in {job.id for job in store.find(Query(states=frozenset({State.COMPLETED})))}
-    assert store.delete([name], sources=frozenset({State.COMPLETED}), skip_referenced=True) == []
-    assert store.delete([name], sources=frozenset({State.COMPLETED})) == [name]
-    assert end(store, start(store, f"{name}-n")).state is State.COMPLETED
-
-
-def submit_duplicates(store: Store, name: str, identity: str) -> None:
-    """Submit duplicates of a waiting job with several outcomes, and record one more."""
-    replacing = submission(f"{name}-r", identity=identity, fingerprint="other", payload="[2]", **REPLACE)
-    many = [replacing, submission(f"{name}-k", key=name, fingerprint="other"), submission(f"{name}-l", key=name)]
-    outcomes = [answer.outcome for answer in store.submit_many(many, wake_in=30.0)]
-    assert outcomes == [Outcome.REPLACED, Outcome.REJECTED, Outcome.ATTACHED]
-    store.record(replace(store.duplicates(name)[0], submission_nonce=f"nonce-of-{name}-recorded"))
-    assert [duplicate.outcome for duplicate in store.duplicates(name)] == [
-        Outcome.ATTACHED,
-        *outcomes,
-        Outcome.ATTACHED,
-    ]
-    assert counted(store, GroupBy.IDENTITY)[identity, "replaced"] == 1
-
-
-def test_running_code_survives_the_next_schema(address: StoreAddress) -> None:
+def test_running_code_survives_the_next_schema(address: StoreAddress, clock: ManualClock) -> None:
     """A store with open connections works without an error while the next version expands its schema."""
-    with address.opened() as store:
-        for number in range(10):  # enough for every statement to be prepared
-            run_all_operations(store, f"before-{number}")
+    with address.opened(clock) as store:
+        for sequence in SEQUENCES[::3]:  # which are enough for every statement to be prepared
+            empty(address)
+            Script(LockStep(clock, {address.kind: store})).play(sequence)
         half_way = run(store, "half-way")
         execute(address, *EXPANSION, f"update schema_version set version_num = '{int(HEAD) + 1:04}'")  # noqa: S608
-        for number in range(3):
-            run_all_operations(store, f"after-{number}")
         assert end(store, half_way).state is State.COMPLETED
+        for sequence in SEQUENCES[::3]:
+            empty(address)
+            Script(LockStep(clock, {address.kind: store})).play(sequence)
     with address.opened() as store:
-        run_all_operations(store, "later")
+        assert end(store, run(store, "later")).state is State.COMPLETED
+
+
+def empty(address: StoreAddress) -> None:
+    """Delete all jobs, keys, counts and tombstones."""
+    tables = (
+        "jobs",
+        "keys",
+        "duplicate_sums",
+        "tombstones",
+        "quotas",
+        "history",
+        "duplicates",
+        "duplicate_counts",
+        "steps",
+    )
+    execute(address, *(f"delete from {table}" for table in tables))  # noqa: S608 - ours

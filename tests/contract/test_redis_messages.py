@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Outcome, WireMessage
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import MessagePushingStore
+from tests.cases import for_each
 from tests.contract.support import (
     CONFLICT_POLICIES,
     LEASE,
@@ -89,28 +91,27 @@ def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
     assert broker.pushed() == texts
 
 
-@pytest.mark.parametrize("values", [{"delay": 5.0}, {"expires_in": 0.0}])
+@for_each("values", [{"delay": 5.0}, {"expires_in": 0.0}])
 def test_no_message_is_pushed_for_a_job_that_is_not_due(store: Store, broker: Broker, values: dict[str, Any]) -> None:
     """A delayed job, and one that has expired, is written without its message, also by a repeated submission."""
     for _ in range(2):
-        answer = submit_one(store, sending(broker, **values), wake_in=LEASE)
+        answer = submit_one(store, sending(broker, str(values), **values), wake_in=LEASE)
         assert (answer.outcome, answer.sent) == (Outcome.ADMITTED, False)
     assert broker.pushed() == []
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_no_message_is_pushed_for_a_duplicate(
-    store: Store, broker: Broker, conflict_policy: str, *, begun: bool
-) -> None:
-    """A duplicate pushes nothing, whatever its outcome, and neither does its follower."""
-    submit(store, identity="same")
+@for_each("policy, begun", product(CONFLICT_POLICIES, (False, True)))
+def test_no_message_is_pushed_for_a_duplicate(store: Store, broker: Broker, policy: str, begun: bool) -> None:
+    """A duplicate pushes nothing, whatever its outcome, and neither does its follower, or one that a key answers."""
+    name = f"{policy}-{begun}"
+    submit(store, name, identity=name, key=name)
     if begun:
-        start(store)
-    policy = CONFLICT_POLICIES[conflict_policy]
-    for number, follows in enumerate((False, False, True)):
-        new = sending(broker, f"other-{number}", identity="same", fingerprint="x", follows=follows, **policy)
-        assert not submit_one(store, new, wake_in=LEASE).sent
+        start(store, name)
+    more: list[dict[str, Any]] = [{}, {}, {"follows": True}, {"key": name}]
+    for number, values in enumerate(more):
+        given: dict[str, Any] = {"identity": name, "fingerprint": "x", "message": broker.message}
+        given |= CONFLICT_POLICIES[policy] | values
+        assert not submit_one(store, submission(f"{name}-{number}", **given), wake_in=LEASE).sent
     assert broker.pushed() == []
 
 
@@ -126,13 +127,6 @@ def test_no_message_is_written_for_a_known_duplicate(store: Store, broker: Broke
 
     again = submit_one(store, submission("other-2", identity="same", message=write), wake_in=LEASE)
     assert (again.outcome, written) == (Outcome.ATTACHED, [])
-
-
-def test_no_message_is_pushed_for_an_answered_key(store: Store, broker: Broker) -> None:
-    """The first submission with an idempotency key pushes its message, and one that the key answers pushes nothing."""
-    assert submit_one(store, sending(broker, key="k"), wake_in=LEASE).sent
-    assert not submit_one(store, sending(broker, "job-2", key="k"), wake_in=LEASE).sent
-    assert broker.pushed() == ["job-1"]
 
 
 def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broker) -> None:
@@ -182,32 +176,22 @@ def test_a_sweep_pushes_the_message_of_a_job(
     assert broker.pushed() == [job.id]
 
 
-def test_a_redriven_job_has_its_message_pushed(store: Store, broker: Broker) -> None:
-    """A dead letter that is redriven has its message pushed in the same operation."""
+def test_changes_push_for_jobs_that_wait_for_a_run(store: Store, broker: Broker) -> None:
+    """A redrive pushes its message; a change that ends, delays or keeps a run, or is refused, pushes none, twice."""
     failed = end(store, run(store), Transition.FAIL)
     assert store.apply(change(failed, Transition.REDRIVE, reopens=True, run_in=0.0, message=broker.message())).sent
+    message = broker.message("none")
+    stale = run(store, "job-5")
+    accepted = [
+        change(run(store, "job-2"), Transition.RETRY, run_in=5.0, message=message),
+        change(run(store, "job-3"), Transition.COMPLETE, message=message),
+        change(run(store, "job-4"), Transition.REQUEST_CANCEL, message=message),
+    ]
+    refused = change(stale, Transition.RETRY, token=stale.token - 1, message=message)
+    for request in (*accepted, refused, replace(refused, job_id="unknown")) * 2:
+        applied = store.apply(request)
+        assert (applied.applied, applied.sent) == (request in accepted, False)
     assert broker.pushed() == ["message"]
-
-
-def test_no_message_is_pushed_for_a_job_that_does_not_wait_for_a_run(store: Store, broker: Broker) -> None:
-    """A change that ends a job, keeps it running or delays it pushes nothing, also when it is repeated."""
-    delayed = change(run(store, "job-1"), Transition.RETRY, run_in=5.0, message=broker.message())
-    ended = change(run(store, "job-2"), Transition.COMPLETE, message=broker.message())
-    running = change(run(store, "job-3"), Transition.REQUEST_CANCEL, message=broker.message())
-    for request in (delayed, ended, running) * 2:
-        applied = store.apply(request)
-        assert (applied.applied, applied.sent) == (True, False)
-    assert broker.pushed() == []
-
-
-def test_no_message_is_pushed_for_a_refused_change(store: Store, broker: Broker) -> None:
-    """A refused change pushes nothing, and neither does one of a job that does not exist."""
-    job = run(store)
-    refused = change(job, Transition.RETRY, token=job.token - 1, message=broker.message())
-    for request in (refused, replace(refused, job_id="unknown")):
-        applied = store.apply(request)
-        assert (applied.applied, applied.sent) == (False, False)
-    assert broker.pushed() == []
 
 
 def test_the_place_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:

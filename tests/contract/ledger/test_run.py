@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.errors import StaleTokenError
+from onejob.errors import JobCanceled, LeaseLost, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.policy import DAY, Policy
@@ -182,6 +182,22 @@ def test_a_run_with_a_cancel_request_may_complete_or_fail(world: World, end: Any
     job = world.run(name)
     world.ledger.cancel(name)
     assert call(world.ledger, job).state.final
+
+
+def test_a_run_that_must_stop_learns_it_from_its_report(world: World) -> None:
+    """A report raises `JobCanceled` after a cancel request, while steps are kept, and `LeaseLost` after a crash."""
+    job = world.run()
+    world.ledger.report(job, "0.5")
+    world.ledger.cancel("job-1")
+    with pytest.raises(JobCanceled):
+        world.ledger.report(job, "1")
+    assert world.ledger.keep_step(job, "one", "1") == "1"
+    assert (world.read().progress, world.ledger.steps(job)) == ("1", {"one": "1"})
+    _crash(world.ledger, job)
+    with pytest.raises(LeaseLost):
+        world.ledger.report(job, "2")
+    with pytest.raises(LeaseLost):
+        world.ledger.keep_step(job, "two", "2")
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------
