@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -18,6 +19,7 @@ from onejob.ledger.ledger import Ledger
 from onejob.observability.logs import safe_listener
 from onejob.observability.meter import write_all
 from onejob.stores import open_store
+from tests.celery.harness import await_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +69,7 @@ def test_a_listener_that_raises_fails_no_operation(
 def test_logs_and_metrics_that_fail_cost_no_submission(
     task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a logging handler that raises, submissions are published and counted; broker or metrics may fail, too."""
+    """With a logging handler that raises, submissions are published and counted, also without a broker."""
     task, handler, logger = task_with(), logging.Handler(), logging.getLogger("onejob")
     store = app_state_of(task.app).ledger.store
     with monkeypatch.context() as patch:
@@ -81,10 +83,25 @@ def test_logs_and_metrics_that_fail_cost_no_submission(
     write_all()
     assert store.totals()['["submissions_total", "observed", "admitted"]'] == 3.0
 
-    def refuse(_amounts: object) -> None:
+
+def test_metrics_go_on_after_an_outage_that_cannot_be_logged(
+    task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts that cannot be written fail no submission; later ones are written, also if a logging handler raises."""
+    task, handler = task_with(onejob_metrics_interval=0.01), logging.Handler()
+    writers: list[threading.Thread] = []
+    store = app_state_of(task.app).ledger.store
+
+    def refuse(_amounts: object, **_: object) -> None:
+        writers.append(threading.current_thread())
         raise StoreUnavailableError(FAILURE)
 
-    monkeypatch.setattr(store, "increment", refuse)
-    assert task.delay(4).outcome is Outcome.ADMITTED
-    write_all()
-    assert task.delay(4).outcome is Outcome.ATTACHED
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
+        patch.setattr(logging.getLogger("onejob"), "handlers", [handler])
+        patch.setattr(logging.getLogger("onejob"), "level", logging.DEBUG)
+        patch.setattr(store, "increment", refuse)
+        assert task.delay(1).outcome is Outcome.ADMITTED
+        await_(lambda: writers and not writers[0].is_alive())
+    assert task.delay(1).outcome is Outcome.ATTACHED
+    await_(lambda: store.totals().get('["submissions_total", "observed", "attached"]') == 1.0)

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
@@ -76,7 +77,8 @@ class Meter:
         try:
             self._increment(_by_name(amounts), recent=_by_name(amounts, by_time=True))
         except Exception as error:  # noqa: BLE001 - metrics must not fail a job
-            logger.debug("metrics could not be written, and these counts are lost: %s", error)
+            with suppress(Exception):  # of a logging handler
+                logger.debug("metrics could not be written, and these counts are lost: %s", error)
             with self._lock:  # written with the next counts
                 self._amounts[STORE_ERROR] = self._amounts.get(STORE_ERROR, 0.0) + amounts.get(STORE_ERROR, 0.0) + 1.0
 
