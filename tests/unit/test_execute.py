@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,7 @@ def house() -> Iterator[House]:
     define(body, base=onejob.Task, name="play", bind=True, unique_on=["key"], shared=False)
     define(body, base=onejob.Task, name="brief", bind=True, unique_on=["key"], unique_until="started", shared=False)
     define(body, base=onejob.Task, name="kept", bind=True, unique_on=["key"], unique_for=60, shared=False)
+    define(body, base=onejob.Task, name="again", bind=True, unique_on=["key"], on_duplicate="run_again", shared=False)
 
     def echo(value: Any) -> Any:
         houses[0].seen.append(("echo", value))
@@ -516,12 +517,25 @@ def test_a_retry_of_a_canceled_job_is_not_sent(house: House) -> None:
 
 def test_a_message_reschedules_a_later_job(house: House) -> None:
     """A message with the arguments of a job that is due later makes that one due now, by a message of its own."""
-    first = house.app.tasks["play"].apply_async(("key",), countdown=3600)
-    sent = house.app.send_task("play", ("key",))
+    first = house.app.tasks["play"].apply_async(("key",), countdown=3600, expires=7200)
+    sent = house.app.send_task("play", ("key",), expires=9000)
     house.jobs.worker.run_next_message(sent.id)
     assert [message["headers"]["id"] for message in house.messages()] == [first.id]
+    assert house.ledger.get(first.id).expires_at is None
     house.jobs.worker.run_next_message(first.id)
     assert house.ledger.get(first.id).state is State.COMPLETED
+
+
+def test_a_message_reschedules_the_job_that_is_queued_next(house: House) -> None:
+    """A message makes the job that is queued next due now, which is sent when the run before it has ended."""
+    task = house.app.tasks["again"]
+    house.claim(task.delay("key").id)
+    house.lose_messages()
+    queued = task.apply_async(("key",), countdown=3600)
+    before = house.ledger.get(queued.id)
+    house.jobs.worker.run_next_message(house.app.send_task("again", ("key",)).id)
+    job = house.ledger.get(queued.id)
+    assert (job.queued_next, job.run_at < before.run_at, house.messages()) == (True, True, [])
 
 
 def test_a_message_of_a_follower_takes_over_the_end(house: House) -> None:
@@ -610,6 +624,16 @@ def test_a_run_whose_process_died_at_its_start_crashes_at_once(house: House, dea
     crash = history[2]
     assert (crash.detail, ledger.get(job.id).crashes) == ("its worker process died right after its start", 1)
     assert (ledger.get(job.id).claim, ledger.get(job.id).node) == (claim_of(nonce, os.getpid()), "north")
+
+
+def test_a_process_that_died_too_often_fails_the_job(house: House, trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose process died at its start as often as may be is a dead letter, whose error says so."""
+    monkeypatch.setattr(house.ledger, "policy", replace(house.ledger.policy, crash_limit=1))
+    job = house.claim(house.app.tasks["play"].delay("key").id, claim_of("12345678-message", 4_000_000))
+    trace(job.id, onejob_claim="12345678-message")
+    found = house.ledger.get(job.id)
+    assert (found.state, house.seen) == (State.FAILED, [])
+    assert "its worker process died right after its start" in str(found.error)
 
 
 @pytest.fixture
