@@ -28,7 +28,7 @@ LIBRARIES = {
 }
 """The versions of Celery, and the libraries that each needs besides those of this environment."""
 MODULES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
-PROCESSES = 4
+PROCESSES = 6
 """Processes of pytest for one version, since its tests wait more than they compute."""
 TEST_SECONDS = 500
 
