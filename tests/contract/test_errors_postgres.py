@@ -136,17 +136,6 @@ def test_an_operation_succeeds_after_a_restart(
     assert read(own).id == job.id
 
 
-def test_operations_succeed_after_connections_were_closed(own: PostgresStore, own_server: PostgresServer) -> None:
-    """If the server has closed connections, as an operator or a proxy would, the next operations succeed."""
-    job = run(own)
-    for number in range(5):
-        warm(own)
-        with psycopg.connect(own_server.url, autocommit=True) as session:
-            session.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'onejob'")
-        submit(own, f"another-{number}")
-    assert end(own, job).state is State.COMPLETED
-
-
 def test_a_store_works_again_when_the_server_is_back(own: PostgresStore, own_server: PostgresServer) -> None:
     """A store whose server is down raises errors, and works again with the server, without being opened anew."""
     job = run(own)

@@ -210,14 +210,14 @@ class JobPlayer(Player):
     # --- sweeps -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, dice: Random) -> None:
-        """Advance the clock, or set it back a little, or let the next write happen at exactly a time of a job."""
+        """Advance the clock, or let the next write happen at exactly a time of a job."""
         job = self.pick(dice)
         ahead = [at for name in TIMES if job and (at := getattr(job, name)) is not None and at > self.run.clock.now + 1]
         ahead += [until for _, until in self.run.model.windows.values() if until > self.run.clock.now + 1]
         if ahead and dice.random() < 0.6:
             self.run.clock.now = dice.choice(ahead) - TICK * dice.choice((1, 1, 2))
         else:
-            self.run.clock.advance(dice.choice((0.5, 4.0, 25.0, 200.0, -3.0)))
+            self.run.clock.advance(dice.choice((0.5, 4.0, 25.0, 200.0)))
 
     def take_due(self, dice: Random) -> None:
         """Take due jobs; of those that became due at the same time, all or none."""

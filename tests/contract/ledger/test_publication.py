@@ -139,13 +139,6 @@ def test_only_failures_in_a_row_count(world: World) -> None:
     assert (world.read().published, world.read().publish_error) == (1, "")
 
 
-def test_bad_jobs_never_end_a_sweep(world: World) -> None:
-    """Whatever number of jobs cannot be sent, the same sweep publishes all others."""
-    world.due("good", *(f"bad-{number}" for number in range(20)))
-    assert world.sweep(lambda job: (refuse if job.id.startswith("bad") else world.sent.append)(job)).published == 1
-    assert world.sent_ids == ["good"]
-
-
 def test_a_recovered_job_that_cannot_be_sent_says_so(world: World) -> None:
     """When the lease of a run has expired and its job cannot be published, the error is recorded."""
     world.run()
