@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import Outcome
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import State, Transition
 from tests.celery.app import SENTRY
 from tests.celery.harness import PATIENCE, await_
 from tests.celery.reports import reports_in
+from tests.quiet import provokes
 from tests.tiers import deep
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def test_errors_are_reported_once_and_nothing_else(reporting: House) -> None:
 
 
 @deep
+@provokes(Transition.RELEASE, because="the worker stops")
 def test_a_shutdown_is_no_error(new_house: Callable[..., House], tmp_path: Path) -> None:
     """A run that its worker releases when it stops is not reported."""
     house = new_house(tmp_path, "sqlite", **{SENTRY: OPTIONS}, onejob_shutdown_grace=30)
