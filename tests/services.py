@@ -346,8 +346,10 @@ class PostgresServer(Server):
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 200, "shared_buffers": "64MB", "max_prepared_transactions": 0, "jit": "off",
-            "autovacuum": "off", "full_page_writes": "off", "wal_level": "minimal", "max_wal_senders": 0,
+            "autovacuum": "off", "wal_level": "minimal", "max_wal_senders": 0,
         }  # fmt: skip
+        if "fsync=on" not in self.args:
+            settings["full_page_writes"] = "off"
         given = [*(f"{name}={value}" for name, value in settings.items()), *self.args]
         program = [str(postgres_folder() / "postgres"), "-D", str(self.directory / "data")]
         return [*program, *(word for setting in given for word in ("-c", setting))]
