@@ -28,12 +28,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def new_program(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., House]]:
-    """Return a way to run the program of a module, without a worker; it ends with the tests of the file."""
+    """Return a way to run the program, without a worker; it ends with the tests of the file."""
     built: list[House] = []
 
-    def build(module: str, kind: str = "redis", **settings: Any) -> House:
-        directory = tmp_path_factory.mktemp(module)
-        built.append(House(directory, broker, kind, settings, module=f"tests.compat.{module}"))
+    def build(kind: str = "redis", **settings: Any) -> House:
+        directory = tmp_path_factory.mktemp("program")
+        built.append(House(directory, broker, kind, settings, module="tests.compat.program"))
         return built[-1]
 
     yield build

@@ -52,135 +52,117 @@ class Side:
 
 
 @pytest.fixture(scope="module")
-def locks_url(new_program: Callable[..., House]) -> str:
-    """Return the URL of a database for locks alone."""
-    house = new_program("once_app")
-    return str(house.config["broker_url"])
-
-
-def serve(new_program: Callable[..., House], module: str, locks_url: str, **settings: Any) -> Iterator[Side]:
-    """Yield a program with a worker, sharing locks."""
-    house = new_program(module, onejob_share_old_locks=True, **settings)
+def side(new_program: Callable[..., House]) -> Iterator[Side]:
+    """Return the program with a worker, which shares the locks of a database of their own."""
+    locks_url = str(new_program().config["broker_url"])
+    once = {"backend": "celery_once.backends.Redis", "settings": {"url": locks_url, "default_timeout": 60}}
+    house = new_program(onejob_share_old_locks=True, singleton_backend_url=locks_url, ONCE=once)
     house.worker("-c", "2")
-    side = Side(house, locks_url)
-    yield side
-    side.locks.close()
+    program = Side(house, locks_url)
+    yield program
+    program.locks.close()
 
 
-@pytest.fixture(scope="module")
-def singleton(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
-    """Return the program of celery-singleton."""
-    yield from serve(new_program, "singleton_app", locks_url, singleton_backend_url=locks_url)
-
-
-@pytest.fixture(scope="module")
-def once(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
-    """Return the program of celery-once."""
-    setting = {"backend": "celery_once.backends.Redis", "settings": {"url": locks_url, "default_timeout": 60}}
-    yield from serve(new_program, "once_app", locks_url, ONCE=setting)
-
-
-def test_an_old_lock_answers_with_its_task(singleton: Side) -> None:
+def test_an_old_lock_answers_with_its_task(side: Side) -> None:
     """While a process of celery-singleton holds the lock, any call returns its task's result; then it is admitted."""
-    task = singleton.house.do_stuff
-    key = task.generate_lock("do_stuff", ["old", ["return"]])
-    with singleton.held(key) as old:
+    task = side.house.single
+    key = task.generate_lock("single", ["old", ["return"]])
+    with side.held(key) as old:
         assert task.delay("old", ["return"]).id == asyncio.run(task.asubmit("old", ["return"])).id == old
         assert task.get_existing_task_id(key) == old
-        held, admitted = task.submit_many([("old", ["return"]), {"username": "more", "acts": ["return"]}])
+        held, admitted = task.submit_many([("old", ["return"]), {"user": "more", "acts": ["return"]}])
         assert held.id == old
         assert admitted.get(PATIENCE) == "more"
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 
-def test_a_lock_raises_where_it_raised(singleton: Side) -> None:
+def test_a_lock_raises_where_it_raised(side: Side) -> None:
     """With `raise_on_duplicate`, a call that an old lock or a live job holds back raises with the id of that task."""
-    task = singleton.house.one_at_a_time
-    key = task.generate_lock("one_at_a_time")
-    with singleton.held(key) as old, pytest.raises(DuplicateTaskError) as raised:
+    task = side.house.single_alone
+    key = task.generate_lock("single_alone")
+    with side.held(key) as old, pytest.raises(DuplicateTaskError) as raised:
         task.delay("raising")
     assert raised.value.task_id == old
     result = task.delay("live")
     with pytest.raises(DuplicateTaskError) as raised:
         task.delay("another")
-    assert raised.value.task_id == result.id == singleton.locks.get(key)
-    singleton.finish(result, key, "live")
+    assert raised.value.task_id == result.id == side.locks.get(key)
+    side.finish(result, key, "live")
 
 
-def test_a_job_holds_the_old_lock_until_its_end(singleton: Side) -> None:
+def test_a_job_holds_the_old_lock_until_its_end(side: Side) -> None:
     """The lock that celery-singleton looks at has the job's id from its submission to its end, retries included."""
-    task = singleton.house.do_stuff
-    key = task.generate_lock("do_stuff", ["held", ["retry:0", "hold"]])
+    task = side.house.single
+    key = task.generate_lock("single", ["held", ["retry:0", "hold"]])
     result = task.delay("held", ["retry:0", "hold"])
-    await_(lambda: singleton.house.runs("held") == 2)
-    assert singleton.locks.get(key) == result.id
+    await_(lambda: side.house.runs("held") == 2)
+    assert side.locks.get(key) == result.id
     assert task.delay("held", ["retry:0", "hold"]) == result
-    singleton.finish(result, key, "held")
+    side.finish(result, key, "held")
 
 
-@for_each("library, task", [("singleton", "do_stuff"), ("once", "slow_task")])
-def test_the_end_of_an_old_message_releases_its_lock(singleton: Side, once: Side, library: str, task: str) -> None:
+@for_each("name", ["single", "once"])
+def test_the_end_of_an_old_message_releases_its_lock(side: Side, name: str) -> None:
     """A message that an old library published under its lock is run by our worker, which releases that lock."""
-    side = singleton if library == "singleton" else once
-    call = ("from-old", ["return"])
-    program = getattr(side.house, task)
-    key = program.generate_lock(task, call) if side is singleton else program.get_key(call)
-    side.locks.set(key, "an-id-from-the-old-side", px=60_000)
-    side.house.app.send_task(task, call, **({"task_id": "an-id-from-the-old-side"} if side is singleton else {}))
-    await_(lambda: side.house.runs("from-old") == 1)
+    call, runs, old = ("from-old", ["return"]), side.house.runs("from-old"), f"an-old-id-of-{name}"
+    task = getattr(side.house, name)
+    key = task.generate_lock(name, call) if name == "single" else task.get_key(call)
+    side.locks.set(key, old, px=60_000)
+    side.house.app.send_task(name, call, **({"task_id": old} if name == "single" else {}))
+    await_(lambda: side.house.runs("from-old") > runs)
     side.await_free(key)
 
 
-def test_the_lock_of_an_ended_job_is_taken_over(singleton: Side) -> None:
+def test_the_lock_of_an_ended_job_is_taken_over(side: Side) -> None:
     """A lock of ours that was left behind, because its process died, does not hold back the next call."""
-    task = singleton.house.do_stuff
+    task = side.house.single
     ended = task.delay("left", ["return"])
     assert ended.get(PATIENCE) == "left"
-    key = task.generate_lock("do_stuff", ["left", ["return"]])
-    singleton.await_free(key)
-    singleton.locks.set(key, ended.id)
+    key = task.generate_lock("single", ["left", ["return"]])
+    side.await_free(key)
+    side.locks.set(key, ended.id)
     again = task.delay("left", ["return"])
     assert again.outcome is Outcome.ADMITTED
     assert again.get(PATIENCE) == "left"
-    singleton.await_free(key)
+    side.await_free(key)
 
 
-def test_a_foreign_lock_is_never_released(singleton: Side) -> None:
+def test_a_foreign_lock_is_never_released(side: Side) -> None:
     """A job whose lock an old task took over leaves that lock alone; a submission that raises releases its own."""
-    task = singleton.house.do_stuff
+    task = side.house.single
     with pytest.raises(Exception, match="nowhere"):
         task.apply_async(("foreign",), serializer="nowhere")
-    assert singleton.locks.get(task.generate_lock("do_stuff", ["foreign"])) is None
+    assert side.locks.get(task.generate_lock("single", ["foreign"])) is None
     result = task.delay("foreign")
-    with singleton.held(task.generate_lock("do_stuff", ["foreign"])) as old:
-        singleton.house.open("foreign")
+    with side.held(task.generate_lock("single", ["foreign"])) as old:
+        side.house.open("foreign")
         assert result.get(PATIENCE) == "foreign"
         others = {name: task.delay(name) for name in ("next-1", "next-2")}
-        await_(lambda: all(map(singleton.house.runs, others)))  # so neither process is still at the end of that job
+        await_(lambda: all(map(side.house.runs, others)))  # so neither process is still at the end of that job
         assert task.delay("foreign").id == old
     for name, other in others.items():
-        singleton.finish(other, task.generate_lock("do_stuff", [name]), name)
+        side.finish(other, task.generate_lock("single", [name]), name)
 
 
-def test_clear_locks_leaves_shared_locks(singleton: Side, caplog: pytest.LogCaptureFixture) -> None:
+def test_clear_locks_leaves_shared_locks(side: Side, caplog: pytest.LogCaptureFixture) -> None:
     """While locks are shared, `clear_locks` keeps those of old tasks and of live jobs, and logs why."""
-    task = singleton.house.do_stuff
-    ours = task.generate_lock("do_stuff", ["of-ours"])
+    task = side.house.single
+    ours = task.generate_lock("single", ["of-ours"])
     result = task.delay("of-ours")
     notice_once.cache_clear()
-    with singleton.held(key := task.generate_lock("do_stuff", ["of-old"])) as old:
-        clear_locks(singleton.house.app)
-        assert (singleton.locks.get(key), singleton.locks.get(ours)) == (old, result.id)
+    with side.held(key := task.generate_lock("single", ["of-old"])) as old:
+        clear_locks(side.house.app)
+        assert (side.locks.get(key), side.locks.get(ours)) == (old, result.id)
         assert "clear_locks removed nothing" in caplog.text
         assert task.delay("of-old").id == old
-    singleton.finish(result, ours, "of-ours")
+    side.finish(result, ours, "of-ours")
 
 
-def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
+def test_an_old_lock_refuses_with_its_countdown(side: Side) -> None:
     """While a process of celery-once holds the lock, a call raises with what is left of that lock."""
-    task = once.house.slow_task
+    task = side.house.once
     key = task.get_key(("old", ["return"]))
-    with once.held(key, px=30_000):
+    with side.held(key, px=30_000):
         with pytest.raises(AlreadyQueued) as raised:
             task.delay("old", ["return"])
         assert 0 < raised.value.countdown <= 30
@@ -189,21 +171,21 @@ def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 
-def test_a_job_of_once_holds_the_old_lock_until_its_end(once: Side) -> None:
+def test_a_job_of_once_holds_the_old_lock_until_its_end(side: Side) -> None:
     """The lock that celery-once looks at is held, and expires, until the end, or the start with `unlock_before_run`."""
-    task = once.house.slow_task
+    task = side.house.once
     key = task.get_key(("held",))
     result = task.delay("held")
-    await_(lambda: once.house.runs("held"))
-    assert once.locks.get(key) == result.id
-    assert 0 < once.locks.pttl(key) <= 60_000
+    await_(lambda: side.house.runs("held"))
+    assert side.locks.get(key) == result.id
+    assert 0 < side.locks.pttl(key) <= 60_000
     with pytest.raises(AlreadyQueued):
         task.delay("held")
-    once.finish(result, key, "held")
-    unlocked = once.house.unlocking.delay("unlocking")
-    await_(lambda: once.house.runs("unlocking"))
-    assert once.locks.get(once.house.unlocking.get_key(("unlocking",))) is None
-    once.house.open("unlocking")
+    side.finish(result, key, "held")
+    unlocked = side.house.once_unlocking.delay("unlocking")
+    await_(lambda: side.house.runs("unlocking"))
+    assert side.locks.get(side.house.once_unlocking.get_key(("unlocking",))) is None
+    side.house.open("unlocking")
     assert unlocked.get(PATIENCE) == "unlocking"
 
 
@@ -222,7 +204,7 @@ def _nothing() -> None:
 
 def test_without_the_setting_the_old_redis_is_not_asked(new_program: Callable[..., House]) -> None:
     """Without `onejob_share_old_locks` old locks count for nothing, and no command reaches their Redis."""
-    house = new_program("singleton_app", "sqlite", singleton_backend_url="redis://127.0.0.1:1/0")
-    assert house.do_stuff.apply_async(("alone",), countdown=60).outcome is Outcome.ADMITTED
+    house = new_program("sqlite", singleton_backend_url="redis://127.0.0.1:1/0")
+    assert house.single.apply_async(("alone",), countdown=60).outcome is Outcome.ADMITTED
     with pytest.raises(redis.ConnectionError):  # so nothing of the above has asked it
-        house.do_stuff.singleton_backend.get("any")
+        house.single.singleton_backend.get("any")
