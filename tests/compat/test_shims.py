@@ -173,8 +173,9 @@ def test_programs_run_without_settings_and_without_redis(app: Celery) -> None:
 ])  # fmt: skip
 def test_an_unknown_option_is_refused(app: Celery, base: Any, options: dict[str, Any], message: str) -> None:
     """A misspelt option is an error that names the known ones, and an option of a shim is one elsewhere."""
+    define: Any = app.task(base=base, name=message, shared=False, **options)
     with pytest.raises(ConfigurationError, match=message):
-        app.task(base=base, name=message, shared=False, **options)(_anything).name  # noqa: B018 - binds the task
+        define(_anything).name  # noqa: B018 - binds the task
 
 
 def test_locks_have_the_text_that_the_libraries_give_them(app: Celery) -> None:
@@ -250,11 +251,12 @@ def test_locks_by_hand_are_kept_in_the_backend(program: House) -> None:
     """`aquire_lock`, `unlock`, `release_lock` and `clear_locks` handle locks as celery-singleton does."""
     task = program.single
     lock, own = task.generate_lock("by hand", [1]), task.generate_lock(task.name, ["x"], {})
-    for release in (lambda: task.unlock(lock), lambda: clear_locks(program.app)):
+    releases: list[tuple[Any, Any]] = [(task.unlock, lock), (clear_locks, program.app)]
+    for release, held in releases:
         assert task.aquire_lock(lock, "an-id")
         assert not task.aquire_lock(lock, "another-id")
         assert task.get_existing_task_id(lock) == "an-id"
-        release()
+        release(held)
         assert task.get_existing_task_id(lock) is None
     assert task.aquire_lock(own, "an-id")
     task.release_lock(["x"], {})

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.testing import shop
+from onejob.testing import isolated
+from tests.testing import payments, shop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.testing import Jobs
 
 
 @pytest.fixture
@@ -14,3 +21,11 @@ def celery_app() -> Any:
     """Return the application, of which nothing was called yet."""
     shop.calls.clear()
     return shop.app
+
+
+@pytest.fixture
+def till(tmp_path: Path) -> Iterator[Jobs]:
+    """Return the jobs of the payments, whose gateway is empty."""
+    payments.gateway.open(tmp_path / "gateway.db")
+    with isolated(payments.app) as jobs:
+        yield jobs

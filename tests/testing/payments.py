@@ -7,7 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy
 from celery import Celery
+from sqlalchemy.orm import sessionmaker
 
 import onejob
 
@@ -22,6 +24,7 @@ class Gateway:
 
     def open(self, path: Path) -> None:
         self.path = path
+        sessions.configure(bind=sqlalchemy.create_engine(f"sqlite:///{path}", poolclass=sqlalchemy.NullPool))
         self._execute("create table if not exists charges (customer text, key text unique)")
         self._execute("delete from charges")
 
@@ -38,6 +41,8 @@ class Gateway:
 
 
 gateway = Gateway()
+sessions = sessionmaker()
+"""Sessions on the database of the gateway, for a shop that has its payments in a table of its own."""
 memory: list[str] = []
 
 
@@ -85,10 +90,9 @@ def remember(key: str) -> None:
 @app.task(shared=False, base=onejob.Task)
 def swallow(customer: str) -> str:
     try:
-        onejob.current_job().step("charge", gateway.charge, customer, key="only")
+        return str(onejob.current_job().step("charge", gateway.charge, customer, key="only"))
     except BaseException:  # noqa: BLE001 - what a body must not do, and some do
         return "swallowed"
-    return "charged"
 
 
 @app.task(shared=False, base=onejob.Task, bind=True)
@@ -98,3 +102,16 @@ def charge_with_retry(self: Any, customer: str) -> str:
     if self.request.retries == 0:
         raise self.retry(countdown=60)
     return str(charged)
+
+
+@app.task(shared=False, base=onejob.Task)
+def charge_in_transaction(customer: str, end: str = "commit") -> str:
+    job = onejob.current_job()
+    with job.transaction(sessions) as session:
+        session.execute(sqlalchemy.text("insert into charges values (:customer, null)"), {"customer": customer})
+        job.complete_in(session, f"charged {customer}")
+        if end == "raise":
+            raise ValueError(customer)
+        if end == "twice":
+            job.complete_in(session, {})
+    return "ignored"

@@ -1,4 +1,4 @@
-"""A test has workers die, freeze or get a message twice at a point of a run, and the job survives as in production."""
+"""Workers die, freeze or get a message twice at a point of a run: at one point, or at all of them by a crash matrix."""
 
 from __future__ import annotations
 
@@ -7,23 +7,38 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import onejob
-from onejob.testing import Fault, faults, isolated, run_job
+from onejob.testing import Fault, crash_matrix, faults, isolated, run_job
 from tests.cases import for_each
 from tests.testing import payments, shop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from onejob.testing import Jobs
 
+ENDS = ("before_start", "start", "before_complete", "after_complete")
 
-@pytest.fixture
-def till(tmp_path: Path) -> Iterator[Jobs]:
-    """The jobs of the payments, whose gateway is empty."""
-    payments.gateway.open(tmp_path / "gateway.db")
-    with isolated(payments.app) as jobs:
-        yield jobs
+
+# --- one fault -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "at", "effects"), [
+    *((payments.charge_in_transaction, at, int(at == "after_complete")) for at in ENDS),
+    *((payments.charge_safely, at, int("complete" in at)) for at in ENDS),
+    (payments.charge_safely, "before_step:charge", 1), (payments.charge_safely, "after_step:charge", 1),
+    (payments.swallow, "before_step:charge", 1),
+])  # fmt: skip
+def test_what_a_lost_worker_has_done_is_not_repeated(till: Jobs, task: Any, at: str, effects: int) -> None:
+    """A lost run ends nothing, though its body catches everything; after it the job ends with its effect once."""
+    result = task.delay("ann")
+    till.lose_worker(at, task)
+    till.run_all()
+    assert payments.gateway.count() == effects
+    assert (result.job.state is onejob.State.COMPLETED) is (at == "after_complete")
+    till.recover()
+    assert result.get(timeout=0) == "charged ann"
+    assert payments.gateway.count() == 1
 
 
 def test_a_lost_worker_leaves_its_job_running_until_the_lease_ends(jobs: Jobs) -> None:
@@ -38,27 +53,6 @@ def test_a_lost_worker_leaves_its_job_running_until_the_lease_ends(jobs: Jobs) -
     assert jobs.run_all() == 1
     assert result.get(timeout=0)["attempt"] == 2
     assert shop.calls == ["outline", "cards"]
-
-
-@for_each("at", ["before_start", "start", "before_complete", "after_complete"])
-def test_a_worker_is_lost_at_any_transition(jobs: Jobs, at: str) -> None:
-    """Before the claim, after it, and on either side of the completion, the job ends with its result."""
-    result = shop.double.delay(4)
-    jobs.lose_worker(at, shop.double)
-    jobs.run_all()
-    assert (result.job.state is onejob.State.COMPLETED) is (at == "after_complete")
-    jobs.recover()
-    assert result.get(timeout=0) == 8
-
-
-def test_a_body_that_swallows_the_loss_writes_nothing_more(till: Jobs) -> None:
-    """A lost run that goes on, as it catches everything, cannot complete its job."""
-    result = payments.swallow.delay("ann")
-    till.lose_worker("before_step:charge")
-    till.run_all()
-    assert result.job.state is onejob.State.RUNNING
-    till.recover()
-    assert result.get(timeout=0) == "charged"
 
 
 def test_a_late_worker_is_refused(jobs: Jobs) -> None:
@@ -110,8 +104,7 @@ def _lose(at: str, task: Any) -> None:
 @pytest.mark.parametrize("fault", {each.kind: each for each in faults(steps=["charge"], progress=1)}.values())
 def test_each_fault_is_a_test_of_its_own(fault: Fault, till: Jobs) -> None:
     """With `faults`, each fault is a parametrized test, here one of each kind, and its effects are asserted."""
-    job = till.survive(fault, payments.charge_safely, "ann")
-    assert job.result == "charged ann"
+    assert till.survive(fault, payments.charge_safely, "ann").result == "charged ann"
     assert payments.gateway.count() == 1
 
 
@@ -123,3 +116,85 @@ def test_points_that_were_not_declared_fail(till: Jobs) -> None:
     fault: Any = faults(steps=["charge"])[0]
     with pytest.raises(AssertionError, match="not told: before_progress:1, after_progress:1"):
         till.survive(fault, payments.charge_safely, "ann")
+
+
+# --- all faults ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Callable[..., Any]:
+    """Return the crash matrix of a payment, whose gateway is emptied before each run."""
+    payments.gateway.open(tmp_path / "gateway.db")
+    payments.memory.clear()
+
+    def run(task: Any, **options: Any) -> Any:
+        given = {"effects": payments.gateway.count, "setup": lambda: payments.gateway.open(payments.gateway.path)}
+        return crash_matrix(task, "ann", **given | options)
+
+    return run
+
+
+def exactly_one_charge() -> None:
+    assert payments.gateway.count() == 1, f"{payments.gateway.count()} charges"
+
+
+def test_a_safe_task_survives_every_fault(matrix: Callable[..., Any]) -> None:
+    """A step with an effect key has its effect once, whatever happens at whichever point, and the report says so."""
+    report = matrix(payments.charge_safely)
+    writes = ("start", "progress:1", "step:charge", "complete")
+    assert report.points == tuple(f"{side}_{write}" for write in writes for side in ("before", "after"))
+    assert (report.expected, len(report.survivals)) == (1, 4 * len(report.points))
+    attempts = {each.fault.point: each.job.attempt for each in report.survivals if each.fault.kind == "killed"}
+    assert attempts == {point: 1 if point in {"before_start", "after_complete"} else 2 for point in report.points}
+    assert str(report).startswith("crash matrix of tests.testing.payments.charge_safely('ann'): 0 of 32 faults")
+
+
+@pytest.mark.parametrize(("task", "effects", "said", "unsaid"), [
+    (payments.charge_bare, payments.gateway.count,
+     ["killed at before_progress:2", "effects: 2, without a fault 1", "frozen at after_progress:1 ",
+      "An effect between after_progress:1 and before_progress:2 is not kept", "job.step(name, ...)"],
+     ["lost at after_progress:1 ", "redelivered"]),
+    (payments.charge_step, exactly_one_charge,
+     ["lost at before_step:charge", "effects: 2 charges", "job.effect_key('charge')"], ["at after_step:charge"]),
+    (payments.charge_in_finally, payments.gateway.count,
+     ["lost at after_progress:1", "killed at before_complete"], ["killed at after_progress:1"]),
+], ids=["outside of a step", "in a step without an effect key", "in a finally, which a kill does not run"])  # fmt: skip
+def test_a_repeated_effect_is_found_where_it_is(
+    matrix: Callable[..., Any], task: Any, effects: Any, said: list[str], unsaid: list[str]
+) -> None:
+    """An effect that a fault repeats is named with its fault, its place and what to use, and no other place is."""
+    with pytest.raises(AssertionError) as caught:
+        matrix(task, effects=effects)
+    text = str(caught.value)
+    assert [each for each in said if each not in text] == [each for each in unsaid if each in text] == []
+
+
+def test_a_task_that_retries_has_the_points_of_its_retry(matrix: Callable[..., Any]) -> None:
+    """Faults before and after a retry is recorded are survived: the countdown is waited for on the clock."""
+    report = matrix(payments.charge_with_retry)
+    assert {str(each.fault) for each in report.survivals} >= {"killed at before_retry", "killed at before_complete"}
+    assert {"before_retry", "after_retry", "before_complete"} <= {*report.points}
+
+
+def test_effects_that_prove_nothing_are_refused(matrix: Callable[..., Any]) -> None:
+    """Effects that no run changes, that stay from run to run, or that a child process cannot show, name a remedy."""
+    with pytest.raises(onejob.ConfigurationError, match=r"effects\(\) did not change.*0 before and after"):
+        matrix(payments.charge_safely, effects=lambda: 0)
+    with pytest.raises(onejob.ConfigurationError, match=r"is 2 before a run, and was 1.*Pass setup="):
+        crash_matrix(payments.charge_safely, "ann", effects=payments.gateway.count)
+    with pytest.raises(TypeError, match="effects"):
+        crash_matrix(payments.charge_safely, "ann")
+    with pytest.raises(onejob.ConfigurationError, match="file or a database"):
+        matrix(payments.charge_in_memory, effects=payments.memory.copy, setup=payments.memory.clear)
+    report = matrix(
+        payments.charge_in_memory, effects=lambda: len(payments.memory), setup=payments.memory.clear, processes=False
+    )
+    assert {str(each.fault.kind) for each in report.survivals} == {"lost", "frozen", "redelivered"}
+
+
+def test_the_recovery_alone_can_be_checked() -> None:
+    """With `effects=None` the matrix checks how the job ends; a task that fails without any fault ends it at once."""
+    report = crash_matrix(shop.double, 4, effects=None, processes=False)
+    assert len(report.survivals) == 3 * len(report.points)
+    with pytest.raises(AssertionError, match="without any fault, the job is failed already"):
+        crash_matrix(shop.fail, "no", effects=None)
