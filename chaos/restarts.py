@@ -30,6 +30,7 @@ from chaos.testbed import start_testbed
 from chaos.workers import Workers
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State
+from tests.services import eventually
 
 if TYPE_CHECKING:
     from chaos.testbed import Testbed
@@ -93,6 +94,7 @@ def run(restarts: Restarts) -> Count:
         ledger, raised = testbed.ledger(), Counter[str]()
         options = {"count": restarts.workers, "concurrency": restarts.concurrency}
         with Workers("chaos.storm_app", environment, testbed.folder, **options) as workers:
+            eventually(lambda: len(ledger.workers()) == restarts.workers)  # one that starts without its store ends
             submitter = threading.Thread(target=_submit, args=(restarts, raised))
             submitter.start()
             _restart(restarts, testbed)
@@ -101,6 +103,7 @@ def run(restarts: Restarts) -> Count:
             await_rest(ledger, 120 + 8 * restarts.lease)
             now = time.monotonic()
             gone = restarts.workers - workers.alive
+            workers.print_gone()
             return _count(restarts, ledger, testbed, raised, gone, now - last, now - began)
 
 

@@ -43,6 +43,13 @@ class Workers:
         """How many of them run."""
         return sum(worker.alive for worker in self._workers)
 
+    def print_gone(self) -> None:
+        """Print the end of the logs of those that do not run any more."""
+        for index, worker in enumerate(self._workers):
+            if not worker.alive:
+                log = (self._folder / f"worker{index}.log").read_text(errors="replace")
+                print(f"worker {index} has ended:", *log.splitlines()[-40:], sep="\n  ", file=sys.stderr)
+
     def kill_one(self, rng: random.Random) -> None:
         """Kill a random worker with all its children, and start another in its place."""
         index = rng.randrange(len(self._workers))

@@ -12,7 +12,9 @@ import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Retention
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.publication import (
     PATIENCE_LEASES,
     abandon_canvas,
@@ -49,6 +51,7 @@ def test_a_retry_keeps_the_route_unless_it_has_another(world: World, given: str 
 def test_a_publication_is_recorded_with_its_queue(world: World) -> None:
     """The history says where a message was sent, and the number of the publication."""
     world.submit(route="slow", lease=30.0)
+    world.submit("job-2", route="", lease=30.0)
     for _ in range(2):
         world.clock.advance(30.0)
         world.sweep(gone_in=lambda _: 0.0)
@@ -56,6 +59,7 @@ def test_a_publication_is_recorded_with_its_queue(world: World) -> None:
         "published again to queue slow, publication 1",
         "published again to queue slow, publication 2",
     ]
+    assert world.details(Transition.PUBLISH, "job-2")[0] == "published again, publication 1"
 
 
 @every_store
@@ -209,19 +213,21 @@ def test_a_notification_is_recorded(world: World) -> None:
     ]
 
 
-@for_each("error", ["", "no backend"])
-def test_a_canvas_is_given_up_exactly_at_the_end_of_the_retention(world: World, error: str) -> None:
+@for_each("error, keep", [("", None), ("no backend", None), ("", Retention(identity_for=DAY))])
+def test_a_canvas_is_given_up_exactly_at_the_end_of_the_retention(
+    world: World, error: str, keep: Retention | None
+) -> None:
     """The last attempt is followed by the end of the retention; then the job is kept once more as long."""
-    job_id = f"job-1{error}"
-    world.ledger.complete(world.run(job_id, canvas=True), "1")
-    world.clock.advance(DAY - 1.0)
+    job_id, kept_for = f"job-{error}-{keep}", DAY + (DST_SHIFT if keep else 0.0)
+    world.ledger.complete(world.run(job_id, canvas=True), "1", keep=keep)
+    world.clock.advance(kept_for - 1.0)
     assert world.sweep() == Swept(published=1)
     if error:
         note_canvas_error(world.ledger, world.read(job_id), error)
     now = world.clock.advance(1.0)
     assert world.sweep(refuse) == Swept()
     job = world.read(job_id)
-    assert (world.events(job_id)[-1], job.canvas_pending, job.wake_at) == ("canvas_abandoned", False, now + DAY)
+    assert (world.events(job_id)[-1], job.canvas_pending, job.wake_at) == ("canvas_abandoned", False, now + kept_for)
     given_up = "1 attempts; the last error: no backend" if error else "1 attempts"
     assert world.details(Transition.CANVAS_ABANDONED, job_id) == [given_up]
     world.ledger.delete(job_id)
