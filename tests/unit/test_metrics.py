@@ -139,13 +139,8 @@ def test_counts_are_written_every_interval(store: Store, threads: Callable[[], o
 def test_many_threads_count(store: Store) -> None:
     """What several threads count at once is all counted, while it is written again and again."""
     counter = meter(store, 0.001)
-
-    def count(_: int) -> None:
-        for _ in range(2000):
-            counter.count(CLAIMED)
-
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(count, range(4)))
+        list(pool.map(counter.count, [CLAIMED] * 8000))
     counter.close()
     assert store.totals() == {CLAIMS: 8000.0}
 

@@ -53,26 +53,10 @@ def duplicate(conflict_policy: str | ConflictPolicy = "attach", **values: Any) -
 
 
 def policy_of(
-    on_duplicate: object = "attach",
-    max_wait: object = None,
-    unique_until: object = "finished",
-    unique_for: object = None,
+    on_duplicate: object, max_wait: object = None, unique_until: object = "finished", unique_for: object = None
 ) -> ConflictPolicy:
     """Return the policy of a task with these options."""
     return conflict_policy_of("app.add", on_duplicate, max_wait, unique_until, unique_for)
-
-
-def test_each_value_has_its_policy() -> None:
-    """Each value of `on_duplicate` has the documented policy; a task without it attaches."""
-    policies = {
-        "attach": ConflictPolicy(),
-        "raise": ConflictPolicy(rejects=True),
-        "replace": ConflictPolicy(replaces=True, queues_next=True, max_wait=MAX_WAIT),
-        "run_again": ConflictPolicy(replaces=True, queues_next=True),
-    }
-    assert policies == CONFLICT_POLICIES
-    assert {name: policy_of(name) for name in policies} == policies
-    assert policy_of(None) == policies["attach"]
 
 
 @for_each("name", ["", "Attach", "reject", "queue", 1, True, ("attach",)])
@@ -81,13 +65,14 @@ def test_another_value_is_refused(name: object) -> None:
     with pytest.raises(ConfigurationError, match=r"on_duplicate of task app\.add.*'run_again'") as caught:
         policy_of(name)
     assert repr(name) in str(caught.value)
+    assert policy_of(None) == policy_of("attach")
 
 
 def test_only_replace_has_a_max_wait() -> None:
     """`max_wait` is a positive, finite number of seconds, and limits the postponing by `replace` alone."""
-    for max_wait in (0.5, 1, 60.0, 1e6):
+    for max_wait, seconds in ((None, MAX_WAIT), (0.5, 0.5), (1, 1.0), (60.0, 60.0), (1e6, 1e6)):
         found = policy_of("replace", max_wait)
-        assert found == ConflictPolicy(replaces=True, queues_next=True, max_wait=float(max_wait))
+        assert found == ConflictPolicy(replaces=True, queues_next=True, max_wait=seconds)
         assert isinstance(found.max_wait, float)
     for wrong in (0, 0.0, -1.0, float("nan"), float("inf"), "60", True, [60]):
         with pytest.raises(ConfigurationError, match=r"max_wait of task app\.add must be a positive number"):
@@ -152,14 +137,6 @@ def test_a_duplicate_reschedules_within_limits(now: float, delay: float, max_wai
     assert resolution.reschedules(WAITING) is (due != 100.0)
 
 
-@for_each("priority_rank, after", [(-9, 3), (0, 3), (3, 3), (4, 4), (9, 9)])
-def test_a_duplicate_raises_the_priority_only(priority_rank: int, after: int) -> None:
-    """The job gets the highest priority of its duplicates, which counts as rescheduled."""
-    resolution = resolve(WAITING, duplicate(priority_rank=priority_rank), now=START)
-    found = (resolution.priority_rank, resolution.run_at, resolution.reschedules(WAITING))
-    assert found == (after, WAITING.run_at, after != 3)
-
-
 SUBMISSIONS = st.builds(
     duplicate,
     st.builds(ConflictPolicy, st.booleans(), st.booleans(), st.booleans(), st.floats(0.0, 500.0)),
@@ -183,13 +160,14 @@ def test_no_duplicate_harms_a_job(job: Job, new: Submission, now: float) -> None
     """None lowers the priority, shortens the life of its arguments, postpones past `max_wait`, or changes a run."""
     before = replace(job), replace(new)
     resolution = resolve(job, new, now=now)
-    assert resolution.priority_rank >= job.priority_rank
+    changed = not (new.rejects or job.attempt or job.finished_at)
+    assert resolution.priority_rank == (max(job.priority_rank, new.priority_rank) if changed else job.priority_rank)
     assert resolution.run_at <= max(job.run_at, job.created_at + new.max_wait)
     assert resolution.takes_over is (resolution.outcome is Outcome.REPLACED)
     if not resolution.takes_over and resolution.expires_at is not None:
         assert job.expires_at is not None
         assert resolution.expires_at >= job.expires_at
-    if new.rejects or job.attempt or job.finished_at:
+    if not changed:
         assert not resolution.changes(job)
     elif resolution.outcome in {Outcome.ATTACHED, Outcome.REPLACED}:
         assert resolution.run_at <= now + new.delay

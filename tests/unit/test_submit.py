@@ -156,20 +156,13 @@ def kinds(results: list[Any]) -> list[str]:
 
 
 def test_each_has_its_own_result(app: Any) -> None:
-    """Of jobs that are submitted together each has its answer, and each new one its message."""
-    results = each(app)
-    assert kinds(results) == ["admitted"] * 3
-    assert messages() == [result.job.id for result in results]
-    assert kinds(each(app)) == ["attached"] * 3
-    assert len(messages()) == 3
-
-
-def test_what_is_over_the_quota_is_not_sent(app: Any) -> None:
-    """The error of a quota is the result of that submission alone, which is not sent."""
+    """Of jobs that are submitted together each has its answer, each new one its message, one over the quota neither."""
     with onejob.submitter("a", quota="2/hour"):
         results = each(app)
-    assert kinds(results) == ["admitted", "admitted", "QuotaExceededError"]
-    assert messages() == [results[0].job.id, results[1].job.id]
+        assert kinds(results) == ["admitted", "admitted", "QuotaExceededError"]
+        assert messages() == [results[0].job.id, results[1].job.id]
+        assert kinds(each(app, 2)) == ["attached", "attached"]
+    assert len(messages()) == 2
 
 
 def test_what_cannot_be_sent_has_its_error(app: Any) -> None:

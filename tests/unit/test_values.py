@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(size=1000, depth=64)
 ANY_TEXTS = st.text(st.characters(), max_size=8) | st.sampled_from(
-    ["\0", "\\u0000", "\\\0", "\ud800", "\\ud800", "\U0001f600"]
+    ["\0", "\\u0000", "\\\0", "\\\\u0000", "\\", "\ud800", "\\ud800", "\U0001f600"]
 )
 
 
@@ -61,15 +61,9 @@ def test_a_value_is_accepted_exactly_if_jsonb_holds_it(database: psycopg.Connect
         assert json.dumps(loads(dumps(value, "the result", LIMITS))) == json.dumps(value)
 
 
-@for_each("value", ["\\u0000", "\\ud800", "\\\\u0000", "\U0001f600", "\\"])
-def test_escapes_in_a_text_are_kept(value: str) -> None:
-    """A backslash and letters that look like an escape are kept, and so is a character outside of the basic plane."""
-    assert loads(dumps(value, "the result", LIMITS)) == value
-
-
-@for_each("value", ["a\0b", {"\0": 1}, ["\ud800"], "\udfff", float("nan"), float("inf"), {1, 2}, object(), "x" * 1000])
+@for_each("value", [float("nan"), float("inf"), {1, 2}, object(), "x" * 1000])
 def test_a_value_without_json_is_refused(value: object) -> None:
-    """A value that JSON or a store does not support, or that is too large, is refused by name."""
+    """A value that JSON does not support, or that is too large, is refused by name."""
     with pytest.raises(InvalidPayloadError, match="the result"):
         dumps(value, "the result", LIMITS)
 
@@ -187,19 +181,16 @@ def test_what_json_has_not_cannot_be_sent(value: Any) -> None:
 @for_each("text, at", [
     ("1970-01-01T00:00:00Z", 0.0), ("1970-01-01t00:00:00.25z", 0.25), ("1970-01-01 01:00:00+01:00", 0.0),
     ("1969-12-31T23:00:00-01:00", 0.0), ("1970-01-01T00:00:00.123456789Z", 0.123456),
+    *((text, None) for text in ("", "now", "0", "1970-01-01", "19700101T000000Z", "1970-01-01T00:00:00")),
+    ("1970-W01-4T00:00:00Z", None), (5, None), (None, None),
 ])  # fmt: skip
-def test_a_timestamp_is_parsed(text: str, at: float) -> None:
-    """A timestamp is parsed in any time zone, in lower or upper case."""
-    assert parse_timestamp(text) == at
-
-
-@for_each(
-    "text", ["", "now", "0", "1970-01-01", "19700101T000000Z", "1970-01-01T00:00:00", "1970-W01-4T00:00:00Z", 5, None]
-)
-def test_an_invalid_timestamp_is_refused(text: Any) -> None:
-    """A timestamp without a time zone, or in another format, is refused with an example."""
-    with pytest.raises(ValueError, match="2026-01-31T12:00:00Z"):
-        parse_timestamp(text)
+def test_a_timestamp_has_a_time_zone(text: Any, at: float | None) -> None:
+    """A timestamp is parsed in any time zone; without one, or in another format, it is refused with an example."""
+    if at is not None:
+        assert parse_timestamp(text) == at
+    else:
+        with pytest.raises(ValueError, match="2026-01-31T12:00:00Z"):
+            parse_timestamp(text)
 
 
 @given(st.integers(-(10**15), 10**16))
@@ -228,10 +219,6 @@ def test_local_time_has_its_offset(monkeypatch: pytest.MonkeyPatch, zone: str, o
     (7500, "2 h 5 min"), (90_000, "1 d 1 h"), (8_640_000, "100 d"), (-30, "30 s"),
 ])  # fmt: skip
 def test_a_duration_has_two_units(seconds: float, text: str) -> None:
-    """A duration is written in its largest unit and the next smaller one, rounded to seconds."""
+    """A duration is written in its largest unit and the next smaller one, rounded; a time in the future, or ago."""
     assert duration_text(seconds) == text
-
-
-def test_a_relative_time_has_a_direction() -> None:
-    """A time is in the future, or ago; now is not in the future."""
     assert [relative_text(at, 100.0) for at in (160.0, 100.0, 40.0)] == ["in 1 min", "0 s ago", "1 min ago"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
@@ -16,50 +16,19 @@ from onejob.jobs.transitions import DST_SHIFT
 from onejob.uniqueness.window import CALENDAR, Window, window_of
 
 
-def end(text: str, timestamp: str, zone: str = "Europe/Berlin") -> str:
-    """Return the local end of the window that contains a local time."""
-    window = window_of("task", "finished", f"{text}@{zone}")
+@pytest.mark.parametrize(("unit", "begin", "end", "hours"), [
+    ("day@Europe/Berlin", "2026-11-21", "2026-11-22", 24), ("day@Europe/Berlin", "2026-12-31", "2027-01-01", 24),
+    ("day@Europe/Berlin", "2026-03-29", "2026-03-30", 23), ("day@Europe/Berlin", "2026-10-25", "2026-10-26", 25),
+    ("day@Antarctica/Troll", "2026-10-25", "2026-10-26", 26), ("week@UTC", "2026-11-21", "2026-11-23", 48),
+    ("week@UTC", "2026-11-23", "2026-11-30", 168), ("month@UTC", "2026-02-28", "2026-03-01", 24),
+    ("month@UTC", "2024-01-31", "2024-02-01", 24), ("month@UTC", "2026-12-01", "2027-01-01", 744),
+])  # fmt: skip
+def test_a_window_ends_at_midnight(unit: str, begin: str, end: str, hours: int) -> None:
+    """A day ends at local midnight, however long it is there, a week on Monday, a month on the first."""
+    window = window_of("task", "finished", unit)
     assert window is not None
-    local = ZoneInfo(zone)
-    window_end = window.end(datetime.fromisoformat(timestamp).replace(tzinfo=local).timestamp())
-    return datetime.fromtimestamp(window_end, local).replace(tzinfo=None).isoformat(" ", "minutes")
-
-
-@pytest.mark.parametrize(
-    ("unit", "timestamp", "expected"),
-    [
-        ("day", "2026-11-21 00:00", "2026-11-22 00:00"),
-        ("day", "2026-11-21 23:59", "2026-11-22 00:00"),
-        ("day", "2026-03-29 01:30", "2026-03-30 00:00"),
-        ("day", "2026-10-25 12:00", "2026-10-26 00:00"),
-        ("day", "2026-12-31 12:00", "2027-01-01 00:00"),
-        ("week", "2026-11-21 12:00", "2026-11-23 00:00"),
-        ("week", "2026-11-23 00:00", "2026-11-30 00:00"),
-        ("month", "2026-02-28 23:00", "2026-03-01 00:00"),
-        ("month", "2024-01-31 23:00", "2024-02-01 00:00"),
-        ("month", "2026-12-01 00:00", "2027-01-01 00:00"),
-    ],
-)
-def test_a_window_ends_at_midnight(unit: str, timestamp: str, expected: str) -> None:
-    """A day ends at the next local midnight, a week on Monday, a month on the first."""
-    assert end(unit, timestamp) == expected
-
-
-@pytest.mark.parametrize(
-    ("day", "zone", "hours"),
-    [
-        ("2026-03-29", "Europe/Berlin", 23),
-        ("2026-10-25", "Europe/Berlin", 25),
-        ("2026-11-21", "Europe/Berlin", 24),
-        ("2026-10-25", "Antarctica/Troll", 26),
-    ],
-)
-def test_a_day_has_its_local_length(day: str, zone: str, hours: int) -> None:
-    """A day is shorter or longer by the time that a zone's clock is set forward or back, also by two hours."""
-    window = window_of("task", "finished", f"day@{zone}")
-    assert window is not None
-    begin = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone)).timestamp()
-    assert window.end(begin) - begin == hours * 3600
+    first, last = (datetime.fromisoformat(each).replace(tzinfo=window.zone).timestamp() for each in (begin, end))
+    assert window.end(first) == window.end(last - 1.0) == last == first + 3600 * hours
     assert hours * 3600 <= window.longest + DST_SHIFT
 
 
@@ -84,14 +53,6 @@ def test_a_window_has_the_times_of_one_day_week_or_month(timestamp: float, unit:
     assert 0 < end - timestamp <= window.longest + DST_SHIFT
 
 
-def test_the_longest_windows() -> None:
-    """The longest day, week and month have 1, 7 and 31 days, before any shift."""
-    found = {unit: window_of("task", "finished", f"{unit}@UTC") for unit in CALENDAR}
-    assert {unit: window and window.longest / DAY for unit, window in found.items()} == {
-        "day": 1, "week": 7, "month": 31,
-    }  # fmt: skip
-
-
 def test_a_window_says_how_long_to_keep_the_identity() -> None:
     """A number of seconds counts from the success of the job; a calendar window ends at its own time; None is none."""
     seconds, day = window_of("task", "finished", 60), window_of("task", "finished", "day@UTC")
@@ -100,7 +61,8 @@ def test_a_window_says_how_long_to_keep_the_identity() -> None:
     assert seconds.keep(1.0) == Retention(identity_for=60.0)
     assert day == Window(unit="day", zone=ZoneInfo("UTC"))
     assert day.keep(1.0) == Retention(identity_until=DAY)
-    assert Window() == Window(seconds=0.0, unit="", zone=UTC)
+    longest = {unit: Window(unit=unit).longest / DAY for unit in CALENDAR}
+    assert longest == {"day": 1, "week": 7, "month": 31}
     assert window_of("task", "finished", None) is window_of("task", "started", None) is None
 
 
