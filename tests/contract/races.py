@@ -1,7 +1,7 @@
 """Races as functions that take a count: the tests run a few hundred rounds of each, a campaign any number.
 
-Each runs its rounds on open stores of one ledger, on the stores' own clocks. It asserts after every round what must
-hold whichever operation was first, and returns how often each result occurred.
+Each runs on open stores of one ledger, on the stores' own clocks. It asserts after every round what must hold
+whichever operation was first, and returns how often each result occurred.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
     Stores: TypeAlias = Sequence[Store]
-    Counts: TypeAlias = Counter[str]
+    AtOnce: TypeAlias = Callable[..., list[Any]]
+    Round: TypeAlias = Callable[[Stores, AtOnce, int], str]
 
 T = TypeVar("T")
 
@@ -57,10 +58,12 @@ WINDOW = 0.002
 OLD: dict[str, Any] = {"payload": "old", "fingerprint": "old"}
 NEW: dict[str, Any] = {"payload": "new", "fingerprint": "new"}
 RUN_ENDS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER)
+RACES: dict[str, Callable[[Stores, int], Counter[str]]] = {}
+"""Every race by its name. Each needs `CROWD` stores."""
 
 
 @contextmanager
-def concurrent_calls(size: int) -> Iterator[Callable[..., list[Any]]]:
+def concurrent_calls(size: int) -> Iterator[AtOnce]:
     """Yield a function that makes so many calls at once, each in a thread of its own, and returns their results."""
     barrier = threading.Barrier(size)
     directions = itertools.cycle((1, -1))  # the thread started first often runs last, so each call has both places
@@ -84,81 +87,76 @@ def together(*calls: Callable[[], T]) -> list[T]:
         return at_once(*calls)
 
 
-def purge(store: Store, *job_ids: str) -> None:
-    """Delete the jobs of a round, so that all rounds begin alike."""
-    for job_id in job_ids:
-        Ledger(store).cancel(job_id)
-    store.delete(job_ids, sources=FINAL)
+def race(calls: int, name: str = "") -> Callable[[Round], Round]:
+    """Make a race of a function that plays one round with so many concurrent calls, and returns how it ended."""
+
+    def register(play: Round) -> Round:
+        def race_in_rounds(stores: Stores, rounds: int) -> Counter[str]:
+            with concurrent_calls(calls) as at_once:
+                return Counter(play(stores, at_once, number) for number in range(rounds))
+
+        RACES[name or play.__name__] = race_in_rounds
+        return play
+
+    return register
 
 
 def assert_free(store: Store, identity: str) -> None:
-    """Assert that no job holds or waits for an identity, by admitting jobs of it and deleting them."""
+    """Assert that no job holds or waits for an identity, by admitting jobs of it."""
     check = f"check-of-{identity}"
     assert admission(store, check, identity=identity, nonce=new_nonce()).outcome is Outcome.ADMITTED
     end(store, start(store, check))
     assert admission(store, f"{check}-2", identity=identity, nonce=new_nonce()).outcome is Outcome.ADMITTED
-    purge(store, check, f"{check}-2")
 
 
 # --- conflict policies ----------------------------------------------------------------------------------------------
 
 
-def replace_against_claim(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def replace_against_claim(stores: Stores, at_once: AtOnce, number: int) -> str:
     """New arguments are submitted during a claim: the run gets all old ones or all new ones, as the outcome says."""
-    counts: Counts = Counter()
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name = f"replace-{number}"
-            submit(stores[0], name, identity=name, **OLD)
-            replacing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), replaces=True, **NEW)
-            claimed, answer = at_once(partial(claim, stores[0], name), replacing)
-            assert claimed.applied
-            assert answer.outcome in {Outcome.REPLACED, Outcome.ATTACHED}
-            expected = "new" if answer.outcome is Outcome.REPLACED else "old"
-            for job in (claimed.job, read(stores[1], name)):
-                assert (job.payload, job.fingerprint) == (expected, expected)
-            counts[answer.outcome] += 1
-            end(stores[0], claimed.job)
-            purge(stores[0], name)
-    return counts
+    name = f"replace-{number}"
+    submit(stores[0], name, identity=name, **OLD)
+    replacing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), replaces=True, **NEW)
+    claimed, answer = at_once(partial(claim, stores[0], name), replacing)
+    assert claimed.applied
+    assert answer.outcome in {Outcome.REPLACED, Outcome.ATTACHED}
+    expected = "new" if answer.outcome is Outcome.REPLACED else "old"
+    for job in (claimed.job, read(stores[1], name)):
+        assert (job.payload, job.fingerprint) == (expected, expected)
+    end(stores[0], claimed.job)
+    return str(answer.outcome)
 
 
-def postponement_against_claim(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def postponement_against_claim(stores: Stores, at_once: AtOnce, number: int) -> str:
     """A job is postponed during a claim: the old arguments run now or the new ones later, as the outcome says."""
-    counts: Counts = Counter()
     later = {"replaces": True, "delay": 20.0, "max_wait": 60.0, **NEW}
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name = f"postpone-{number}"
-            submit(stores[0], name, identity=name, **OLD)
-            postponing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), **later)
-            claimed, answer = at_once(partial(claim, stores[0], name), postponing)
-            job = read(stores[1], name)
-            assert claimed.applied is (answer.outcome is Outcome.ATTACHED) is not answer.rescheduled
-            assert (job.payload, job.state) == (("old", State.RUNNING) if claimed.applied else ("new", State.QUEUED))
-            assert (job.run_at > job.created_at) is answer.rescheduled
-            counts[answer.outcome] += 1
-            if claimed.applied:
-                end(stores[0], claimed.job)
-            purge(stores[0], name)
-    return counts
+    name = f"postpone-{number}"
+    submit(stores[0], name, identity=name, **OLD)
+    postponing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), **later)
+    claimed, answer = at_once(partial(claim, stores[0], name), postponing)
+    job = read(stores[1], name)
+    assert claimed.applied is (answer.outcome is Outcome.ATTACHED) is not answer.rescheduled
+    assert (job.payload, job.state) == (("old", State.RUNNING) if claimed.applied else ("new", State.QUEUED))
+    assert (job.run_at > job.created_at) is answer.rescheduled
+    if claimed.applied:
+        end(stores[0], claimed.job)
+    return str(answer.outcome)
 
 
-def run_again_against_end(stores: Stores, rounds: int) -> Counts:
+@race(3)
+def run_again_against_end(stores: Stores, at_once: AtOnce, number: int) -> str:
     """Two more runs are submitted during an end: exactly one is written, with the arguments of the later one."""
-    counts: Counts = Counter()
-    with concurrent_calls(3) as at_once:
-        for number in range(rounds):
-            name = f"again-{number}"
-            ids = [f"{name}-a", f"{name}-b"]
-            ending = partial(end, stores[0], run(stores[0], name, identity=name), RUN_ENDS[number % len(RUN_ENDS)])
-            calls = [
-                partial(admission, store, job_id, identity=name, payload=job_id, fingerprint=job_id, **RUN_AGAIN)
-                for store, job_id in zip(stores[1:], ids, strict=False)
-            ]
-            _, *answers = at_once(ending, *calls)
-            counts[_assert_one_more_run(stores[0], name, ids, answers)] += 1
-    return counts
+    name = f"again-{number}"
+    ids = [f"{name}-a", f"{name}-b"]
+    ending = partial(end, stores[0], run(stores[0], name, identity=name), RUN_ENDS[number % len(RUN_ENDS)])
+    calls = [
+        partial(admission, store, job_id, identity=name, payload=job_id, fingerprint=job_id, **RUN_AGAIN)
+        for store, job_id in zip(stores[1:], ids, strict=False)
+    ]
+    _, *answers = at_once(ending, *calls)
+    return _assert_one_more_run(stores[0], name, ids, answers)
 
 
 def _assert_one_more_run(store: Store, name: str, ids: Sequence[str], answers: Sequence[Admission]) -> str:
@@ -173,31 +171,25 @@ def _assert_one_more_run(store: Store, name: str, ids: Sequence[str], answers: S
     ended = end(store, job)
     assert_legal(store.history(job.id), ended, [job])
     assert_free(store, name)
-    purge(store, name, job.id)
-    return str(first.outcome)
+    return first.outcome
 
 
-def run_again_against_cancel(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def run_again_against_cancel(stores: Stores, at_once: AtOnce, number: int) -> str:
     """One more run is submitted while the queued one is canceled: it is replaced and canceled, or queued itself."""
-    counts: Counts = Counter()
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name, queued, late = (f"{kind}-{number}" for kind in ("runs", "queued", "late"))
-            job = run(stores[0], name, identity=name)
-            queue_next(stores[0], queued, identity=name)
-            submitting = partial(admission, stores[1], late, identity=name, **NEW, **RUN_AGAIN)
-            canceled, answer = at_once(partial(Ledger(stores[0]).cancel, queued), submitting)
-            assert (canceled.state, canceled.holds_identity, canceled.queued_next) == (State.CANCELED, False, False)
-            assert (answer.outcome, answer.job.id) in {(Outcome.REPLACED, queued), (Outcome.QUEUED_NEXT, late)}
-            end(stores[0], job)
-            if answer.job.id == late:
-                assert start(stores[0], late).payload == "new"
-                end(stores[0], read(stores[0], late))
-                purge(stores[0], late)
-            assert_free(stores[0], name)
-            counts[answer.outcome] += 1
-            purge(stores[0], name, queued)
-    return counts
+    name, queued, late = (f"{kind}-{number}" for kind in ("runs", "queued", "late"))
+    job = run(stores[0], name, identity=name)
+    queue_next(stores[0], queued, identity=name)
+    submitting = partial(admission, stores[1], late, identity=name, **NEW, **RUN_AGAIN)
+    canceled, answer = at_once(partial(Ledger(stores[0]).cancel, queued), submitting)
+    assert (canceled.state, canceled.holds_identity, canceled.queued_next) == (State.CANCELED, False, False)
+    assert (answer.outcome, answer.job.id) in {(Outcome.REPLACED, queued), (Outcome.QUEUED_NEXT, late)}
+    end(stores[0], job)
+    if answer.job.id == late:
+        assert start(stores[0], late).payload == "new"
+        end(stores[0], read(stores[0], late))
+    assert_free(stores[0], name)
+    return str(answer.outcome)
 
 
 # --- cancellations --------------------------------------------------------------------------------------------------
@@ -246,20 +238,19 @@ TRANSITIONS: dict[str, tuple[Callable[[Store, str], Job], Callable[[Store, Job],
 """The operations that race with a cancellation, each with the preparation of its job."""
 
 
-def cancel_against(name: str) -> Callable[[Stores, int], Counts]:
-    """Return the race of a cancellation against another operation: the job ends, or its run has a cancel request."""
+def cancel_against(name: str) -> None:
+    """Add the race of a cancellation against another operation: the job ends, or its run has a cancel request."""
     prepare, operation = TRANSITIONS[name]
 
-    def play(stores: Stores, rounds: int) -> Counts:
-        counts: Counts = Counter()
-        with concurrent_calls(2) as at_once:
-            for number in range(rounds):
-                job = prepare(stores[0], f"{name}-{number}")
-                answer, _ = at_once(partial(Ledger(stores[1]).cancel, job.id), partial(operation, stores[0], job))
-                counts[_assert_canceled(stores[0], job.id, answer)] += 1
-        return counts
+    @race(2, f"cancel_against_{name}")
+    def play(stores: Stores, at_once: AtOnce, number: int) -> str:
+        job = prepare(stores[0], f"{name}-{number}")
+        answer, _ = at_once(partial(Ledger(stores[1]).cancel, job.id), partial(operation, stores[0], job))
+        return _assert_canceled(stores[0], job.id, answer)
 
-    return play
+
+for each_name in TRANSITIONS:
+    cancel_against(each_name)
 
 
 def _assert_canceled(store: Store, name: str, answer: Job) -> str:
@@ -271,21 +262,19 @@ def _assert_canceled(store: Store, name: str, answer: Job) -> str:
     assert_legal(store.history(name), job)
     if job.state is State.RUNNING:
         apply(store, job, Transition.ABANDON)
-    others = [f"{name}-first", f"{name}-late"]
-    left = [job_id for job_id in others if get(store, job_id) is not None]
-    for job_id in left:
-        Ledger(store).cancel(job_id)
+    for job_id in (f"{name}-first", f"{name}-late"):
+        if get(store, job_id) is not None:
+            Ledger(store).cancel(job_id)
     assert_free(store, name)
-    store.delete([name, *left], sources=FINAL)
-    return str(job.state)
+    return job.state
 
 
 # --- ended jobs -----------------------------------------------------------------------------------------------------
 
 
-def redrive_against_submission(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def redrive_against_submission(stores: Stores, at_once: AtOnce, number: int) -> str:
     """A dead letter is redriven while an equal job is submitted: one of the two is live, and both calls return it."""
-    counts: Counts = Counter()
 
     def redrive(name: str) -> str:
         try:
@@ -293,45 +282,31 @@ def redrive_against_submission(stores: Stores, rounds: int) -> Counts:
         except IdentityHeldError as error:
             return error.holder_id
 
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name, new = f"dead-{number}", f"new-{number}"
-            end(stores[0], run(stores[0], name, identity=name), Transition.FAIL)
-            live_id, answer = at_once(partial(redrive, name), partial(admission, stores[1], new, identity=name))
-            redriven = live_id == name
-            assert live_id in {name, new}
-            assert (answer.outcome, answer.job.id) == (
-                (Outcome.ATTACHED, name) if redriven else (Outcome.ADMITTED, new)
-            )  # fmt: skip
-            assert read(stores[0], name).holds_identity is redriven
-            assert (get(stores[0], new) is None) is redriven
-            end(stores[0], start(stores[0], live_id))
-            assert_free(stores[0], name)
-            counts["redriven" if redriven else "admitted"] += 1
-            purge(stores[0], *({name, live_id}))
-    return counts
+    name, new = f"dead-{number}", f"new-{number}"
+    end(stores[0], run(stores[0], name, identity=name), Transition.FAIL)
+    live_id, answer = at_once(partial(redrive, name), partial(admission, stores[1], new, identity=name))
+    redriven = live_id == name
+    assert live_id in {name, new}
+    assert (answer.outcome, answer.job.id) == ((Outcome.ATTACHED, name) if redriven else (Outcome.ADMITTED, new))
+    assert read(stores[0], name).holds_identity is redriven
+    assert (get(stores[0], new) is None) is redriven
+    end(stores[0], start(stores[0], live_id))
+    assert_free(stores[0], name)
+    return "redriven" if redriven else "admitted"
 
 
-def submissions_against_the_end_of_a_window(stores: Stores, rounds: int) -> Counts:
+@race(CROWD)
+def submissions_against_the_end_of_a_window(stores: Stores, at_once: AtOnce, number: int) -> str:
     """Equal jobs are submitted until a uniqueness window ends: each is replayed, and after the end one is admitted."""
-    counts: Counts = Counter()
-    with concurrent_calls(CROWD) as at_once:
-        for number in range(rounds):
-            name = f"window-{number}"
-            Ledger(stores[0]).complete(
-                run(stores[0], name, identity=name), '"done"', keep=Retention(identity_for=WINDOW)
-            )
-            submitted = at_once(*[partial(_submit_until_not_replayed, store, name) for store in stores[:CROWD]])
-            answers = [answer for answer, _ in submitted]
-            outcomes = Counter(answer.outcome for answer in answers)
-            assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
-            (job_id,) = {answer.job.id for answer in answers}
-            assert (read(stores[0], job_id).duplicate_count, read(stores[0], name).holds_identity) == (CROWD - 1, False)
-            assert events(stores[0], name)[-2:] == ["complete", "release_identity"]
-            counts["replayed"] += sum(replayed for _, replayed in submitted)
-            counts["admitted"] += 1
-            purge(stores[0], name, job_id)
-    return counts
+    name = f"window-{number}"
+    Ledger(stores[0]).complete(run(stores[0], name, identity=name), '"done"', keep=Retention(identity_for=WINDOW))
+    submitted = at_once(*[partial(_submit_until_not_replayed, store, name) for store in stores[:CROWD]])
+    answers = [answer for answer, _ in submitted]
+    assert Counter(answer.outcome for answer in answers) == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
+    (job_id,) = {answer.job.id for answer in answers}
+    assert (read(stores[0], job_id).duplicate_count, read(stores[0], name).holds_identity) == (CROWD - 1, False)
+    assert events(stores[0], name)[-2:] == ["complete", "release_identity"]
+    return "replayed first" if any(replays for _, replays in submitted) else "admitted"
 
 
 def _submit_until_not_replayed(store: Store, name: str) -> tuple[Admission, int]:
@@ -344,154 +319,98 @@ def _submit_until_not_replayed(store: Store, name: str) -> tuple[Admission, int]
     raise AssertionError("the window does not end")
 
 
-def follow_against_end(stores: Stores, rounds: int) -> Counts:
+@race(3)
+def follow_against_end(stores: Stores, at_once: AtOnce, number: int) -> str:
     """A follower is written while the followed job ends: its `wake_at` is set, whichever was first."""
-    counts: Counts = Counter()
-    with concurrent_calls(3) as at_once:
-        for number in range(rounds):
-            name, ids = f"followed-{number}", [f"after-{number}-{n}" for n in range(2)]
-            job = run(stores[0], name, identity=name)
-            calls = [
-                partial(store.follow, submission(job_id), follows_id=name)
-                for store, job_id in zip(stores[1:], ids, strict=False)
-            ]
-            ended, *answers = at_once(partial(end, stores[0], job, RUN_ENDS[number % len(RUN_ENDS)]), *calls)
-            for answer in answers:
-                assert answer is not None
-                assert answer.wake_at is not None
-                woken = read(stores[0], answer.id).wake_at
-                assert woken is not None
-                assert woken < answer.created_at + LEASE, (ended, answer)
-                counts["before" if answer.wake_at > answer.created_at else "after"] += 1
-            purge(stores[0], name, *ids)
-    return counts
+    name, ids = f"followed-{number}", [f"after-{number}-{n}" for n in range(2)]
+    job = run(stores[0], name, identity=name)
+    calls = [partial(stores[n].follow, submission(each), follows_id=name) for n, each in enumerate(ids, start=1)]
+    ended, *answers = at_once(partial(end, stores[0], job, RUN_ENDS[number % len(RUN_ENDS)]), *calls)
+    for answer in answers:
+        assert (read(stores[0], answer.id).wake_at or 1e12) < answer.created_at + LEASE, (ended, answer)
+    return " and ".join(sorted("before" if each.wake_at > each.created_at else "after" for each in answers))
 
 
 # --- keys and duplicates --------------------------------------------------------------------------------------------
 
 
-def one_key(stores: Stores, rounds: int) -> Counts:
+@race(CROWD)
+def one_key(stores: Stores, at_once: AtOnce, number: int) -> str:
     """Submissions of one kind or two with one key: one is admitted, and the others of its kind are attached to it."""
-    counts: Counts = Counter()
-    with concurrent_calls(CROWD) as at_once:
-        for number in range(rounds):
-            ids = [f"key-{number}-{n}" for n in range(CROWD)]
-            identities, kinds = (ids if number % 2 else [ids[0]] * CROWD), 1 + number // 2 % 2
-            answers = at_once(*[
-                partial(admission, store, ids[n], identity=identities[n], key=ids[0], fingerprint=str(n % kinds))
-                for n, store in enumerate(stores[:CROWD])
-            ])  # fmt: skip
-            (winner,) = [n for n, answer in enumerate(answers) if answer.outcome is Outcome.ADMITTED]
-            for n, answer in enumerate(answers):
-                same = (n - winner) % kinds == 0
-                assert (answer.job.id, answer.key_reused) == (ids[winner], not same)
-                assert n == winner or answer.outcome is (Outcome.ATTACHED if same else Outcome.REJECTED)
-            assert [each for each in ids if get(stores[0], each) is not None] == [ids[winner]]
-            assert read(stores[0], ids[winner]).duplicate_count == CROWD - 1
-            counts[f"to the {winner + 1}. of {CROWD}"] += 1
-            purge(stores[0], ids[winner])
-    return counts
+    ids = [f"key-{number}-{n}" for n in range(CROWD)]
+    identities, kinds = (ids if number % 2 else [ids[0]] * CROWD), 1 + number // 2 % 2
+    answers = at_once(*[
+        partial(admission, store, ids[n], identity=identities[n], key=ids[0], fingerprint=str(n % kinds))
+        for n, store in enumerate(stores[:CROWD])
+    ])  # fmt: skip
+    (winner,) = [n for n, answer in enumerate(answers) if answer.outcome is Outcome.ADMITTED]
+    for n, answer in enumerate(answers):
+        same = (n - winner) % kinds == 0
+        assert (answer.job.id, answer.key_reused) == (ids[winner], not same)
+        assert n == winner or answer.outcome is (Outcome.ATTACHED if same else Outcome.REJECTED)
+    assert [each for each in ids if get(stores[0], each) is not None] == [ids[winner]]
+    assert read(stores[0], ids[winner]).duplicate_count == CROWD - 1
+    return f"to the {winner + 1}. of {CROWD}"
 
 
-def key_against_end(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def key_against_end(stores: Stores, at_once: AtOnce, number: int) -> str:
     """A key is submitted while its job ends: that job is returned, live or ended, and no other is admitted."""
-    counts: Counts = Counter()
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name = f"ending-{number}"
-            job = run(stores[0], name, identity=name, key=name)
-            event = RUN_ENDS[number % len(RUN_ENDS)]
-            submitting = partial(admission, stores[1], f"{name}-late", identity=name, key=name)
-            _, answer = at_once(partial(end, stores[0], job, event), submitting)
-            assert answer.job.id == name
-            assert answer.outcome is (Outcome.REPLAYED if answer.job.state.final else Outcome.ATTACHED)
-            assert (read(stores[0], name).duplicate_count, get(stores[0], f"{name}-late")) == (1, None)
-            counts[answer.outcome] += 1
-            purge(stores[0], name)
-    return counts
+    name = f"ending-{number}"
+    job = run(stores[0], name, identity=name, key=name)
+    event = RUN_ENDS[number % len(RUN_ENDS)]
+    submitting = partial(admission, stores[1], f"{name}-late", identity=name, key=name)
+    _, answer = at_once(partial(end, stores[0], job, event), submitting)
+    assert answer.job.id == name
+    assert answer.outcome is (Outcome.REPLAYED if answer.job.state.final else Outcome.ATTACHED)
+    assert (read(stores[0], name).duplicate_count, get(stores[0], f"{name}-late")) == (1, None)
+    return str(answer.outcome)
 
 
-def key_against_drop(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def key_against_drop(stores: Stores, at_once: AtOnce, number: int) -> str:
     """A key is submitted while its dead letter is dropped: that is returned once more, or a new job has the key."""
-    counts: Counts = Counter()
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name, late = f"dropped-{number}", f"late-{number}"
-            end(stores[0], run(stores[0], name, identity=name, key=name), Transition.FAIL)
-            submitting = partial(admission, stores[1], late, identity=name, key=name)
-            _, answer = at_once(partial(Ledger(stores[0]).drop, name), submitting)
-            assert get(stores[0], name) is None
-            assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
-            admitted = answer.job.id == late
-            assert (get(stores[0], late) is not None) is admitted
-            again = admission(stores[0], f"{late}-2", identity=name, key=name)
-            assert again.job.id == (late if admitted else f"{late}-2")
-            counts[answer.outcome] += 1
-            purge(stores[0], again.job.id)
-    return counts
+    name, late = f"dropped-{number}", f"late-{number}"
+    end(stores[0], run(stores[0], name, identity=name, key=name), Transition.FAIL)
+    submitting = partial(admission, stores[1], late, identity=name, key=name)
+    _, answer = at_once(partial(Ledger(stores[0]).drop, name), submitting)
+    assert get(stores[0], name) is None
+    assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
+    admitted = answer.job.id == late
+    assert (get(stores[0], late) is not None) is admitted
+    again = admission(stores[0], f"{late}-2", identity=name, key=name)
+    assert again.job.id == (late if admitted else f"{late}-2")
+    return str(answer.outcome)
 
 
-def key_against_purge(stores: Stores, rounds: int) -> Counts:
+@race(2)
+def key_against_purge(stores: Stores, at_once: AtOnce, number: int) -> str:
     """A key is submitted while its completed job is purged: the job stays for the key, or a new one has it."""
-    counts: Counts = Counter()
 
     def release_and_purge(job: Job) -> list[str]:
         stores[0].apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False))
         return stores[0].delete([job.id], sources=FINAL, skip_referenced=True)
 
-    with concurrent_calls(2) as at_once:
-        for number in range(rounds):
-            name, late = f"purged-{number}", f"late-{number}"
-            kept = Ledger(stores[0]).complete(
-                run(stores[0], name, identity=name), "1", keep=Retention(identity_for=PATIENCE)
-            )
-            submitting = partial(admission, stores[1], late, identity=name, key=name)
-            purged, answer = at_once(partial(release_and_purge, kept), submitting)
-            assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
-            assert answer.job.id == late or purged == []
-            assert get(stores[1], answer.job.id) is not None
-            assert admission(stores[1], f"{late}-2", identity=name, key=name).job.id == answer.job.id
-            counts[answer.outcome] += 1
-            purge(stores[0], *({name, late} - set(purged) - ({late} if answer.job.id == name else set())))
-    return counts
+    name, late = f"purged-{number}", f"late-{number}"
+    kept = Ledger(stores[0]).complete(run(stores[0], name, identity=name), "1", keep=Retention(identity_for=PATIENCE))
+    submitting = partial(admission, stores[1], late, identity=name, key=name)
+    purged, answer = at_once(partial(release_and_purge, kept), submitting)
+    assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
+    assert answer.job.id == late or purged == []
+    assert get(stores[1], answer.job.id) is not None
+    assert admission(stores[1], f"{late}-2", identity=name, key=name).job.id == answer.job.id
+    return str(answer.outcome)
 
 
-def duplicates_at_once(stores: Stores, rounds: int) -> Counts:
+@race(CROWD)
+def duplicates_at_once(stores: Stores, at_once: AtOnce, number: int) -> str:
     """Duplicates are submitted at once: each is counted and recorded."""
-    counts: Counts = Counter()
-    name = "counted"
-    submit(stores[0], name, identity=name)
-    with concurrent_calls(CROWD) as at_once:
-        for number in range(1, rounds + 1):
-            nonces = [f"{number}-{n}" for n in range(CROWD)]
-            at_once(*[
-                partial(admission, store, nonce, identity=name, nonce=nonce)
-                for store, nonce in zip(stores, nonces, strict=False)
-            ])  # fmt: skip
-            duplicates = [duplicate.submission_nonce for duplicate in stores[0].duplicates(name)]
-            assert len(duplicates) == len(set(duplicates)) == min(DUPLICATE_LIMIT, number * CROWD)
-            assert sorted(duplicates[-CROWD:]) == nonces
-            assert read(stores[0], name).duplicate_count == number * CROWD
-            counts["attached"] += CROWD
-    purge(stores[0], name)
-    return counts
-
-
-RACES: dict[str, Callable[[Stores, int], Counts]] = {
-    race.__name__: race
-    for race in (
-        replace_against_claim,
-        postponement_against_claim,
-        run_again_against_end,
-        run_again_against_cancel,
-        redrive_against_submission,
-        submissions_against_the_end_of_a_window,
-        follow_against_end,
-        one_key,
-        key_against_end,
-        key_against_drop,
-        key_against_purge,
-        duplicates_at_once,
-    )
-} | {f"cancel_against_{name}": cancel_against(name) for name in TRANSITIONS}
-"""Every race by its name. Each needs `CROWD` stores."""
+    admission(stores[0], f"counted-{number}", identity="counted", nonce=new_nonce())
+    nonces = [f"{number}-{n}" for n in range(CROWD)]
+    at_once(*[partial(admission, stores[n], each, identity="counted", nonce=each) for n, each in enumerate(nonces)])
+    count = number + (number + 1) * CROWD
+    duplicates = [duplicate.submission_nonce for duplicate in stores[0].duplicates("counted-0")]
+    assert len(duplicates) == len(set(duplicates)) == min(DUPLICATE_LIMIT, count)
+    assert sorted(duplicates[-CROWD:]) == nonces
+    assert read(stores[0], "counted-0").duplicate_count == count
+    return "attached"
