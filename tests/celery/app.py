@@ -13,7 +13,6 @@ import re
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,8 +41,6 @@ WITHOUT = "ONEJOB_TEST_WITHOUT"
 """Environment variable: the name of a task that is not registered in the worker."""
 ONLY = "test_only"
 """Name in the configuration: the names of the onejob tasks that the app has; without it, all."""
-TYPED = "test_typed"
-"""Name in the configuration: whether the app has tasks of dataclasses; without it, it has none."""
 PLAIN = "test_plain"
 """Name in the configuration: whether the app has tasks of Celery's own class; without it, it has."""
 
@@ -97,8 +94,6 @@ def build(config: dict[str, Any]) -> celery.Celery:
     without = os.environ.get(WITHOUT)
     for define in (_plays, _plain_onejob_tasks, _steps):
         define(app, stage)
-    if config.get(TYPED):
-        _typed_tasks(app)
     if config.get(PLAIN, True):
         _celery_tasks(app, stage)
     missing = {*tasks_of(app)} - set(config[ONLY]) if ONLY in config else {without} if without else set()
@@ -395,28 +390,6 @@ def _steps(app: celery.Celery, stage: Stage) -> None:
     def take(key: str, name: str) -> str:
         stage.mark(key, f"step {name}")
         return f"{name} by {os.getpid()}"
-
-
-@dataclass
-class TypedLine:
-    sku: str
-    price: float = 1.0
-
-
-@dataclass
-class TypedOrder:
-    id: int
-    lines: list[TypedLine]
-
-
-def _typed_tasks(app: celery.Celery) -> None:
-    @onejob.task(app, name="typed_ship", shared=False)
-    def typed_ship(order: TypedOrder) -> TypedOrder:
-        return TypedOrder(order.id, order.lines)
-
-    @onejob.task(app, name="typed_count", shared=False)
-    def typed_count(order: TypedOrder) -> int:
-        return order.id
 
 
 def _celery_tasks(app: celery.Celery, stage: Stage) -> None:

@@ -15,22 +15,20 @@ from celery import Celery
 from pydantic import BaseModel, Field
 
 import onejob
-from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import RunningJob, set_current_job
 from onejob.celery.duplicate_check import check_duplicate
 from onejob.celery.typed_values import UnfitValueError, codec_of
-from onejob.jobs.transitions import new_nonce
+from onejob.testing import isolated
 from tests.cases import for_each
-from tests.celery.app import TYPED
 from tests.celery.harness import program_environment
 from tests.celery.test_async import end
 from tests.forks import CELERY
 from tests.forks import run as run_program
-from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from onejob.testing import Jobs
 
 
 class Kind(Enum):
@@ -70,9 +68,9 @@ ANN = Customer(name="ann", born=datetime(2000, 1, 1), addresses=[Address(street=
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Any]:
+def jobs() -> Iterator[Jobs]:
+    """Return the jobs of an app with typed tasks."""
     app: Any = Celery("models", broker="memory://", set_as_current=False)
-    app.conf.onejob_store = f"sqlite:///{tmp_path / 'ledger.db'}"
 
     @onejob.task(app, name="ship", unique_on=["order.id", "to"], shared=False)
     def ship(order: Order, to: Customer | None = None, *, gifts: dict[str, Line] | None = None) -> list[Order]:
@@ -81,28 +79,38 @@ def app(tmp_path: Path) -> Iterator[Any]:
 
     @onejob.task(app, name="greet", shared=False)
     def greet(customer: Customer, order: Order = FULL) -> Customer:
-        assert isinstance(customer, Customer)
-        assert isinstance(order, Order)
+        assert (type(customer), type(order)) == (Customer, Order)
         return customer
 
-    @onejob.task(app, name="plain", shared=False)
-    def plain(order: dict[str, Any]) -> dict[str, Any]:
-        return order
+    @onejob.task(app, name="count", shared=False)
+    def count(orders: list[Order]) -> int:
+        return orders[0].id
 
-    app.finalize()
-    yield app
-    app_state_of(app).ledger.close()
+    @onejob.task(app, name="stepwise", shared=False)
+    def stepwise(order: Order) -> list[Any]:
+        job = onejob.current_job()
+        return [job.step("price", price, order) == Line("total", 1.0), job.step("named", named)]
+
+    with isolated(app) as jobs:
+        yield jobs
 
 
-def run(app: Any, result: Any) -> Any:
-    """Run a job as a worker's child would, and store its end; return what its result gives."""
-    ledger = app_state_of(app).ledger
-    job = ledger.claim(result.id, nonce=new_nonce(), node="north").job
-    assert job is not None
-    task, message = app.tasks[job.task], json.loads(job.payload)
-    body = task._onejob.typed.wrap(task.run)
-    ledger.complete(job, json.dumps(body(*message["args"], **message["kwargs"])))
-    return result.get(timeout=1)
+@pytest.fixture
+def app(jobs: Jobs) -> Any:
+    """Return the app of the jobs."""
+    return jobs.worker.app
+
+
+priced: list[int] = []
+
+
+def price(order: Order) -> Line:
+    priced.append(order.id)
+    return Line("total", float(order.id))
+
+
+def named() -> dict[str, Any]:
+    return {"sku": "a"}
 
 
 @for_each(
@@ -162,75 +170,59 @@ def test_equal_models_are_equal_jobs(app: Any) -> None:
     """A model, the JSON of it, and the JSON without its defaults are one job; `unique_on` reaches into models."""
     ship, greet = app.tasks["ship"], app.tasks["greet"]
     first = ship.delay(Order(1, [Line("a")]), ANN)
-    assert ship.delay({"id": 1}, to=ANN).id == first.id
-    assert ship.delay(Order(2), ANN).id != first.id
+    assert ship.delay({"id": 1}, to=ANN).id == first.id != ship.delay(Order(2), ANN).id
     existing = check_duplicate(app, "ship", (Order(1), ANN), {}).existing
     assert existing is not None
     assert existing.id == first.id
     hello = greet.delay(ANN)
-    assert hello.id == greet.delay(ANN, FULL).id
     same = {"name": "ann", "born": "2000-01-01T00:00:00", "addresses": [{"street": "x", "houseNumber": 3}]}
-    assert hello.id == greet.submit_many([(same,)])[0].id == greet.s(customer=same).delay().id
+    ids = [greet.delay(ANN, FULL).id, greet.submit_many([(same,)])[0].id, greet.s(customer=same).delay().id]
+    assert ids == [hello.id] * 3
 
 
-def test_arguments_that_do_not_fit_are_no_jobs(app: Any) -> None:
+@for_each(
+    "submit, where",
+    [
+        (lambda ship: ship.delay({"id": "x"}), r"order\.id: must be int, not str"),
+        (lambda ship: ship.submit_many([({"id": "x"},)]), r"order\.id: must be int, not str"),
+        (lambda ship: check_duplicate(ship.app, "ship", ({"id": "x"},), {}), r"order\.id: must be int, not str"),
+        (lambda ship: ship.delay(Order(1), gifts={"a": {}}), r"gifts\.a\.sku: the field is missing"),
+        (lambda ship: ship.delay(Order(1), {"name": 5}), r"to\.name"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_no_jobs(jobs: Jobs, app: Any, submit: Callable[..., Any], where: str) -> None:
     """A wrong field raises `InvalidArgumentsError` at the submission, by every way to submit, and nothing is stored."""
-    ship = app.tasks["ship"]
-    for call in (
-        lambda: ship.delay({"id": "x"}),
-        lambda: ship.submit_many([({"id": "x"},)]),
-        lambda: check_duplicate(app, "ship", ({"id": "x"},), {}),
-    ):
-        with pytest.raises(onejob.InvalidArgumentsError, match=r"'ship'.* order\.id: must be int, not str"):
-            call()
-    with pytest.raises(onejob.InvalidArgumentsError, match=r"gifts\.a\.sku: the field is missing"):
-        ship.delay(Order(1), gifts={"a": {}})
-    with pytest.raises(onejob.InvalidArgumentsError, match=r"to\.name"):
-        ship.delay(Order(1), {"name": 5})
+    with pytest.raises(onejob.InvalidArgumentsError, match=rf"'ship'.* {where}"):
+        submit(app.tasks["ship"])
+    assert jobs.submitted() == []
 
 
-def test_the_body_and_the_caller_see_models(app: Any) -> None:
-    """The body gets objects, the ledger has JSON, and `get` returns objects where the annotation accepts it."""
-    ship, greet = app.tasks["ship"], app.tasks["greet"]
-    result = ship.delay(FULL)
-    assert run(app, result) == [FULL]
-    assert result.job.result[0]["kind"] == "game"
-    assert ship.AsyncResult(result.id).result == [FULL]
-    assert run(app, greet.delay(ANN)) == ANN
-    assert run(app, app.tasks["plain"].delay({"id": "x"})) == {"id": "x"}
-    refused = greet.delay(ANN)
+def test_the_body_and_the_caller_see_models(jobs: Jobs, app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The body gets objects, the ledger and the next task of a chain JSON; `get` returns objects if these fit."""
+    ship, greet, count = app.tasks["ship"], app.tasks["greet"], app.tasks["count"]
+    result, hello = ship.delay(FULL), greet.delay(ANN)
+    chained = (ship.s({"id": 3}) | count.s()).delay()
+    jobs.run_all()
+    assert result.get() == ship.AsyncResult(result.id).result == [FULL]
+    assert (result.job.result[0]["kind"], hello.get(), chained.get()) == ("game", ANN, 3)
+    wrong = app.send_task("ship", ({"id": 6, "lines": 7},))
+    jobs.run_all()
+    assert "order.lines: must be a list, not int" in caplog.text
+    assert jobs.ledger.get_or_none(wrong.id) is None
+    refused = greet.delay(Customer(name="bob"))
     end(app, refused.id, '{"nam": "ann"}')
     with pytest.raises(onejob.InvalidPayloadError, match=r"result\.name"):
-        refused.get(timeout=1)
-    app.conf.task_always_eager = True
-    assert ship.delay({"id": 3}).get() == [Order(3)]
-    with pytest.raises(onejob.InvalidArgumentsError):
-        ship.delay({})
+        refused.get()
+    with jobs.eager():
+        assert ship.delay({"id": 4}).get() == [Order(4)]
 
 
-calls: list[int] = []
-
-
-def price(order: Order) -> Line:
-    calls.append(order.id)
-    return Line("total", float(order.id))
-
-
-def named() -> dict[str, Any]:
-    return {"sku": "a"}
-
-
-def test_steps_keep_models(app: Any) -> None:
+def test_steps_keep_models(jobs: Jobs, app: Any) -> None:
     """A step whose callable says that it returns a model gives that model, also from the kept value."""
-    result = app.tasks["ship"].delay(FULL)
-    ledger, limits = app_state_of(app).ledger, app_state_of(app).settings.limits
-    job = ledger.claim(result.id, nonce=new_nonce(), node="north").job
-    assert job is not None
-    for _ in range(2):  # the second one reads what the first has kept
-        with set_current_job(RunningJob(job, ledger, limits)) as running:
-            assert running.step("price", price, FULL) == Line("total", 1.0)
-            assert running.step("named", named) == {"sku": "a"}
-    assert calls == [1]
+    jobs.lose_worker("step:named")
+    result = app.tasks["stepwise"].delay(Order(1))
+    jobs.recover()
+    assert (result.get(), result.job.attempt, priced) == ([True, {"sku": "a"}], 2, [1])
 
 
 def test_celery_and_onejob_do_not_both_convert(app: Any) -> None:
@@ -241,9 +233,7 @@ def test_celery_and_onejob_do_not_both_convert(app: Any) -> None:
     decorate: Any = onejob.task
     with pytest.raises(onejob.ConfigurationError, match="pydantic=True"):
         decorate(app, name="both", pydantic=True, typed=True, shared=False)(body)
-    celery_s = decorate(app, name="celery_s", pydantic=True, shared=False)(body)
-    assert celery_s._onejob.typed is None
-    assert onejob.Task.typed is False
+    assert decorate(app, name="celery_s", pydantic=True, shared=False)(body)._onejob.typed is None
 
 
 WITHOUT_PYDANTIC = """
@@ -271,19 +261,3 @@ def test_dataclasses_need_no_pydantic(tmp_path: Path) -> None:
     command = ["-c", WITHOUT_PYDANTIC, str(tmp_path / "ledger.db")]
     done = run_program(command, environment=program_environment(), cwd=tmp_path, modules=CELERY)
     assert (done.stdout, done.stderr) == ("admitted attached\n", "")
-
-
-def test_a_worker_builds_and_dumps(new_house: Any, tmp_path: Path) -> None:
-    """A real worker gives the body models, stores JSON, and passes JSON on to the next task of a chain."""
-    house = new_house(tmp_path, "sqlite", **{TYPED: True})
-    house.worker("-c", "1")
-    ship, count = house.app.tasks["typed_ship"], house.app.tasks["typed_count"]
-    first = ship.delay({"id": 4, "lines": [{"sku": "a"}]})
-    assert type(first.get(40)).__name__ == "TypedOrder"
-    assert first.job.result == {"id": 4, "lines": [{"sku": "a", "price": 1.0}]}
-    chain = (ship.s({"id": 5, "lines": []}) | count.s()).delay()
-    eventually(chain.ready)
-    assert chain.get(40) == 5
-    with pytest.raises(TypeError, match="lines"):
-        house.app.send_task("typed_ship", ({"id": 6, "lines": 7},)).get(40)
-    house.close()

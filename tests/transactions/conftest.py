@@ -9,7 +9,7 @@ import pytest
 from tests.celery.harness import DATABASES
 from tests.conftest import make_ledger
 from tests.services import start_redis
-from tests.transactions.owners import KINDS, Psycopg, SQLAlchemySession
+from tests.transactions.owners import KINDS
 from tests.transactions.place import Place
 from tests.webhooks.receiver import SECRET
 
@@ -77,7 +77,7 @@ def owner(request: pytest.FixtureRequest, place: Place) -> Iterator[Owner]:
 @pytest.fixture
 def plain(place: Place) -> Iterator[Owner]:
     """Return a connection of psycopg, which does not report commits."""
-    owner = Psycopg(place.url)
+    owner = KINDS["psycopg"](place.url)
     yield owner
     owner.close()
 
@@ -85,7 +85,7 @@ def plain(place: Place) -> Iterator[Owner]:
 @pytest.fixture
 def session(place: Place) -> Iterator[Owner]:
     """Return a session of SQLAlchemy, which reports commits."""
-    owner = SQLAlchemySession(place.url)
+    owner = KINDS["sqlalchemy-session"](place.url)
     yield owner
     owner.close()
 

@@ -16,12 +16,21 @@ from sqlalchemy.pool import NullPool
 T = TypeVar("T")
 
 
+class Savepoint(NamedTuple):
+    """A savepoint of an owner: what keeps, and what undoes, all that was done since."""
+
+    release: Callable[[], object]
+    rollback: Callable[[], object]
+
+
 class Owner:
-    """The owner of a transaction. `handle` is passed to onejob."""
+    """The owner of a transaction, by default a connection of a driver. `handle` is passed to onejob."""
 
     hooked = False
     """Whether the library tells of a commit, so that a job is published at once."""
-    handle: Any
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
 
     def call(self, use: Callable[[Any], T]) -> T:
         """Call something with the handle."""
@@ -33,7 +42,8 @@ class Owner:
 
     def execute(self, sql: str) -> None:
         """Run a statement in the transaction."""
-        self.handle.execute(sql)
+        with self.handle.cursor() as cursor:
+            cursor.execute(sql)
 
     def commit(self) -> None:
         """Commit."""
@@ -54,51 +64,12 @@ class Owner:
         self.handle.close()
 
 
-class Savepoint(NamedTuple):
-    """A savepoint of an owner: what keeps, and what undoes, all that was done since."""
+class SQLAlchemy(Owner):
+    """A session of SQLAlchemy, or a connection, which does not report commits."""
 
-    release: Callable[[], object]
-    rollback: Callable[[], object]
-
-
-# --- plain drivers --------------------------------------------------------------------------------------------------
-
-
-class Psycopg(Owner):
-    """A connection of psycopg."""
-
-    def __init__(self, url: str) -> None:
-        self.handle = psycopg.connect(url)
-
-
-class Psycopg2(Owner):
-    """A connection of psycopg2."""
-
-    def __init__(self, url: str) -> None:
-        import psycopg2  # type: ignore[import-untyped] # ships no types
-
-        self.handle = psycopg2.connect(url)
-
-    def execute(self, sql: str) -> None:
-        with self.handle.cursor() as cursor:
-            cursor.execute(sql)
-
-
-# --- SQLAlchemy -----------------------------------------------------------------------------------------------------
-
-
-class SQLAlchemySession(Owner):
-    """A session of SQLAlchemy."""
-
-    hooked = True
-    driver = "psycopg"
-
-    def __init__(self, url: str) -> None:
-        self.engine = create_engine(url.replace("://", f"+{self.driver}://"), poolclass=NullPool)
-        self.handle = self.opened()
-
-    def opened(self) -> Any:
-        return Session(self.engine)
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle)
+        self.hooked = isinstance(handle, Session | scoped_session)
 
     def execute(self, sql: str) -> None:
         self.handle.execute(text(sql))
@@ -108,41 +79,14 @@ class SQLAlchemySession(Owner):
         return Savepoint(nested.commit, nested.rollback)
 
 
-class SQLAlchemySessionOnPsycopg2(SQLAlchemySession):
-    """A session of SQLAlchemy on another driver."""
-
-    driver = "psycopg2"
-
-
-class ScopedSession(SQLAlchemySession):
-    """A session of SQLAlchemy that belongs to the thread."""
-
-    def opened(self) -> Any:
-        return scoped_session(sessionmaker(self.engine))
-
-    def close(self) -> None:
-        self.handle.remove()
-
-
-class SQLAlchemyConnection(SQLAlchemySession):
-    """A connection of SQLAlchemy, which does not report commits."""
-
-    hooked = False
-
-    def opened(self) -> Any:
-        return self.engine.connect()
-
-
 class Asynchronous(Owner):
     """An asynchronous session of SQLAlchemy, used through `run_sync`."""
 
     hooked = True
-    driver = "asyncpg"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle)
         self.runner = asyncio.Runner()
-        self.engine = create_async_engine(url.replace("://", f"+{self.driver}://"), poolclass=NullPool)
-        self.handle = AsyncSession(self.engine)
 
     def call(self, use: Callable[[Any], T]) -> T:
         answer: T = self.runner.run(self.handle.run_sync(use))
@@ -158,27 +102,12 @@ class Asynchronous(Owner):
         self.runner.run(self.handle.rollback())
 
     def savepoint(self) -> Savepoint:
-        run = self.runner.run
-        nested = run(_begun(self.handle))
-        return Savepoint(lambda: run(nested.commit()), lambda: run(nested.rollback()))
+        nested = self.call(lambda session: session.begin_nested())
+        return Savepoint(lambda: self.call(lambda _: nested.commit()), lambda: self.call(lambda _: nested.rollback()))
 
     def close(self) -> None:
         self.runner.run(self.handle.close())
-        self.runner.run(self.engine.dispose())
         self.runner.close()
-
-
-async def _begun(session: AsyncSession) -> Any:
-    return await session.begin_nested()
-
-
-class AsynchronousOnPsycopg(Asynchronous):
-    """An asynchronous session on another driver."""
-
-    driver = "psycopg"
-
-
-# --- Django ---------------------------------------------------------------------------------------------------------
 
 
 class Django(Owner):
@@ -190,7 +119,7 @@ class Django(Owner):
         configure_django(url)
         from django.db import connection, transaction
 
-        self.handle = connection
+        super().__init__(connection)
         self.transaction = transaction
         self.atomic: Any = None
 
@@ -206,8 +135,7 @@ class Django(Owner):
 
     def execute(self, sql: str) -> None:
         self.begin()
-        with self.handle.cursor() as cursor:
-            cursor.execute(sql)
+        super().execute(sql)
 
     def commit(self) -> None:
         atomic, self.atomic = self.atomic, None
@@ -223,12 +151,8 @@ class Django(Owner):
         self.begin()
         inner = self.transaction.atomic()
         inner.__enter__()
-
-        def roll_back() -> None:
-            self.transaction.set_rollback(True)
-            inner.__exit__(None, None, None)
-
-        return Savepoint(lambda: inner.__exit__(None, None, None), roll_back)
+        end = partial(inner.__exit__, None, None, None)
+        return Savepoint(end, lambda: (self.transaction.set_rollback(True), end()))
 
     def close(self) -> None:
         self.rollback()
@@ -247,14 +171,30 @@ def configure_django(url: str) -> None:
         django.setup()
 
 
-KINDS: dict[str, Callable[[str], Owner]] = {
-    "psycopg": Psycopg,
-    "psycopg2": Psycopg2,
-    "sqlalchemy-session": SQLAlchemySession,
-    "sqlalchemy-session-psycopg2": SQLAlchemySessionOnPsycopg2,
-    "sqlalchemy-scoped-session": ScopedSession,
-    "sqlalchemy-connection": SQLAlchemyConnection,
-    "sqlalchemy-async-asyncpg": Asynchronous,
-    "sqlalchemy-async-psycopg": AsynchronousOnPsycopg,
+def engine_of(url: str, driver: str = "psycopg", create: Callable[..., Any] = create_engine, **options: Any) -> Any:
+    """Return an engine of SQLAlchemy that keeps no connections."""
+    return create(url.replace("://", f"+{driver}://"), poolclass=NullPool, **options)
+
+
+def connect_psycopg2(url: str, **options: Any) -> Any:
+    """Return a connection of psycopg2."""
+    import psycopg2  # type: ignore[import-untyped] # ships no types
+
+    return psycopg2.connect(url, **options)
+
+
+def _asynchronous(url: str, driver: str) -> Owner:
+    return Asynchronous(AsyncSession(engine_of(url, driver, create_async_engine)))
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "psycopg": lambda url: Owner(psycopg.connect(url)),
+    "psycopg2": lambda url: Owner(connect_psycopg2(url)),
+    "sqlalchemy-session": lambda url: SQLAlchemy(Session(engine_of(url))),
+    "sqlalchemy-session-psycopg2": lambda url: SQLAlchemy(Session(engine_of(url, "psycopg2"))),
+    "sqlalchemy-scoped-session": lambda url: SQLAlchemy(scoped_session(sessionmaker(engine_of(url)))),
+    "sqlalchemy-connection": lambda url: SQLAlchemy(engine_of(url).connect()),
+    "sqlalchemy-async-asyncpg": lambda url: _asynchronous(url, "asyncpg"),
+    "sqlalchemy-async-psycopg": lambda url: _asynchronous(url, "psycopg"),
     "django": Django,
 }

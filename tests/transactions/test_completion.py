@@ -19,7 +19,7 @@ from onejob.jobs.lifecycle import State, Transition
 from tests.cases import for_each
 from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
-from tests.transactions.owners import Psycopg, SQLAlchemySession
+from tests.transactions.owners import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,14 +42,13 @@ def test_the_job_is_locked_between_completion_and_commit(place: Place, plain: Ow
 # --- the block ------------------------------------------------------------------------------------------------------
 
 
-@for_each("connect", [Psycopg, SQLAlchemySession])
-def test_a_block_without_a_result_completes_with_none(place: Place, connect: type[Psycopg | SQLAlchemySession]) -> None:
+@for_each("kind", ["psycopg", "sqlalchemy-session"])
+def test_a_block_without_a_result_completes_with_none(place: Place, kind: str) -> None:
     """A block that sets no result completes the job with None, commits, and closes its session."""
-    owner = connect(place.url)
-    run = place.started(connect.__name__)
+    run, owner = place.started(kind), KINDS[kind](place.url)
     with set_current_job(run), run.transaction(lambda: owner.handle):
-        owner.execute(place.stage.insert(connect.__name__))
-    assert (place.ledger.get(run.id).result, place.notes(connect.__name__)) == ("null", 1)
+        owner.execute(place.stage.insert(kind))
+    assert (place.ledger.get(run.id).result, place.notes(kind)) == ("null", 1)
     owner.close()
 
 

@@ -25,6 +25,7 @@ from onejob.transactions.fence import TABLE
 from onejob.uniqueness.canonical_json import Limits
 from tests.cases import for_each
 from tests.contract.support import submission
+from tests.transactions.owners import connect_psycopg2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,26 +40,16 @@ class Run:
     token: int = 1
 
 
-def _psycopg2(url: str) -> Any:
-    import psycopg2  # type: ignore[import-untyped] # ships no types
-
-    return psycopg2.connect(url)
-
-
 def _sqlalchemy(url: str) -> Any:
     return Session(create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool))
 
 
-def _sqlite(url: str) -> Any:
-    return sqlite3.connect(url.removeprefix("sqlite:///"))
-
-
 CONNECT: dict[str, Callable[[str], Any]] = {
     "psycopg": psycopg.connect,
-    "psycopg2": _psycopg2,
+    "psycopg2": connect_psycopg2,
     "sqlalchemy-postgresql": _sqlalchemy,
     "sqlalchemy-sqlite": _sqlalchemy,
-    "sqlite3": _sqlite,
+    "sqlite3": lambda url: sqlite3.connect(url.removeprefix("sqlite:///")),
 }
 
 

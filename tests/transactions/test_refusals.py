@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import sqlite3
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -12,9 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import NullPool
 
 import onejob
 from onejob import ConfigurationError, InvalidPayloadError
@@ -23,7 +21,7 @@ from onejob.celery.current_job import RunningJob
 from onejob.celery.submission import build_submission
 from tests.cases import for_each
 from tests.conftest import make_ledger
-from tests.transactions.owners import KINDS, Django, Psycopg, SQLAlchemySession
+from tests.transactions.owners import KINDS, Django, connect_psycopg2, engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,12 +34,8 @@ if TYPE_CHECKING:
 
 def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
     """Return an app with a ledger elsewhere, and a task."""
-    app = celery.Celery(
-        "elsewhere",
-        broker="memory://",
-        changes={"onejob_store": url, "onejob_namespace": namespace},
-        set_as_current=False,
-    )
+    changes = {"onejob_store": url, "onejob_namespace": namespace}
+    app = celery.Celery("elsewhere", broker="memory://", changes=changes, set_as_current=False)
 
     @app.task(name="effect", shared=False, base=onejob.Task)
     def effect(key: str) -> None:
@@ -74,43 +68,31 @@ def _claimed(ledger: Any, task: Any) -> Any:
 
 def test_an_unsupported_session_is_refused(place: Place) -> None:
     """An asynchronous session, one of another database, or any other object is refused, and nothing is stored."""
-    asynchronous, other = (
-        AsyncSession(create_async_engine(place.url.replace("://", "+asyncpg://"))),
-        sqlite3.connect(":memory:"),
-    )
+    asynchronous, other = KINDS["sqlalchemy-async-asyncpg"](place.url), sqlite3.connect(":memory:")
     for thing in (object(), "postgresql://", sessionmaker(), create_engine("sqlite://")):
         with pytest.raises(ConfigurationError, match=rf"not {type(thing).__module__}\.{type(thing).__qualname__}"):
             place.effect.submit("a", session=thing)
     with pytest.raises(ConfigurationError, match=r"await task\.asubmit\(\.\.\., session=session\)"):
-        place.effect.submit("a", session=asynchronous)
+        place.effect.submit("a", session=asynchronous.handle)
     with pytest.raises(ConfigurationError, match="a transaction of sqlite"):
         place.effect.submit("a", session=other)
-    asyncio.run(asynchronous.close())
+    asynchronous.close()
     other.close()
     assert place.rows("jobs") == 0
 
 
-def _psycopg(url: str) -> Any:
-    return psycopg.connect(url, autocommit=True)
-
-
 def _psycopg2(url: str) -> Any:
-    import psycopg2  # type: ignore[import-untyped] # ships no types
-
-    connection = psycopg2.connect(url)
+    connection = connect_psycopg2(url)
     connection.autocommit = True
     return connection
 
 
-def _engine(url: str, driver: str) -> Any:
-    return create_engine(url.replace("://", f"+{driver}://"), isolation_level="AUTOCOMMIT", poolclass=NullPool)
-
-
+_AUTO: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
 AUTOCOMMITTING: dict[str, Callable[[str], Any]] = {
-    "psycopg": _psycopg,
+    "psycopg": partial(psycopg.connect, autocommit=True),
     "psycopg2": _psycopg2,
-    "sqlalchemy-session": lambda url: Session(_engine(url, "psycopg")),
-    "sqlalchemy-connection": lambda url: _engine(url, "psycopg2").connect(),
+    "sqlalchemy-session": lambda url: Session(engine_of(url, **_AUTO)),
+    "sqlalchemy-connection": lambda url: engine_of(url, "psycopg2", **_AUTO).connect(),
     "django": lambda url: Django(url).handle,
 }
 
@@ -189,26 +171,22 @@ def url_of_another(place: Place, new_database: Callable[[], str]) -> str:
     return url
 
 
-def test_another_ledger_is_refused(place: Place, url_of_another: str, subtests: pytest.Subtests) -> None:
+@for_each("kind", sorted(KINDS))
+def test_another_ledger_is_refused(place: Place, url_of_another: str, kind: str) -> None:
     """A submission in a session of any kind on the database of another ledger is refused, and nothing is written."""
     place.app.conf.onejob_store = url_of_another
-    for kind in sorted(KINDS):
-        with subtests.test(kind=kind):
-            _assert_refused(place, KINDS[kind](place.url))
-    assert (_jobs(url_of_another, place.schema), place.rows("jobs")) == (0, 0)
-
-
-def _assert_refused(place: Place, owner: Owner) -> None:
+    owner = KINDS[kind](place.url)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=f"which has another ledger in its schema '{place.schema}'"):
             owner.submit(place.effect, "a")
     owner.commit()
     owner.close()
+    assert (_jobs(url_of_another, place.schema), place.rows("jobs")) == (0, 0)
 
 
 def test_a_database_without_a_ledger_is_refused(place: Place, new_database: Callable[[], str]) -> None:
     """A session on a database without a ledger is refused, and its transaction can go on."""
-    owner = Psycopg(new_database())
+    owner = KINDS["psycopg"](new_database())
     owner.execute("create table own (key text)")
     with pytest.raises(ConfigurationError, match=f"which has no ledger in its schema '{place.schema}'"):
         owner.submit(place.effect, "a")
@@ -219,7 +197,7 @@ def test_a_database_without_a_ledger_is_refused(place: Place, new_database: Call
 
 def test_a_completion_in_another_ledger_is_refused(place: Place, url_of_another: str) -> None:
     """`complete_in` refuses a session on the database of another ledger, and the run goes on."""
-    run, owner = place.started(), SQLAlchemySession(url_of_another)
+    run, owner = place.started(), KINDS["sqlalchemy-session"](url_of_another)
     with pytest.raises(ConfigurationError, match="another ledger"):
         owner.call(lambda session: run.complete_in(session, 1))
     owner.close()
@@ -243,7 +221,7 @@ def test_a_copy_of_the_database_is_another_one(new_database: Callable[..., str],
     make_ledger(url, "onejob")
     copy = new_database(conninfo_to_dict(url)["dbname"])
     place.app.conf.update(onejob_store=url, onejob_namespace="onejob")
-    owner = Psycopg(copy)
+    owner = KINDS["psycopg"](copy)
     with pytest.raises(ConfigurationError, match="another ledger"):
         owner.submit(place.effect, "a")
     owner.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -18,15 +19,15 @@ from onejob.errors import TooManyWebhooksError
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK
+from tests.cases import for_each
 from tests.quiet import provokes
-from tests.transactions.owners import Django, Psycopg, SQLAlchemyConnection, SQLAlchemySession
+from tests.transactions.owners import KINDS, Django, Owner, connect_psycopg2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob.jobs.model import Job
     from onejob.observability.events import JobEvent
-    from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
 URL = "https://hooks.example/"
@@ -93,7 +94,7 @@ def test_a_refused_duplicate_raises_in_a_transaction(place: Place, session: Owne
 
 
 @provokes(Transition.PUBLISH, because="the broker is away")
-@pytest.mark.parametrize(("connect", "attempts"), [(SQLAlchemySession, 1), (Django, 3)])
+@pytest.mark.parametrize(("connect", "attempts"), [(KINDS["sqlalchemy-session"], 1), (Django, 3)])
 def test_an_unavailable_broker_only_delays_committed_jobs(
     place: Place,
     emitted: list[JobEvent],
@@ -139,7 +140,7 @@ def test_what_is_left_without_a_commit_is_not_published(place: Place, session: O
 
 def test_a_session_on_an_outer_connection_does_not_publish(place: Place) -> None:
     """The commit of a session in an outer transaction publishes nothing; the outer commit or rollback decides."""
-    owner = SQLAlchemyConnection(place.url)
+    owner = KINDS["sqlalchemy-connection"](place.url)
     for end in (owner.rollback, owner.commit):
         owner.execute("select 1")
         with Session(owner.handle, join_transaction_mode="create_savepoint") as session:
@@ -175,28 +176,20 @@ def test_a_submission_on_commit_needs_django(place: Place, monkeypatch: pytest.M
     assert place.jobs() == []
 
 
-def _dictionaries_of_psycopg(url: str) -> object:
-    return psycopg.connect(url, row_factory=dict_row)
-
-
 def _dictionaries_of_psycopg2(url: str) -> object:
-    import psycopg2  # type: ignore[import-untyped] # ships no types
     from psycopg2.extras import RealDictCursor  # type: ignore[import-untyped] # ships no types
 
-    connection: object = psycopg2.connect(url, cursor_factory=RealDictCursor)
-    return connection
+    return connect_psycopg2(url, cursor_factory=RealDictCursor)
 
 
-@pytest.mark.parametrize("connect", [_dictionaries_of_psycopg, _dictionaries_of_psycopg2])
+@for_each("connect", [partial(psycopg.connect, row_factory=dict_row), _dictionaries_of_psycopg2])
 def test_a_connection_may_have_a_row_factory(place: Place, connect: Callable[[str], object]) -> None:
     """A submission works on a connection with a row factory."""
-    owner = Psycopg(place.url)
-    owner.close()
-    owner.handle = connect(place.url)
-    result = owner.submit(place.effect, "a")
+    owner = Owner(connect(place.url))
+    result = owner.submit(place.effect, str(connect))
     owner.commit()
     owner.close()
-    assert [job.id for job in place.jobs()] == [result.id]
+    assert place.ledger.get(result.id).state is State.QUEUED
 
 
 # --- quotas and webhooks --------------------------------------------------------------------------------------------

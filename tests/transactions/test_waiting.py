@@ -11,7 +11,7 @@ import pytest
 from onejob import Outcome, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.stores.postgres import connection
-from tests.transactions.owners import SQLAlchemySession
+from tests.transactions.owners import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +102,7 @@ def test_a_follower_whose_followed_job_ended_first_still_ends(working: Place) ->
     """A follower that is committed after the end of the followed job ends like that job."""
     live = working.effect.delay("behind", "waits and commits")
     working.await_mark("behind", "waits")
-    owner = SQLAlchemySession(working.url)
+    owner = KINDS["sqlalchemy-session"](working.url)
     follower = owner.submit(working.effect, "behind", task_id="follower-of-behind")
     working.open("behind")
     assert working.ended(live).result == '"result of behind"'
