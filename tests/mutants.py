@@ -86,7 +86,7 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - one c
         case ast.Name(name) if name in NAMES:
             yield ast.Name(NAMES[name])
         case ast.Call(function, args, keywords) if not ast.unparse(function).startswith(NOTES):
-            for dropped in keywords:
+            for dropped in [each for each in keywords if each.arg != "strict"]:  # which no caller can break
                 yield ast.Call(function, args, [each for each in keywords if each is not dropped])
             if args:
                 yield ast.Call(function, args[:-1], keywords)
@@ -132,6 +132,8 @@ def _is_fixed(node: ast.AST) -> bool:
         case ast.Expr(ast.Constant()) | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
             return True
         case ast.If(test=ast.Name("TYPE_CHECKING")) | ast.Assign(targets=[ast.Name("msg")]) | ast.AnnAssign(value=None):
+            return True
+        case ast.keyword("strict"):
             return True
         case ast.Call(function):
             return ast.unparse(function).startswith(NOTES)

@@ -840,7 +840,7 @@ LOST: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("act", "event"), LOST)
 def test_an_end_whose_answer_is_lost_is_one(house: House, trace: Any, act: Any, event: str) -> None:
-    """A store that ends a run, and whose answer is lost, receives the same request again: the run ends once, as ever."""
+    """A store whose answer to an end is lost receives the same request again: the run ends once, as usual."""
     end, lost, house.act = house.ledger.store.apply, ["of the first job"], act
 
     def apply(change: Any) -> Any:
