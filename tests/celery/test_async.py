@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +22,7 @@ from onejob.jobs.transitions import new_nonce
 from tests.services import start_redis
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 PATIENCE = 40.0
@@ -71,56 +70,46 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-@asynccontextmanager
-async def locked(app: Any) -> AsyncIterator[None]:
+@contextmanager
+def locked(app: Any) -> Iterator[None]:
     """Lock the SQLite ledger by another connection, as another process would."""
-    path = app.conf.onejob_store.removeprefix("sqlite:///")
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    try:
+    with closing(sqlite3.connect(app.conf.onejob_store.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
         yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
-def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path) -> None:
+def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """While Redis answers nothing, submissions and reads wait and the loop turns; then they end as usual."""
     server = start_redis(tmp_path)
+    request.addfinalizer(server.stop)
     app: Any = Celery("paused", broker=server.url, set_as_current=False)
+    request.addfinalizer(lambda: app_state_of(app).close())
 
     @onejob.task(app, name="invoice", shared=False)
     def invoice(order_id: int) -> int:
         return order_id
 
+    async def while_paused(call: Callable[[], Any]) -> Any:
+        os.kill(server.pid, signal.SIGSTOP)
+        pending = asyncio.create_task(call())
+        try:
+            await until_ticked(pending)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        return await asyncio.wait_for(pending, PATIENCE)
+
     async def scenario() -> None:
         first = await invoice.asubmit(1)
-        calls: list[Callable[[], Any]] = [
-            partial(invoice.asubmit, 2),
-            partial(invoice.aapply_async, (3,), countdown=60),
-            partial(invoice.aapply_async, (4,), task_id="of-its-own"),
-            partial(invoice.asubmit_many, [(5,), (6,)]),
+        answers = [
+            await while_paused(lambda: invoice.asubmit(2)),
+            await while_paused(lambda: invoice.aapply_async((3,), countdown=60)),
+            await while_paused(lambda: invoice.aapply_async((4,), task_id="of-its-own")),
+            *await while_paused(lambda: invoice.asubmit_many([(5,), (6,)])),
         ]
-        for call in (*calls, first.ajob):
-            os.kill(server.pid, signal.SIGSTOP)
-            pending = asyncio.create_task(call())
-            try:
-                await until_ticked(pending)
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
-            answer = await asyncio.wait_for(pending, PATIENCE)
-            if call == first.ajob:
-                assert answer.state is State.QUEUED
-            else:
-                assert {each.outcome for each in (answer if isinstance(answer, list) else [answer])} == {"admitted"}
+        assert [each.outcome for each in answers] == [Outcome.ADMITTED] * 5
+        assert (await while_paused(first.ajob)).state is State.QUEUED
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        app_state_of(app).close()
-        app_state_of(app).publisher.close()
-        app.close()
-        server.stop()
+    asyncio.run(scenario())
 
 
 def test_concurrent_submissions_are_batched(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,29 +154,30 @@ def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> None:
     invoice, strict, ledger = app.tasks["invoice"], app.tasks["strict"], app_state_of(app).ledger
 
     async def scenario() -> None:
-        with pytest.raises(onejob.InvalidArgumentsError):
-            await invoice.asubmit()
-        with pytest.raises(onejob.InvalidArgumentsError, match="option of a task"):
-            await invoice.aapply_async((1,), on_duplicate="raise")
-        with pytest.raises(onejob.InvalidArgumentsError, match="item 1"):
-            await invoice.asubmit_many([(1,), ()])
         await strict.asubmit(1)
-        with pytest.raises(onejob.DuplicateJobError):
-            await strict.asubmit(1)
         await invoice.aapply_async((1,), idempotency_key="k")
-        with pytest.raises(onejob.KeyReuseMismatchError):
-            await invoice.aapply_async((2,), idempotency_key="k")
-        waiting = await invoice.asubmit(3)
-        with pytest.raises(CeleryTimeoutError, match=r"PENDING after 0.05 s"):
-            await waiting.aget(0.05)
+        waiting, unknown = await invoice.asubmit(3), invoice.AsyncResult("unknown")
+        wrong: list[tuple[type[Exception], str | None, Any]] = [
+            (onejob.InvalidArgumentsError, None, invoice.asubmit),
+            (
+                onejob.InvalidArgumentsError,
+                "option of a task",
+                lambda: invoice.aapply_async((1,), on_duplicate="raise"),
+            ),
+            (onejob.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
+            (onejob.DuplicateJobError, None, lambda: strict.asubmit(1)),
+            (onejob.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
+            (CeleryTimeoutError, r"PENDING after 0.05 s", lambda: waiting.aget(0.05)),
+            (CeleryTimeoutError, None, lambda: unknown.aget(0.05)),
+            (onejob.JobNotFoundError, None, unknown.ajob),
+        ]
+        for error, text, call in wrong:
+            with pytest.raises(error, match=text):
+                await call()
         ledger.cancel(waiting.id)
         with pytest.raises(Exception, match="cancel"):
             await waiting.aget(PATIENCE)
         assert isinstance(await waiting.aget(propagate=False), Exception)
-        with pytest.raises(CeleryTimeoutError):
-            await invoice.AsyncResult("unknown").aget(0.05)
-        with pytest.raises(onejob.JobNotFoundError):
-            await invoice.AsyncResult("unknown").ajob()
 
     asyncio.run(scenario())
 
@@ -214,7 +204,7 @@ def test_a_canceled_coroutine_loses_no_submission(app: Any) -> None:
 
     async def scenario() -> None:
         first = await invoice.asubmit(1)
-        async with locked(app):
+        with locked(app):
             calls = [invoice.asubmit(2), invoice.aapply_async((3,), task_id="three"), invoice.asubmit_many([(4,)])]
             tasks = [asyncio.create_task(call) for call in calls]
             await until_ticked(tasks[0])

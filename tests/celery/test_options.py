@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import celery
 import pytest
@@ -75,8 +75,7 @@ def jobs(app: celery.Celery) -> list[Any]:
 
 WRONG_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "unique_on": [
-        {"unique_on": ["c"]}, {"unique_on": "a"}, {"unique_on": 7}, {"once": {"keys": ["a"]}},
-        {"heimdall": {"unique": True}},
+        *[{"unique_on": value} for value in (["c"], "a", 7)], {"once": {"keys": ["a"]}}, {"heimdall": {"unique": True}},
     ],
     "lease": [{"lease": value} for value in (0, -1, "30", float("nan"), 19.9)],
     "has a lease": [{"lock_expiry": 60}],
@@ -90,17 +89,13 @@ WRONG_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "unique for": [{"unique_for": 86_401}, {"unique_for": "week@UTC"}],
     "unique_for": [
         {"on_duplicate": "run_again", "unique_for": 60},
-        *[{"unique_for": value} for value in (0, -1, float("inf"), True, "day", "year@UTC")],
-        *[{"unique_for": f"day@{zone}"} for zone in ("Nowhere/Land", "../../etc/passwd")],
+        *[{"unique_for": value} for value in (0, True, "day", "year@UTC", "day@Nowhere/Land", "day@../../etc/passwd")],
     ],
     "on_duplicate": [{"on_duplicate": "ignore"}],
     "on_duplicate='raise' does that": [{"raise_on_duplicate": True}],
-    "max_wait": [
-        {"max_wait": 60}, {"on_duplicate": "run_again", "max_wait": 60},
-        *[{"on_duplicate": "replace", "max_wait": value} for value in (0, "long")],
-    ],
-    "expose of task defined": [{"expose": value} for value in (1, "yes", None)],
-    "requires_key of task defined": [{"requires_key": value} for value in (1, "yes", None)],
+    "max_wait": [{"max_wait": 60}, {"on_duplicate": "replace", "max_wait": 0}],
+    "expose of task defined": [{"expose": "yes"}],
+    "requires_key of task defined": [{"requires_key": "yes"}],
     "did you mean on_duplicate": [{"on_dupliacte": "raise"}],
     "did you mean unique_on": [{"unque_on": lambda a: a}],
     "did you mean lease": [{"leese": 60}],
@@ -116,55 +111,49 @@ def test_options_that_cannot_work_are_refused(why: str, options: dict[str, Any])
         define(app_with(), **options)
 
 
-@for_each(
-    "settings, why",
-    [
-        ({"onejob_lease": 5, "onejob_heartbeat": 3}, "lease"),
-        ({"onejob_lease": 0}, "onejob_lease"),
-        ({"onejob_heartbeat": "often"}, "onejob_heartbeat"),
-        ({"onejob_sweep": -1}, "onejob_sweep"),
-        ({"onejob_publish_timeout": float("inf")}, "onejob_publish_timeout"),
-        ({"onejob_shutdown_grace": -1}, "onejob_shutdown_grace"),
-        ({"onejob_key_retention": 0}, "onejob_key_retention"),
-        ({"onejob_tombstone_retention": -1}, "onejob_tombstone_retention"),
-        ({"onejob_namespace": "a b"}, "onejob_namespace"),
-        ({"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"}, "the ledger's schema"),
-        *[
-            ({"onejob_retention": value}, "onejob_retention")
-            for value in (3600, {"completed": 0}, {"failed": "long"}, {"running": 60}, {"done": 60})
-        ],
-        ({"onejob_webhook_ports": ["443"]}, "onejob_webhook_ports"),
-        ({"onejob_leese": 60}, "onejob_leese: did you mean onejob_lease"),
-        ({"onejob_webhook_secret": []}, "did you mean onejob_webhook_secrets"),
-        ({"onejob_x": 1}, "there is no setting onejob_x"),
-        ({"ONEJOB_LEASE": 60}, "ONEJOB_LEASE is not read: write onejob_lease"),
+WRONG_SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "lease": [{"onejob_lease": 5, "onejob_heartbeat": 3}],
+    "onejob_lease": [{"onejob_lease": 0}],
+    "onejob_heartbeat": [{"onejob_heartbeat": "often"}],
+    "onejob_sweep": [{"onejob_sweep": -1}],
+    "onejob_publish_timeout": [{"onejob_publish_timeout": float("inf")}],
+    "onejob_shutdown_grace": [{"onejob_shutdown_grace": -1}],
+    "onejob_key_retention": [{"onejob_key_retention": 0}],
+    "onejob_tombstone_retention": [{"onejob_tombstone_retention": -1}],
+    "onejob_namespace": [{"onejob_namespace": "a b"}],
+    "the ledger's schema": [{"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"}],
+    "onejob_retention": [
+        {"onejob_retention": value}
+        for value in (3600, {"completed": 0}, {"failed": "long"}, {"running": 60}, {"done": 60})
     ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], why: str) -> None:
+    "onejob_webhook_ports": [{"onejob_webhook_ports": ["443"]}],
+    "onejob_leese: did you mean onejob_lease": [{"onejob_leese": 60}],
+    "did you mean onejob_webhook_secrets": [{"onejob_webhook_secret": []}],
+    "there is no setting onejob_x": [{"onejob_x": 1}],
+    "ONEJOB_LEASE is not read: write onejob_lease": [{"ONEJOB_LEASE": 60}],
+    "CELERY_ONEJOB_LEESE: did you mean onejob_lease": [{"CELERY_ONEJOB_LEESE": 60}],
+    "ONEJOB_LEASE is not read: write CELERY_ONEJOB_LEASE": [{"CELERY_ONEJOB_SWEEP": 60, "ONEJOB_LEASE": 60}],
+}
+
+
+def configured(settings: dict[str, Any]) -> celery.Celery:
+    """Return an app with these settings, which are in a namespace, as with Django, if one of them says so."""
+    app = celery.Celery("defined", set_as_current=False)
+    namespace = "CELERY" if any(name.startswith("CELERY_") for name in settings) else None
+    app.config_from_object(SimpleNamespace(**settings) if namespace else settings, namespace=namespace)
+    return app
+
+
+@for_each("why, settings", [(why, settings) for why, wrong in WRONG_SETTINGS.items() for settings in wrong])
+def test_settings_that_cannot_work_are_refused(why: str, settings: dict[str, Any]) -> None:
     """A setting that cannot work or does not exist raises an error that names it when the first task is bound."""
-    app = celery.Celery("defined", set_as_current=False)
-    app.config_from_object(settings)
     with pytest.raises(ConfigurationError, match=why):
-        define(app)
+        define(configured(settings))
 
 
-@for_each(
-    "settings, hint",
-    [
-        ({"CELERY_ONEJOB_LEESE": 60}, "CELERY_ONEJOB_LEESE: did you mean onejob_lease"),
-        ({"ONEJOB_LEASE": 60}, "ONEJOB_LEASE is not read: write CELERY_ONEJOB_LEASE"),
-        ({"CELERY_ONEJOB_LEASE": 60, "ONEJOB_TITLE": "of another application"}, None),
-    ],
-)
-def test_unknown_settings_of_a_namespace_are_refused(settings: dict[str, Any], hint: str | None) -> None:
-    """In a namespace, as with Django, unknown settings raise an error, and other settings are not read."""
-    app = celery.Celery("defined", set_as_current=False)
-    app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
-    if hint is None:
-        assert options_of(define(app)).lease == 60
-        return
-    with pytest.raises(ConfigurationError, match=hint):
-        define(app)
+def test_settings_of_another_application_are_not_read() -> None:
+    """In a namespace the settings without its prefix belong to others."""
+    assert options_of(define(configured({"CELERY_ONEJOB_LEASE": 60, "ONEJOB_TITLE": "another's"}))).lease == 60
 
 
 @for_each(
@@ -222,21 +211,11 @@ def test_an_exposed_task_names_its_arguments(body: Any) -> None:
         decorate(name="open", shared=False, lazy=False, base=onejob.Task, expose=True)(body)
 
 
-@for_each(
-    "url, why",
-    [
-        ("http://hooks.example/", "https on port 443"), ("https://127.1/", "not public"), (7, "a string of at most"),
-        ("https://user@hooks.example/", "without a user"), ("https://hooks.example/", None),
-    ],
-)  # fmt: skip
-def test_a_webhook_that_cannot_be_sent_is_refused(url: Any, why: str | None) -> None:
+def test_a_webhook_that_cannot_be_sent_is_refused() -> None:
     """A task whose webhook could not be sent is refused."""
     app = app_with(onejob_webhook_secrets=["whsec_" + "A" * 40])
-    if why is None:
-        assert define(app, webhook_url=url).webhook_url == url
-        return
-    with pytest.raises(ConfigurationError, match=why):
-        define(app, webhook_url=url)
+    with pytest.raises(ConfigurationError, match="https on port 443"):
+        define(app, webhook_url="http://hooks.example/")
 
 
 def test_the_task_name_of_webhooks_is_reserved() -> None:
@@ -327,7 +306,7 @@ def test_the_store_is_found(settings: dict[str, Any], store: str | None) -> None
 
 
 def test_a_class_is_a_task_too(app: celery.Celery) -> None:
-    """A registered class takes its options from its attributes; nameless ones and decorators share no identity."""
+    """A registered class takes its options from its attributes; nameless ones share no identity."""
 
     class Sum(onejob.Task):
         name = "sum"
@@ -347,13 +326,6 @@ def test_a_class_is_a_task_too(app: celery.Celery) -> None:
 
     one, two = (options_of(app.register_task(each())).identifier.identity for each in (First, Second))
     assert one((1,), {}) != two((1,), {})
-
-    @app.task(name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,))
-    def bound(self: Any, a: int, b: int = 2) -> None: ...
-
-    identity = options_of(cast("Any", app.tasks["bound"])).identifier.identity
-    assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
-    assert identity((1, 3), {}) != identity((1,), {})
 
 
 def test_a_task_that_is_being_bound_has_its_options() -> None:
@@ -412,8 +384,8 @@ PASSWORD = "correct-horse"  # noqa: S105 - of no server
 
 @for_each("name, value", [
     ("onejob_store", f"postgresql://app:{PASSWORD}@db/ledger"), ("ONEJOB_STORE", f"redis://:{PASSWORD}@db/0"),
-    ("onejob_webhook_secrets", [PASSWORD]), ("onejob_webhook_submitter_secrets", {"shop": [PASSWORD]}),
-    ("broker_url", f"redis://:{PASSWORD}@db/0"),
+    ("onejob_webhook_secrets", [PASSWORD]), ("broker_url", f"redis://:{PASSWORD}@db/0"),
+    ("onejob_webhook_submitter_secrets", {"shop": [PASSWORD]}),
 ])  # fmt: skip
 def test_humanize_shows_no_secret(name: str, value: object) -> None:
     """`app.conf.humanize()` hides every setting with a password or a secret, and shows the others as they are."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chord, group, states
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that users catch
 
-from onejob import JobFailedError, JobNotFoundError, JobPurgedError, Outcome, State
+from onejob import JobFailedError, JobNotFoundError, JobPurgedError, State
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.records import Query
 from tests.celery.harness import PATIENCE, await_
@@ -96,19 +95,6 @@ def test_an_unknown_id_is_pending(house: House) -> None:
         unknown.get(0.1)
 
 
-def test_a_submission_has_its_outcome(shared: House) -> None:
-    """A submission's result has its outcome and the job that answers; a result that was looked up has no outcome."""
-    first, second = (shared.play.delay("outcome", ["hold"]) for _ in range(2))
-    follower = shared.play.apply_async(("outcome", ["hold"]), task_id=str(uuid.uuid4()))
-    assert [r.outcome for r in (first, second, follower)] == [Outcome.ADMITTED, Outcome.ATTACHED, Outcome.ATTACHED]
-    assert [r.job.id for r in (first, second, follower)] == [first.id] * 3
-    assert follower.id != first.id == second.id
-    found = shared.play.AsyncResult(first.id)
-    assert (found.outcome, found.job.id, found.exists()) == (None, first.id, True)
-    shared.open("outcome")
-    assert [r.get(PATIENCE) for r in (first, second, follower, found)] == ["outcome"] * 4
-
-
 def test_the_ledger_and_the_result_backend_have_their_own(shared: House) -> None:
     """An id without a job is read in the backend; what is ignored or forgotten there is in the ledger all the same."""
     sent = shared.app.send_task("plain", ("elsewhere",))
@@ -120,7 +106,8 @@ def test_the_ledger_and_the_result_backend_have_their_own(shared: House) -> None
     result = shared.play.delay("forget", ["return"])
     assert result.get(PATIENCE) == "forget"
     result.forget()
-    assert shared.play.AsyncResult(result.id).get(PATIENCE) == "forget"
+    found = shared.play.AsyncResult(result.id)
+    assert (found.get(PATIENCE), found.outcome, found.exists()) == ("forget", None, True)
 
 
 def test_a_body_may_return_the_result_of_a_job(shared: House) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from celery import beat, signature
 
-from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
+from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State
 from tests.celery.harness import PATIENCE, ROOT, await_, program_environment
 from tests.forks import fork
 from tests.quiet import provokes
@@ -181,30 +181,17 @@ def test_wrong_arguments_leave_nothing_behind(house: House) -> None:
     assert (house.jobs(), house.queued_messages()) == ([], 0)
 
 
-def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> None:
-    """When the ledger does not answer, `delay` raises `StoreUnavailableError`, and nothing is sent."""
-    lost = house.another_app(onejob_store=f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}")
-    with pytest.raises(StoreUnavailableError):
-        lost.tasks["play"].delay("lost", ["return"])
-    assert house.queued_messages() == 0
-
-
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 
 def test_many_are_submitted_at_once(house: House) -> None:
-    """The results of a batch are in its order; equal ones are one job; a refused one is `rejected`."""
-    first = house.play.delay("3", [])
-    items: list[Any] = [(str(number % 5), []) for number in range(7)]
+    """The results of a batch are in its order, with its options; a duplicate of a strict task is `rejected`."""
+    first = house.play_strict.delay("3", [])
     options = {"queue": "elsewhere", "priority": 4, "countdown": 600}
-    results = house.play.submit_many([*items, {"key": "9", "acts": []}], **options)
-    expected = [Outcome.ADMITTED] * 3 + [Outcome.ATTACHED, Outcome.ADMITTED] + [Outcome.ATTACHED] * 2
-    assert [each.outcome for each in results] == [*expected, Outcome.ADMITTED]
-    assert [json.loads(each.job.payload)["args"][0] for each in results[:-1]] == [*"0123401"]
-    assert (results[3].id, json.loads(results[-1].job.payload)["kwargs"]["key"]) == (first.id, "9")
-    for job in (each.job for each in results if each.id != first.id):
+    results = house.play_strict.submit_many([("1", []), ("3", []), ("1", []), {"key": "2", "acts": []}], **options)
+    rejected = Outcome.REJECTED
+    assert [each.outcome for each in results] == [Outcome.ADMITTED, rejected, rejected, Outcome.ADMITTED]
+    assert [each.id for each in results[1:3]] == [first.id, results[0].id]
+    for job in (results[0].job, results[3].job):
         assert (job.queue, job.priority_rank) == ("elsewhere", -4)
         assert job.run_at == pytest.approx(job.created_at + 600)
-    strict: list[Any] = [("many strict", []), ("many strict", []), ("another strict", [])]
-    answers = house.play_strict.submit_many(strict)
-    assert [each.outcome for each in answers] == [Outcome.ADMITTED, Outcome.REJECTED, Outcome.ADMITTED]

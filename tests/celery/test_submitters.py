@@ -111,15 +111,8 @@ def test_a_quota_limits_new_jobs(house: House) -> None:
     assert len(house.jobs()) == 4
 
 
-def test_many_are_admitted_as_far_as_the_quota_has_left(house: House) -> None:
-    """A batch, of a call or of coroutines, admits the first new jobs, and raises the error of the others."""
-    with onejob.submitter("a", quota="4/hour", identity_quota="3/hour"):
-        house.play.submit_many([("1", ["return"]), ("1", ["return"]), ("2", ["return"])])
-        with pytest.raises(PartlySubmittedError, match=r"1 of 4 .*\(4/hour") as caught:
-            house.play.submit_many([(str(number), ["return"]) for number in (3, 1, 4, 5)])
-        assert [isinstance(each, Exception) for each in caught.value.results] == [False, False, False, True]
-        with pytest.raises(QuotaExceededError):
-            house.play.submit_many([(str(number), ["return"]) for number in (5, 6)])
+def test_coroutines_are_admitted_as_far_as_the_quota_has_left(house: House) -> None:
+    """Of coroutines that submit at once the first new jobs are admitted, and the others get the error."""
 
     async def submit() -> list[Any]:
         calls = [house.play.asubmit(str(number), ["return"]) for number in (7, 8, 7, 9)]
@@ -128,7 +121,7 @@ def test_many_are_admitted_as_far_as_the_quota_has_left(house: House) -> None:
     with onejob.submitter("b", quota="2/hour"):
         results = asyncio.run(submit())
     assert [isinstance(each, QuotaExceededError) for each in results] == [False, False, False, True]
-    assert len(house.jobs()) == 6
+    assert len(house.jobs()) == 2
 
 
 @provokes(Transition.PUBLISH, because="Redis has no memory for messages")
