@@ -74,12 +74,12 @@ def _explicit(folder: Path) -> Any:
     return connection
 
 
-def _session(folder: Path) -> Any:
-    return Session(create_engine(f"sqlite:///{folder / 'shop.db'}", poolclass=NullPool))
-
-
 def _connection(folder: Path) -> Any:
     return create_engine(f"sqlite:///{folder / 'shop.db'}", poolclass=NullPool).connect()
+
+
+def _session(folder: Path) -> Any:
+    return Session(create_engine(f"sqlite:///{folder / 'shop.db'}", poolclass=NullPool))
 
 
 KINDS: list[Callable[[Path], Any]] = [_plain, _with_rows, _explicit, _session, _connection]
@@ -101,30 +101,22 @@ def _ledger(task: Any) -> Ledger:
 
 @for_each("connect", KINDS)
 def test_the_job_is_a_part_of_the_transaction(task: Any, tmp_path: Path, connect: Callable[[Path], Any]) -> None:
-    """A commit keeps the application's rows and the job, a rollback neither, and nobody else sees the job before."""
+    """A commit keeps the application's rows, the job and the record of a duplicate; a rollback keeps none."""
+    live = task.delay("live")
+    before = live.job.duplicate_count
     for ends in ("rollback", "commit"):
         key = f"{ends} {connect.__name__}"
         session = connect(tmp_path)
         _note(session, key)
         job = task.submit(key, session=session)
+        assert task.submit("live", session=session).id == live.id
         assert _ledger(task).get_or_none(job.id) is None
         getattr(session, ends)()
         session.close()
         assert (_ledger(task).get_or_none(job.id) is not None) == (ends == "commit")
+        assert live.job.duplicate_count == before + (ends == "commit")
     assert _notes(tmp_path)[-1] == f"commit {connect.__name__}"
     assert not any("rollback" in each for each in _notes(tmp_path))
-
-
-@for_each("connect", KINDS)
-def test_a_duplicate_in_a_transaction_attaches(task: Any, tmp_path: Path, connect: Callable[[Path], Any]) -> None:
-    """A duplicate within a transaction is answered by the existing job, and recorded without waiting for a lock."""
-    job = task.delay(connect.__name__)
-    session = connect(tmp_path)
-    _note(session, "same")
-    assert task.submit(connect.__name__, session=session).id == job.id
-    session.commit()
-    session.close()
-    assert _ledger(task).get(job.id).duplicate_count == 1
 
 
 def test_another_file_is_refused(task: Any, tmp_path: Path) -> None:

@@ -76,18 +76,11 @@ def test_many_in_a_transaction(place: Place, plain: Owner) -> None:
     expected = [Outcome.ADMITTED, Outcome.ATTACHED, Outcome.ATTACHED, Outcome.ADMITTED]
     assert [result.outcome for result in results] == expected
     assert place.messages() == [live.id]
+    strict = plain.call(lambda s: place.strict.submit_many([("a",), ("a",)], session=s))
+    assert [result.outcome for result in strict] == [Outcome.ADMITTED, Outcome.REJECTED]
     plain.commit()
     place.sweep()
-    assert place.messages() == sorted([live.id, results[0].id, results[3].id])
-
-
-def test_a_refused_duplicate_raises_in_a_transaction(place: Place, session: Owner) -> None:
-    """With `on_duplicate="raise"` a duplicate is rejected in a transaction, which can continue."""
-    place.strict.delay("a")
-    results = session.call(lambda s: place.strict.submit_many([("a",), ("b",)], session=s))
-    session.commit()
-    assert [result.outcome for result in results] == [Outcome.REJECTED, Outcome.ADMITTED]
-    assert place.ledger.get(results[1].id).state is State.QUEUED
+    assert place.messages() == sorted([live.id, results[0].id, results[3].id, strict[0].id])
 
 
 # --- when it is published -------------------------------------------------------------------------------------------

@@ -31,35 +31,22 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("joins", [True, False])
 def test_an_equal_submission_waits_for_the_transaction(
-    place: Place, session: Owner, aside: ThreadPoolExecutor, commits: bool
+    place: Place, session: Owner, plain: Owner, aside: ThreadPoolExecutor, joins: bool, commits: bool
 ) -> None:
     """A submission that equals one of an open transaction is attached after its commit, admitted after its rollback."""
     first = session.submit(place.effect, "a")
-    second = aside.submit(place.effect.delay, "a")
+    second = aside.submit(plain.submit, place.effect, "a") if joins else aside.submit(place.effect.delay, "a")
     place.await_waiters()
     assert not second.done()
-    session.commit() if commits else session.rollback()
-    answer = second.result()
-    assert answer.outcome == (Outcome.ATTACHED if commits else Outcome.ADMITTED)
-    assert (answer.id == first.id) == commits
-    assert place.messages() == [answer.id] == [job.id for job in place.jobs()]
-
-
-@pytest.mark.parametrize("commits", [True, False])
-def test_two_transactions_wait_for_each_other(
-    place: Place, session: Owner, plain: Owner, aside: ThreadPoolExecutor, commits: bool
-) -> None:
-    """Of two open transactions with equal submissions, the second waits for the end of the first."""
-    first = session.submit(place.effect, "a")
-    second = aside.submit(plain.submit, place.effect, "a")
-    place.await_waiters()
     session.commit() if commits else session.rollback()
     answer = second.result()
     plain.commit()
     assert answer.outcome == (Outcome.ATTACHED if commits else Outcome.ADMITTED)
     assert (answer.id == first.id) == commits
     assert [job.id for job in place.jobs()] == [answer.id]
+    assert place.messages() == [answer.id] * (commits or not joins)
 
 
 def test_an_unequal_submission_does_not_wait(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
