@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.submission import build_submission
 from onejob.celery.submit import submit_each
 from onejob.errors import (
+    KeyReuseMismatchError,
     PartlySubmittedError,
     QuotaExceededError,
     StoreRefusedError,
@@ -124,6 +126,8 @@ def test_a_quota_counts_new_jobs(app: Any) -> None:
         for way in WAYS.values():
             with pytest.raises(QuotaExceededError):
                 way(app.tasks["play"], 4)
+        with pytest.raises(QuotaExceededError):
+            app.tasks["play"].submit_many([(4,), (5,)])
     assert sorted(messages()) == sorted(job_id for job_id, _ in jobs(app))
     assert len(messages()) == 3
 
@@ -139,6 +143,46 @@ def test_an_id_belongs_to_one_task(app: Any) -> None:
         assert (caught.value.job_id, caught.value.task, caught.value.existing_task) == (task_id, "other", "play")
         assert app.tasks["play"].apply_async((1,), task_id=task_id).id == task_id
     assert messages() == sent == ["job"]
+
+
+UNUSED = "its other arguments are not used"
+
+
+@pytest.mark.parametrize("task", ["play", "calling"])
+@pytest.mark.parametrize("way", ["one", "many", "each"])
+def test_arguments_that_no_run_uses_are_warned_of(
+    app: Any, caplog: pytest.LogCaptureFixture, way: str, task: str
+) -> None:
+    """A duplicate with other arguments is warned of; the same id or key again, which is answered alike, is not."""
+    calls: list[dict[str, Any]] = [{"task_id": "the-same"}, {"idempotency_key": "the-same"}]
+    for number, options in enumerate(calls):
+        app.tasks[task].apply_async((number, "first"), **options)
+        with suppress(KeyReuseMismatchError):
+            app.tasks[task].apply_async((number, "second"), **options)
+    assert UNUSED not in caplog.text
+    if way == "each":
+        submit_each(app, [build_submission(app.tasks[task], (0, "third"), {}, {})], wait_for_locks=True)
+    elif way == "many":
+        app.tasks[task].submit_many([(0, "third")])
+    else:
+        app.tasks[task].delay(0, "third")
+    assert caplog.text.count(UNUSED) == 1
+
+
+@pytest.mark.parametrize("hook", [None, HOOK])
+def test_a_message_is_sent_by_the_given_producer(app: Any, hook: str | None) -> None:
+    """A `producer` that a submission is given sends its message."""
+    publisher: Any = app_state_of(app).publisher
+    used: list[Any] = []
+
+    def publish_all(_: Any, producer: Any = None) -> dict[str, Exception]:
+        used.append(producer)
+        return {}
+
+    publisher.publish_all = publish_all
+    with app.producer_pool.acquire() as producer:
+        app.tasks["play"].apply_async((1,), producer=producer, **({"webhook_url": hook} if hook else {}))
+    assert used == [producer]
 
 
 # --- several that are submitted together ----------------------------------------------------------------------------
