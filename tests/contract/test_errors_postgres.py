@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,6 @@ from onejob.jobs.model import Admission, Duplicate, Outcome
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection
-from onejob.stores.postgres.statements import COLUMNS
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import transaction_of
 from tests.conftest import make_ledger
@@ -55,7 +54,6 @@ from tests.tiers import deep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onejob.jobs.model import Job
     from tests.services import PostgresServer
 
 LOCKING = ("claim", "apply", "report", "keep_step")
@@ -105,16 +103,8 @@ def store(place: Place) -> Iterator[PostgresStore]:
 def warm(store: PostgresStore, threads: int = 4) -> None:
     """Open several connections of the pool."""
     at_once = threading.Barrier(threads)
-
-    def look() -> None:
-        at_once.wait(10.0)
-        store.find(Query())
-
-    crowd = [threading.Thread(target=look) for _ in range(threads)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join(10.0)
+    with ThreadPoolExecutor(threads) as crowd:
+        list(crowd.map(lambda _: (at_once.wait(10.0), store.find(Query())), range(threads)))
 
 
 # --- a server that is restarted -------------------------------------------------------------------------------------
@@ -212,14 +202,25 @@ def test_a_sweep_does_not_wait(place: Place, store: PostgresStore) -> None:
     assert store.delete(["job-1"], sources=FINAL, skip_referenced=True) == ["job-1"]
 
 
+def when_free(place: Place, *calls: Callable[[], Any]) -> list[Any]:
+    """Return the answers of calls that all wait for the row of job-1."""
+    with ThreadPoolExecutor(len(calls)) as aside:
+        with holding(place, "job-1"):
+            pending = [aside.submit(call) for call in calls]
+            eventually(lambda: lock_waiters(place.server) == len(calls))
+        return [each.result(10.0) for each in pending]
+
+
+def counted(store: PostgresStore) -> set[int]:
+    """Return how often duplicates of job-1 were counted: in its row, as records and in the statistics."""
+    statistics = sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9))
+    return {read(store).duplicate_count, len(store.duplicates("job-1")), statistics}
+
+
 def test_a_drop_waits(place: Place, store: PostgresStore) -> None:
     """A deletion that does not skip rows waits for the lock of an old job, and then deletes the job."""
     ended = end(store, run(store))
-    with ThreadPoolExecutor(1) as aside:
-        with holding(place, ended.id):
-            deleted = aside.submit(store.delete, [ended.id], sources=FINAL)
-            eventually(lambda: lock_waiters(place.server))
-        assert deleted.result(10.0) == [ended.id]
+    assert when_free(place, partial(store.delete, [ended.id], sources=FINAL)) == [[ended.id]]
 
 
 def test_a_duplicate_does_not_wait(place: Place, store: PostgresStore) -> None:
@@ -250,9 +251,9 @@ def test_a_follower_that_was_inserted_while_the_end_waited_is_woken(
         session.execute(f"update {place.schema}.jobs set entries = entries where id = 'job-1'")  # noqa: S608
         ends.start()
         eventually(lambda: lock_waiters(place.server))
-        session.execute(follower_of_job_1(place.schema).encode())
+        store.in_transaction(transaction_of(session)).follow(submission("job-2"), follows_id="job-1")
     ends.join(10.0)
-    assert read(store, "job-2").wake_at is not None
+    assert (read(store, "job-2").wake_at or 1e12) < read(store, "job-2").created_at + LEASE
 
 
 def lock_waiters(server: PostgresServer, application: str = "onejob") -> int:
@@ -262,51 +263,38 @@ def lock_waiters(server: PostgresServer, application: str = "onejob") -> int:
         return int(session.execute(waiting, [application]).fetchone()[0])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("nonces", [("one", "one"), ("one", "another")])
-def test_submissions_of_one_id_that_wait_for_one_row_are_counted_once(
-    place: Place, store: PostgresStore, nonces: tuple[str, str]
+@pytest.mark.parametrize(
+    ("values", "ids", "nonces"),
+    [
+        (RUN_AGAIN, ("job-2", "job-2"), ("one", "one")),
+        (RUN_AGAIN, ("job-2", "job-2"), ("one", "another")),
+        ({}, ("job-2", "job-2"), ("one", "one")),
+        ({}, ("job-2", "job-3"), ("one", "one")),
+    ],
+)
+def test_submissions_that_wait_for_one_row_are_counted_once(
+    place: Place, store: PostgresStore, values: dict[str, Any], ids: tuple[str, str], nonces: tuple[str, str]
 ) -> None:
-    """Of two submissions of one id that wait for the row of a run, one is counted: in the row and in the statistics."""
+    """A submission that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
     run(store, identity="same")
-    new = submission("job-2", identity="same", **RUN_AGAIN)
-    with ThreadPoolExecutor(2) as aside:
-        with holding(place, "job-1"):
-            pending = [aside.submit(submit_one, store, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
-            eventually(lambda: lock_waiters(place.server) == len(pending))
-        assert [each.result(10.0).outcome for each in pending] == [Outcome.QUEUED_NEXT] * 2
-    assert read(store).duplicate_count == len(store.duplicates("job-1")) == 1
-    assert {(each.outcome, each.count) for each in store.duplicate_counts(GroupBy.TASK, limit=9)} == {
-        (Outcome.QUEUED_NEXT, 1)
-    }
+    news = [submission(each, identity="same", nonce=nonce, **values) for each, nonce in zip(ids, nonces, strict=True)]
+    answers = when_free(place, *[partial(submit_one, store, new, wake_in=LEASE) for new in news])
+    expected = (Outcome.QUEUED_NEXT, "job-2") if values else (Outcome.ATTACHED, "job-1")
+    assert [(each.outcome, each.job.id) for each in answers] == [expected] * 2
+    assert counted(store) == {1}
 
 
-@pytest.mark.parametrize("repeat", ["the same id", "another id", "a batch"])
-def test_a_submission_that_is_repeated_while_it_waits_is_counted_once(
-    place: Place, store: PostgresStore, repeat: str
-) -> None:
-    """A duplicate that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
+def test_a_record_that_is_repeated_while_it_waits_is_counted_once(place: Place, store: PostgresStore) -> None:
+    """The duplicates of a batch that are recorded twice while the row is locked are counted once, everywhere."""
     run(store, identity="same")
-    ids = ("job-2", "job-3" if repeat == "another id" else "job-2")
-    news = [submission(each, identity="same", nonce="n") for each in ids]
-    calls: list[Callable[[], Any]] = [partial(submit_one, store, new, wake_in=LEASE) for new in news]
-    if repeat == "a batch":
-        record = Duplicate.of(news[0], Admission(read(store), Outcome.ATTACHED))
-        calls = [partial(store.record, record, also=["m"])] * 2
-    with ThreadPoolExecutor(2) as aside:
-        with holding(place, "job-1"):
-            pending = [aside.submit(call) for call in calls]
-            eventually(lambda: lock_waiters(place.server) == len(pending))
-        answers = [each.result(10.0) for each in pending]
-    counted = 2 if repeat == "a batch" else 1
-    assert read(store).duplicate_count == len(store.duplicates("job-1")) == counted
-    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == counted
-    if repeat != "a batch":
-        assert [(each.outcome, each.job.id) for each in answers] == [(Outcome.ATTACHED, "job-1")] * 2
+    record = Duplicate.of(submission("job-2", identity="same"), Admission(read(store), Outcome.ATTACHED))
+    when_free(place, *[partial(store.record, record, also=["m"])] * 2)
+    assert counted(store) == {2}
 
 
-@pytest.mark.parametrize(("nonce", "counted"), [("nonce-of-job-2", 1), ("another", 2)])
+@pytest.mark.parametrize(("nonce", "count"), [("nonce-of-job-2", 1), ("another", 2)])
 def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
-    place: Place, store: PostgresStore, nonce: str, counted: int
+    place: Place, store: PostgresStore, nonce: str, count: int
 ) -> None:
     """In a user's transaction a submission whose id is written meanwhile succeeds, and counts unless it is repeated."""
     run(store, identity="same")
@@ -320,17 +308,7 @@ def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
         eventually(lambda: lock_waiters(place.server, "second"))
         first.commit()
         assert pending.result(10.0).job.id == "job-2"
-    assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (counted, counted)
-    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == counted
-
-
-def follower_of_job_1(schema: str) -> str:
-    """Return SQL that writes the row of a follower as a submission would."""
-    own = {"id": "'job-2'", "state": "'queued'", "holds_identity": "false", "follows_id": "'job-1'"}
-    own |= {"wake_at": "null", "lease_until": "null"}
-    columns = [*COLUMNS, "requests", "entries"]
-    values = ", ".join(own.get(column, column) for column in columns)
-    return f"insert into {schema}.jobs ({', '.join(columns)}) select {values} from {schema}.jobs"  # noqa: S608
+    assert counted(store) == {count}
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -422,16 +400,32 @@ def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeyp
     """After hundreds of exceptions of signals during operations, the pool has as many connections as before."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a connection may be dropped open
     job = run(store)
-    before = signal.signal(signal.SIGUSR1, raise_once)
+    armed: list[bool] = []  # not empty while an operation is under way that was not interrupted yet
     over = threading.Event()
-    sender = threading.Thread(target=send_signals, args=(over,))
-    sender.start()
-    try:
-        interrupted = sum(interrupts(store, job) for _ in range(300))
-    finally:
+    dice = random.Random(1)
+    interrupted = 0
+
+    def raise_once(*_: object) -> None:
+        if armed:
+            armed.clear()
+            raise StopIt
+
+    def send_signals() -> None:
+        while not over.wait(dice.uniform(0.0005, 0.003)):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, raise_once)
+    with ThreadPoolExecutor(1) as aside:
+        aside.submit(send_signals)
+        for _ in range(300):
+            try:
+                armed.append(True)
+                read(store)
+                armed.clear()
+            except StopIt:
+                interrupted += 1
         over.set()
-        sender.join(10.0)
-        signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGUSR1, before)
     assert interrupted > 30
     pool = store._connections._pool
     assert pool is None or pool._slots.qsize() == connection.MAX_CONNECTIONS
@@ -439,57 +433,19 @@ def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeyp
     assert end(store, job).state is State.COMPLETED
 
 
-def raise_once(*_: object) -> None:
-    """Raise an unexpected exception, once in each operation."""
-    if armed:
-        armed.clear()
-        raise StopIt
-
-
-armed: list[bool] = []
-"""Not empty while an operation is under way that was not interrupted yet."""
-
-
-def send_signals(over: threading.Event) -> None:
-    """Send this process a signal at random times."""
-    dice = random.Random(1)
-    while not over.wait(dice.uniform(0.0005, 0.003)):
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-
-def interrupts(store: PostgresStore, job: Job) -> bool:
-    """Tell whether an operation was interrupted."""
-    try:
-        armed.append(True)
-        assert (get(store, job.id) or job).id == job.id
-        armed.clear()
-    except StopIt:
-        return True
-    return False
-
-
 def test_submissions_that_wait_block_no_other_operations(place: Place, store: PostgresStore) -> None:
     """While many submissions wait for a transaction with an equal one, heartbeats and ends of other jobs succeed."""
     job = run(store)
-    with psycopg.connect(place.server.url) as session:
-        transactional = store.in_transaction(transaction_of(session))
-        submit_one(transactional, submission("first", identity="same"), wake_in=LEASE)
-        crowd = [threading.Thread(target=submit_quietly, args=(store, f"click-{number}")) for number in range(20)]
-        for thread in crowd:
-            thread.start()
-        eventually(lambda: lock_waiters(place.server))
-        assert [renewal.held for renewal in Ledger(store).renew([(job.id, job.claim)])] == [True]
-        assert end(store, job).state is State.COMPLETED
-        session.commit()
-    for thread in crowd:
-        thread.join(20.0)
+    with ThreadPoolExecutor(20) as crowd:
+        with psycopg.connect(place.server.url) as session:
+            transactional = store.in_transaction(transaction_of(session))
+            submit_one(transactional, submission("first", identity="same"), wake_in=LEASE)
+            clicks = [crowd.submit(submit, store, f"click-{number}", identity="same") for number in range(20)]
+            eventually(lambda: lock_waiters(place.server))
+            assert [renewal.held for renewal in Ledger(store).renew([(job.id, job.claim)])] == [True]
+            assert end(store, job).state is State.COMPLETED
+        assert {type(click.exception(20.0)) for click in clicks} <= {type(None), StoreUnavailableError}
     assert read(store, "first").duplicate_count > 0
-
-
-def submit_quietly(store: PostgresStore, job_id: str) -> None:
-    """Submit an equal job, and ignore a refusal."""
-    with suppress(StoreUnavailableError):
-        submit(store, job_id, identity="same")
 
 
 def test_threads_wait_for_a_silent_server_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
