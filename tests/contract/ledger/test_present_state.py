@@ -165,7 +165,7 @@ def test_a_follower_waits_for_another_job(world: World) -> None:
 
 def test_a_webhook_needs_no_broker(world: World) -> None:
     """A webhook that is due is sent by a worker of its job's task, whatever queues that consumes."""
-    start_worker(world)
+    start_worker(world, registration=replace(REGISTERED, queues=("mail",)))
     first = run(world)
     webhook = world.ledger.follow(webhook_submission("https://example.org/", first), follows_id=first.id)
     assert webhook is not None
