@@ -94,6 +94,10 @@ def test_a_quota_limits_new_jobs(house: House) -> None:
         house.play.delay("2", ["return"])
         with pytest.raises(QuotaExceededError) as caught:
             house.play.delay("3", ["return"])
+        with pytest.raises(QuotaExceededError):
+            house.play.submit_many([("3", ["return"]), ("4", ["return"])])
+        with pytest.raises(PartlySubmittedError, match=r"1 of 2 .*\(2/hour"):
+            house.play.submit_many([("1", ["return"]), ("3", ["return"])])
         keyed = house.play.apply_async(("1", ["return"]), idempotency_key="k")
         assert (keyed.id, house.job(first).expires_at) == (first.id, None)
         house.ledger.cancel(first.id)
