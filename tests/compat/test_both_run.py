@@ -174,14 +174,14 @@ def test_an_old_lock_refuses_with_its_countdown(side: Side) -> None:
 def test_a_job_of_once_holds_the_old_lock_until_its_end(side: Side) -> None:
     """The lock that celery-once looks at is held, and expires, until the end, or the start with `unlock_before_run`."""
     task = side.house.once
-    key = task.get_key(("held",))
-    result = task.delay("held")
-    await_(lambda: side.house.runs("held"))
+    key = task.get_key(("held-by-once",))
+    result = task.delay("held-by-once")
+    await_(lambda: side.house.runs("held-by-once"))
     assert side.locks.get(key) == result.id
     assert 0 < side.locks.pttl(key) <= 60_000
     with pytest.raises(AlreadyQueued):
-        task.delay("held")
-    side.finish(result, key, "held")
+        task.delay("held-by-once")
+    side.finish(result, key, "held-by-once")
     unlocked = side.house.once_unlocking.delay("unlocking")
     await_(lambda: side.house.runs("unlocking"))
     assert side.locks.get(side.house.once_unlocking.get_key(("unlocking",))) is None

@@ -137,6 +137,13 @@ def test_a_duplicate_reschedules_within_limits(now: float, delay: float, max_wai
     assert resolution.reschedules(WAITING) is (due != 100.0)
 
 
+@for_each("priority_rank, after", [(-9, 3), (3, 3), (4, 4)])
+def test_a_duplicate_raises_the_priority_only(priority_rank: int, after: int) -> None:
+    """The job gets the highest priority of its duplicates, which counts as rescheduled."""
+    resolution = resolve(WAITING, duplicate(priority_rank=priority_rank), now=START)
+    assert (resolution.priority_rank, resolution.reschedules(WAITING)) == (after, after != 3)
+
+
 SUBMISSIONS = st.builds(
     duplicate,
     st.builds(ConflictPolicy, st.booleans(), st.booleans(), st.booleans(), st.floats(0.0, 500.0)),
