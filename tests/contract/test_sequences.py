@@ -78,6 +78,7 @@ next; submit c run_again key=k; complete a; submit d run_again key=k; claim b; c
 submit a; claim a; submit b,c,d run_again; submit e,f replace fingerprint=x delay=5; complete a
 """
 FOLLOWERS = """
+submit a; claim a; follow f after=a; fail a; claim f; redrive a reopens=True; claim a; complete a
 submit a; claim a; follow f after=a; complete a; forget f; keep a; follow f after=a
 submit a; claim a; follow f after=nobody; follow f after=a; complete a; delete a; follow f after=a; \
 claim f; fail f; redrive f reopens=True; cancel f
