@@ -140,18 +140,6 @@ class JobReader:
                 yield from (each for each in healed if each.event not in RUN_ENDS)
 
 
-class WorkerReader:
-    """Reads the log of one worker, and the histories of the jobs in its ledger."""
-
-    def __init__(self, log: Path, ledger: Callable[[], Ledger]) -> None:
-        self._log, self._jobs = LogReader(log), JobReader(ledger)
-
-    def troubles(self) -> Iterator[Trouble]:
-        """Yield the new errors and healing transitions."""
-        yield from self._log.troubles()
-        yield from self._jobs.troubles({})
-
-
 def _healed(ledger: Ledger, job: Job) -> Iterator[Trouble]:
     for before, entry in pairwise(ledger.history(job.id)):
         if entry.event in HEALING and (entry.event != Transition.PUBLISH or _heals(job, before, entry)):
