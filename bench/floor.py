@@ -19,13 +19,13 @@ from celery import Celery
 import onejob
 from bench.servers import Servers
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submission import prepare_submission
+from onejob.celery.call import Call, Caller, prepare
 from onejob.stores.redis import connection
 from onejob.stores.redis.address import pool_of
 from onejob.stores.redis.client import commands_of
 from onejob.stores.redis.connections import Connections
 from onejob.stores.redis.keys import Keys
-from onejob.stores.redis.submission import write_new_jobs
+from onejob.stores.redis.submission import NewJobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,8 +65,8 @@ def measured(url: str, rounds: int, operations: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for spin in (connection.SPIN, 0.0):
-            for kind, prepare in kinds.items():
-                calls = list(prepare())
+            for kind, make in kinds.items():
+                calls = list(make())
                 usual, connection.SPIN = connection.SPIN, spin
                 began = perf_counter()
                 for call in calls:
@@ -82,8 +82,9 @@ def measured(url: str, rounds: int, operations: int) -> dict[str, list[float]]:
 
 def prepared(task: Any) -> list[Any]:
     """Return the command of a new job's script."""
-    submission = prepare_submission(task, {"number": next(numbers), "second": 7}, source="apply_async")
-    return list(commands_of(write_new_jobs(Keys("onejob"), [submission], wake_in=30.0)))
+    submission = prepare(Call(task, Caller.of(task.app), kwargs={"number": next(numbers), "second": 7})).submission
+    message_of = app_state_of(task.app).publisher.message_of
+    return list(commands_of(NewJobs(Keys("onejob"), 30.0, message_of).call([submission])))
 
 
 def show(found: dict[str, list[float]]) -> None:

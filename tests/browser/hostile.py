@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import onejob
 from onejob.celery.options import tasks_of
-from onejob.celery.submission import prepare_submission
 from onejob.jobs.records import AuditEntry, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.webhooks.job import webhook_submission
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
@@ -73,7 +73,7 @@ def _body(text: str, number: int = 0) -> None: ...
 
 def _prepare(sample: Sample, name: str, value: str, kind: str) -> Submission:
     with submitting_as(Submitter(name)):
-        made = prepare_submission(tasks_of(sample.app)[name], {"text": value + kind}, source="http", queue=name)
+        made = submission_of(tasks_of(sample.app)[name], {"text": value + kind}, source="http", queue=name)
     return replace(made, id=f"{kind} {name}"[:255], identity=f"{kind} {name}", fingerprint=name, host=name, source=name)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submission import build_submission
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
@@ -20,6 +19,7 @@ from onejob.observability.logs import safe_listener
 from onejob.observability.meter import write_all
 from onejob.stores import open_store
 from tests.celery.harness import await_
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def test_a_listener_that_raises_fails_no_operation(
         raise OSError(FAILURE)
 
     ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=safe_listener(fail))
-    admission = ledger.submit(build_submission(task_with(), (1,), {}, {}))
+    admission = ledger.submit(submission_of(task_with(), args=(1,)))
     assert ledger.cancel(admission.job.id).state is State.CANCELED
     ledger.close()
     assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [(FAILURE,)] * 2  # type: ignore[union-attr]

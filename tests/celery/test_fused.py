@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +17,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.operations import Operation, operate
 from onejob.celery.options import tasks_of
-from onejob.celery.send import needs_message
-from onejob.celery.submission import prepare_submission
+from onejob.celery.submit import needs_message
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import Transition
 from onejob.ledger.ledger import Ledger
@@ -30,6 +28,7 @@ from tests.celery.harness import PATIENCE, ROOT, House, Proxy, await_, program_e
 from tests.forks import fork
 from tests.quiet import provokes
 from tests.services import eventually, free_port, start_redis
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,8 +52,7 @@ def publisher_of(house: House) -> Any:
 
 def submission(house: House, key: str, *acts: str, **options: Any) -> Submission:
     """Return a submission of `play` with its message."""
-    new = prepare_submission(house.play, {"key": key, "acts": [*acts]}, source="test", **options)
-    return replace(new, message=partial(publisher_of(house).message_of, new))
+    return submission_of(house.play, {"key": key, "acts": [*acts]}, **options)
 
 
 def ids(house: House, queue: str = "celery") -> list[str]:
@@ -93,10 +91,10 @@ def test_only_a_store_in_the_place_of_the_broker_pushes(
     one: House, elsewhere: Callable[[House], dict[str, Any]]
 ) -> None:
     """A message is handed to the store if it is the broker's server, database and user, and to no other."""
-    assert publisher_of(one).fuses
+    assert publisher_of(one)._shared_broker() is not None
     publisher = app_state_of(one.another_app(**elsewhere(one))).publisher
-    assert not publisher.fuses
-    assert publisher.message_of(prepare_submission(one.play, {"key": "a", "acts": []}, source="test")) is None
+    assert publisher._shared_broker() is None
+    assert publisher.message_of(submission_of(one.play, {"key": "a", "acts": []})) is None
 
 
 @pytest.mark.parametrize(("prefix", "pushes"), [("{celery}:", False), ("{onejob}:", True)])
@@ -116,7 +114,7 @@ def test_a_cluster_gets_messages_of_any_slot(
         await_(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
         assert [add.delay(number).outcome for number in range(3)] == [Outcome.ADMITTED] * 3
         assert client.llen(f"{prefix}celery") == 3
-    message = app_state_of(app).publisher.message_of(prepare_submission(add, {"a": 9}, source="test"))
+    message = app_state_of(app).publisher.message_of(submission_of(add, {"a": 9}))
     assert (message is not None) == pushes
     app_state_of(app).ledger.close()
     app_state_of(app).publisher.close()
@@ -137,7 +135,7 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
     """When a job becomes due, by whatever operation, its message is in the queue; nobody sends it once more."""
     expected: list[str] = []
     due, same, late = submission(one, "due"), submission(one, "due"), submission(one, "late", countdown=3600)
-    admissions = one.ledger.submit_many([due, same, late])
+    admissions = one.ledger.submit_many([due, same, late], message_of=publisher_of(one).message_of)
     expected.append(due.id)
     assert [each.sent for each in admissions] == [True, False, False]
     assert not needs_message(due, admissions[0])
@@ -160,7 +158,7 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
 
 def test_a_sweep_pushes_what_it_records(one: House) -> None:
     """A sweep publishes a due job in the change that records it, also one that another ledger has made due."""
-    swept = replace(submission(one, "swept"), message=None)
+    swept = submission(one, "swept")
     one.ledger.submit(swept, wake_in=0.0)
     await_(lambda: sweep_once(one) == 1)
     job = one.job(swept.id)
@@ -195,21 +193,21 @@ def test_a_broker_that_is_away_is_not_asked_for_each_job(one: House, monkeypatch
         return connect(self)
 
     monkeypatch.setattr(Broker, "producer", counted)
-    assert [app_state_of(app).publisher.fuses for _ in range(10)] == [False] * 10
+    assert [app_state_of(app).publisher._shared_broker() is not None for _ in range(10)] == [False] * 10
     assert len(asked) == 1
 
 
 def test_a_broker_that_fails_later_leaves_the_second_step(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the broker fails when a message is to be recorded, the store gets none; the second step is left."""
     new = submission(one, "later")
-    assert publisher_of(one).fuses
+    assert publisher_of(one)._shared_broker() is not None
 
     def broken(*_args: Any, **_options: Any) -> Any:
         raise OperationalError("away")
 
     monkeypatch.setattr(Broker, "producer", broken)
     assert publisher_of(one).message_of(replace(new, priority_rank=-3)) is None
-    assert not publisher_of(one).fuses
+    assert publisher_of(one)._shared_broker() is None
 
 
 def test_one_reset_connection_does_not_stop_pushing(one: House) -> None:
@@ -219,7 +217,7 @@ def test_one_reset_connection_does_not_stop_pushing(one: House) -> None:
         if client["db"] == str(one.databases[0]):
             one.broker.client_kill_filter(_id=client["id"], skipme=True)
     results = one.play.submit_many([(f"key-{number}", ["return"]) for number in range(3)], queue="other")
-    assert publisher_of(one).fuses
+    assert publisher_of(one)._shared_broker() is not None
     assert len(ids(one, "other")) == len(results)
 
 
@@ -266,7 +264,7 @@ def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
     first, cut = f"first {point} {always}", f"cut {point} {always}"
     app = one.another_app(**remote(one, proxy))
     app.tasks["play"].delay(first, ["return"])
-    assert app_state_of(app).publisher.fuses
+    assert app_state_of(app).publisher._shared_broker() is not None
     proxy.arm(point, 100 if always else 1)
     if always:
         with pytest.raises(StoreUnavailableError):

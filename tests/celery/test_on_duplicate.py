@@ -106,8 +106,8 @@ def test_the_higher_priority_wins(house: House) -> None:
     (queue,) = house.broker.scan_iter("elsewhere*")
     assert json.loads(house.broker.lindex(queue, 0) or "")["properties"]["priority"] == 3
     for broker, rank in {"redis://": -4, "amqp://": 4, "memory://": 4}.items():
-        publisher = app_state_of(Celery("tests", broker=broker, set_as_current=False)).publisher
-        assert (publisher.priority_rank({"priority": 4}), publisher.priority_rank({})) == (rank, 0)
+        routing = app_state_of(Celery("tests", broker=broker, set_as_current=False)).routing
+        assert (routing.priority_rank({"priority": 4}), routing.priority_rank({})) == (rank, 0)
 
 
 def test_arguments_that_are_not_used_are_meant_with_attach(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,12 +16,12 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.hidden_settings import MASK
 from onejob.celery.message import loads
 from onejob.celery.options import options_of
-from onejob.celery.submission import prepare_submission
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window
 from tests.cases import for_each
 from tests.quiet import provokes
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,7 +171,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
     task: Any = app.tasks.get("defined") or define(app)
     calls: list[Any] = [lambda: task.apply_async((1,), **options), lambda: task.submit_many([(1,)], **options)]
     if "on_duplicate" not in options:  # which another entry point may override
-        calls.append(lambda: prepare_submission(task, {"a": 1}, source="http", **options))
+        calls.append(lambda: submission_of(task, {"a": 1}, source="http", **options))
     for call in calls:
         with pytest.raises(InvalidArgumentsError, match=hint):
             call()

@@ -20,14 +20,13 @@ from kombu.transport.redis import Channel
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.message import encode
-from onejob.celery.redis_broker import RedisBroker, is_writable
-from onejob.celery.sender import DECLARE, Sender
-from onejob.celery.submission import prepare_submission
-from onejob.celery.wire import kind_of
+from onejob.celery.publisher import DECLARE
+from onejob.celery.redis_broker import RedisBroker, is_writable, kind_of
 from onejob.errors import BrokerUnavailableError
 from tests.cases import for_each
 from tests.celery.harness import DATABASES, House
 from tests.services import start_redis
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +44,8 @@ class Pair:
         self.broker = Broker(self.app, 2.0)
         house.at_close.callback(self.broker.close)
         routing = app_state_of(self.app).routing
-        self.sender = Sender(self.app, routing)
-        self.writer = RedisBroker(self.app, self.broker, self.sender, routing)
+        self.send: Any = app_state_of(self.app).publisher._send
+        self.writer = RedisBroker(self.app, self.broker, routing, lambda *given: self.send(*given))  # noqa: PLW0108 - a test replaces it
 
     def submission(
         self, kwargs: dict[str, Any] | None = None, args: tuple[Any, ...] = (), **options: Any
@@ -54,7 +53,7 @@ class Pair:
         """Return a submission of `add`; `options` are those of the call."""
         task: Any = self.app.tasks["add"]
         own = {name: options.pop(name) for name in ("retries", "task_id") if name in options}
-        new = prepare_submission(task, {"a": 1, "b": 2}, source="test", **options)
+        new = submission_of(task, {"a": 1, "b": 2}, **options)
         limits = app_state_of(self.app).settings.limits
         payload = encode("add", args, kwargs or {}, limits)
         return replace(new, payload=payload, retries=own.get("retries", 0), id=own.get("task_id", new.id))
@@ -62,13 +61,12 @@ class Pair:
     def sent(self, submission: Submission) -> list[tuple[str, str]]:
         """Return what Celery pushes."""
         with self.broker.producer() as producer:
-            self.sender.send(submission, producer, DECLARE)
+            self.send(submission, producer, DECLARE)
         return self.popped()
 
     def write(self, submission: Submission) -> WireMessage | None:
         """Return the written message."""
-        kind, parents = kind_of(submission)
-        return self.writer.write(kind, submission.id, submission.payload, retries=submission.retries, **parents)
+        return self.writer.write(submission)
 
     def pushed(self, submission: Submission) -> list[tuple[str, str]]:
         """Return what is pushed of the written message."""
@@ -97,8 +95,7 @@ class Pair:
 
     def has_template(self, submission: Submission) -> bool:
         """Tell whether messages like this one are filled in, after two of them were written."""
-        kind, _ = kind_of(submission)
-        return self.writer._templates.get(kind) is not None
+        return self.writer._templates.get(kind_of(submission)) is not None
 
 
 @pytest.fixture
@@ -210,7 +207,7 @@ def test_messages_of_one_kind_are_built_by_celery_once(pair: Pair, monkeypatch: 
     def never(*_args: Any, **_options: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(pair.sender, "send", never)
+    monkeypatch.setattr(pair, "send", never)
     for number in range(3):
         assert pair.write(pair.submission({"a": number}, parent_id=f"parent-{number}")) is not None
 
@@ -242,7 +239,7 @@ def submitted(house: House, count: int) -> list[Job]:
     made = []
     for number in range(count):
         options: dict[str, Any] = {"queue": f"queue-{number % 3}", "priority": number % 2 * 9}
-        new = prepare_submission(house.add, {"a": number}, source="test", **options)
+        new = submission_of(house.add, {"a": number}, **options)
         made.append(house.ledger.submit(new).job)
     return made
 
@@ -331,7 +328,7 @@ def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, publisher
 def test_a_forked_child_names_itself(house: House) -> None:
     """After a fork, the origin in a message is the child, which has connections of its own."""
     publisher = app_state_of(house.app).publisher
-    job = house.ledger.submit(prepare_submission(house.add, {"a": 1}, source="test")).job
+    job = house.ledger.submit(submission_of(house.add, {"a": 1})).job
     for _ in range(3):
         publisher.publish(job)
     child = os.fork()

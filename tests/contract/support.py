@@ -18,7 +18,7 @@ from onejob.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.jobs.model import Admission
+    from onejob.jobs.model import Admission, MessageOf
     from onejob.jobs.records import DuplicateCount, Entry
     from onejob.ledger.ledger import Ledger
     from onejob.ledger.sweep import Swept
@@ -115,9 +115,9 @@ def admission(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **
     return submit_one(store, submission(job_id, **values), wake_in=wake_in)
 
 
-def submit_one(store: CoreStore, new: Submission, *, wake_in: float) -> Admission:
+def submit_one(store: CoreStore, new: Submission, *, wake_in: float, message_of: MessageOf | None = None) -> Admission:
     """Submit one job."""
-    return store.submit_many([new], wake_in=wake_in)[0]
+    return store.submit_many([new], wake_in=wake_in, message_of=message_of)[0]
 
 
 def get(store: CoreStore, job_id: str) -> Job | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Admission, Job, Submission
     from onejob.stores.protocol import Store
 
 
@@ -49,6 +48,10 @@ class Broker:
     def message(self, text: str = "message", queue: str = "queue") -> WireMessage:
         """Return a message to a list of this test."""
         return WireMessage(f"{self._prefix}-{queue}", text)
+
+    def message_of(self, job: Submission) -> WireMessage:
+        """Return the message of a submission: its id."""
+        return self.message(job.id)
 
     def pushed(self, queue: str = "queue") -> list[str]:
         """Return the messages of a list, oldest first."""
@@ -69,17 +72,18 @@ def broker(redis_url: str, redis_prefix: str) -> Iterator[Broker]:
         client.delete(*(f"{redis_prefix}-{queue}" for queue in ("queue", "other")))
 
 
-def sending(broker: Broker, job_id: str = "job-1", **values: Any) -> Submission:
-    return submission(job_id, **{"message": lambda: broker.message(job_id)} | values)
+def sent(store: Store, broker: Broker, job_id: str = "job-1", **values: Any) -> Admission:
+    """Submit a job with its message."""
+    return submit_one(store, submission(job_id, **values), wake_in=LEASE, message_of=broker.message_of)
 
 
 def test_the_message_of_a_new_job_is_pushed_once(store: Store, broker: Broker, clock: ManualClock) -> None:
     """A new job that is due has its message pushed; the repeated submission pushes nothing and returns the same."""
-    first = submit_one(store, sending(broker), wake_in=LEASE)
+    first = sent(store, broker)
     assert (first.outcome, first.sent) == (Outcome.ADMITTED, True)
     assert first.job == read(store)
     clock.advance(1.0)
-    assert submit_one(store, sending(broker), wake_in=LEASE) == first
+    assert sent(store, broker) == first
     assert broker.pushed() == ["job-1"]
 
 
@@ -87,7 +91,7 @@ def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
     """The text of a message arrives unchanged, and behind the messages that wait already."""
     texts = ["x" * 300_000, json.dumps({"body": "é\n\x00\U0001f600"}, ensure_ascii=False), "last"]
     for number, text in enumerate(texts):
-        submit_one(store, submission(f"job-{number}", message=partial(broker.message, text)), wake_in=LEASE)
+        submit_one(store, submission(f"job-{number}"), wake_in=LEASE, message_of=lambda _: broker.message(text))  # noqa: B023 - called now
     assert broker.pushed() == texts
 
 
@@ -95,7 +99,7 @@ def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
 def test_no_message_is_pushed_for_a_job_that_is_not_due(store: Store, broker: Broker, values: dict[str, Any]) -> None:
     """A delayed job, and one that has expired, is written without its message, also by a repeated submission."""
     for _ in range(2):
-        answer = submit_one(store, sending(broker, str(values), **values), wake_in=LEASE)
+        answer = sent(store, broker, str(values), **values)
         assert (answer.outcome, answer.sent) == (Outcome.ADMITTED, False)
     assert broker.pushed() == []
 
@@ -109,39 +113,36 @@ def test_no_message_is_pushed_for_a_duplicate(store: Store, broker: Broker, poli
         start(store, name)
     more: list[dict[str, Any]] = [{}, {}, {"follows": True}, {"key": name}]
     for number, values in enumerate(more):
-        given: dict[str, Any] = {"identity": name, "fingerprint": "x", "message": broker.message}
-        given |= CONFLICT_POLICIES[policy] | values
-        assert not submit_one(store, submission(f"{name}-{number}", **given), wake_in=LEASE).sent
+        given: dict[str, Any] = {"identity": name, "fingerprint": "x"} | CONFLICT_POLICIES[policy] | values
+        assert not sent(store, broker, f"{name}-{number}", **given).sent
     assert broker.pushed() == []
 
 
 def test_no_message_is_written_for_a_known_duplicate(store: Store, broker: Broker) -> None:
     """The message of a submission whose identity is known to be held is not even written."""
-    submit_one(store, sending(broker, identity="same"), wake_in=LEASE)
-    submit_one(store, sending(broker, "other-1", identity="same"), wake_in=LEASE)  # which finds the holder
-    written: list[str] = []
-
-    def write() -> WireMessage:
-        written.append("message")
-        return broker.message()
-
-    again = submit_one(store, submission("other-2", identity="same", message=write), wake_in=LEASE)
+    sent(store, broker, identity="same")
+    sent(store, broker, "other-1", identity="same")  # which finds the holder
+    written: list[Submission] = []
+    again = submit_one(store, submission("other-2", identity="same"), wake_in=LEASE, message_of=written.append)
     assert (again.outcome, written) == (Outcome.ATTACHED, [])
 
 
 def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broker) -> None:
     """A batch pushes the message of each new job that is due, in its order, and each to its own list."""
     submit(store, "held", identity="held")
-    batch = [sending(broker, f"job-{number}") for number in range(250)]
+    batch = [submission(f"job-{number}") for number in range(250)]
     batch[3] = replace(batch[3], identity="held")
     batch[5] = replace(batch[5], delay=5.0)
-    batch[7] = replace(batch[7], message=None)
-    batch[9] = replace(batch[9], message=partial(broker.message, "elsewhere", "other"))
     batch[11] = replace(batch[11], identity=batch[10].identity)
     batch[13] = replace(batch[13], key="k")
     unsent = {3, 5, 7, 11}
+    special = {"job-7": None, "job-9": broker.message("elsewhere", "other")}
+
+    def message_of(job: Submission) -> WireMessage | None:
+        return special[job.id] if job.id in special else broker.message_of(job)
+
     for _ in range(2):
-        answers = store.submit_many(batch, wake_in=LEASE)
+        answers = store.submit_many(batch, wake_in=LEASE, message_of=message_of)
         assert {number for number, answer in enumerate(answers) if not answer.sent} == unsent
     assert broker.pushed() == [f"job-{number}" for number in range(250) if number not in unsent | {9}]
     assert broker.pushed("other") == ["elsewhere"]

@@ -15,13 +15,13 @@ import celery
 import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
-from onejob.celery.submission import prepare_submission
 from onejob.jobs.records import Query, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.ledger.ledger import Ledger
 from onejob.observability.meter import Meter
 from onejob.webhooks.job import webhook_submission
 from tests.contract.support import StoreAddress
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -108,7 +108,7 @@ class Sample:
     def submit(self, task: str, submitter: str = "", **kwargs: Any) -> Admission:
         """Submit a job, or a duplicate."""
         with submitting_as(Submitter(submitter)):
-            submission = prepare_submission(tasks_of(self.app)[task], kwargs, source="http")
+            submission = submission_of(tasks_of(self.app)[task], kwargs, source="http")
         return self.ledger.submit(submission)
 
     def start(self, job: Job, node: str = NODES[0]) -> Job:

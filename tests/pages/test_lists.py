@@ -12,7 +12,6 @@ from celery import Celery
 from onejob.api.job_pages import READ_AT_ONCE
 from onejob.celery.message import decode
 from onejob.celery.options import tasks_of
-from onejob.celery.submission import prepare_submission
 from onejob.jobs.records import WorkerInfo
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger import search
@@ -22,6 +21,7 @@ from onejob.pages.views import jobs as jobs_view
 from tests.cases import for_each
 from tests.pages.browser import browser_of, on_every_store
 from tests.pages.sample import GONE, NODES
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,7 +209,7 @@ def test_the_box_tells_what_a_submission_gets(browser: Browser, sample: Sample) 
         before = sample.jobs(), browser.json("/duplicates")["groups"]
         answers = [trial(browser, task, json.dumps(given))["answer"] for given in (kwargs, [*kwargs.values()])]
         assert (sample.jobs(), browser.json("/duplicates")["groups"]) == before
-        got = sample.ledger.submit(prepare_submission(tasks_of(sample.app)[task], kwargs, source="test"))
+        got = sample.ledger.submit(submission_of(tasks_of(sample.app)[task], kwargs))
         for found in answers:
             assert (found["outcome"], found["identity"]) == (got.outcome, got.job.identity)
             assert found["existing"] is None if got.outcome == "admitted" else found["existing"]["id"] == got.job.id

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from onejob import InvalidPayloadError, LeaseLost
 from onejob.celery.current_job import set_current_job
-from onejob.celery.submission import build_submission
 from onejob.jobs.lifecycle import State, Transition
 from tests.cases import for_each
 from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
+from tests.submissions import submission_of
 from tests.transactions.owners import KINDS
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_what_follows_is_woken(place: Place, level: IsolationLevel, write: Calla
     connection = psycopg.connect(place.url)
     connection.isolation_level = level
     connection.execute("select 1 from pg_class limit 1")
-    write(place, build_submission(place.effect, (key,), {}, {}, task_id=f"after {key}"), run.job)
+    write(place, submission_of(place.effect, args=(key,), task_id=f"after {key}"), run.job)
     with pytest.raises(errors.SerializationFailure):
         run.complete_in(connection, 1)
     connection.rollback()

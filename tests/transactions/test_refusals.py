@@ -18,9 +18,9 @@ import onejob
 from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
-from onejob.celery.submission import build_submission
 from tests.cases import for_each
 from tests.conftest import make_ledger
+from tests.submissions import submission_of
 from tests.transactions.owners import KINDS, Django, connect_psycopg2, engine_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_ledger_outside_of_postgresql_is_refused(
 
 
 def _claimed(ledger: Any, task: Any) -> Any:
-    ledger.submit(build_submission(task, ("b",), {}, {}, task_id="b"))
+    ledger.submit(submission_of(task, args=("b",), task_id="b"))
     return ledger.claim("b", nonce="nonce", node="test").job
 
 

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from onejob import ConfigurationError, KeyReuseMismatchError, Outcome, State
-from onejob.celery import send, submit
+from onejob.celery.app_state import app_state_of
 from onejob.celery.message import decode
 from onejob.celery.webhooks import ADDED_QUOTA
 from onejob.errors import TooManyWebhooksError
@@ -99,11 +99,14 @@ def test_an_unavailable_broker_only_delays_committed_jobs(
     place.app.conf.update(broker_url="redis://127.0.0.1:1/0")
     tried: list[object] = []
 
-    def publish(*arguments: Any) -> bool:
-        tried.append(arguments)
-        return send.publish(*arguments)
+    publisher = app_state_of(place.app).publisher
+    try_publish = publisher.try_publish
 
-    monkeypatch.setattr(submit, "publish", publish)
+    def publish(job: Any) -> bool:
+        tried.append(job)
+        return try_publish(job)
+
+    monkeypatch.setattr(publisher, "try_publish", publish)
     hooked = connect(place.url)
     for key in "abc":
         hooked.submit(place.effect, key)

@@ -22,7 +22,6 @@ from onejob import State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, draining
 from onejob.celery.message import MARK, loads
-from onejob.celery.worker import execute
 from onejob.celery.worker.execute import Refusal
 from onejob.celery.worker.heartbeat import Heartbeat
 from onejob.errors import (
@@ -450,8 +449,9 @@ def test_a_due_job_is_stored_with_its_message(
         return apply(change)
 
     monkeypatch.setattr(house.ledger.store, "apply", apply_seen)
-    monkeypatch.setattr(execute, "message_of", lambda _, job, **changes: None if stored else (job.id, *changes))
-    monkeypatch.setattr(execute, "publish", lambda _, job, pushed=None: published.append(pushed))
+    publisher = app_state_of(house.app).publisher
+    monkeypatch.setattr(publisher, "message_of", lambda job, **changes: None if stored else (job.id, *changes))
+    monkeypatch.setattr(publisher, "try_publish", lambda _, pushed=None: published.append(pushed))
     house.act = (lambda task: task.retry(countdown=delay)) if ends == "retry" else raised(retry_in(delay))
     job = house.app.tasks["play"].delay("key").job
     trace(job.id, *(["echo"] if ends == "ignore" else []))

@@ -13,8 +13,8 @@ from kombu.transport import memory
 import onejob
 from onejob import Outcome, State, TaskIdReusedError
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submission import build_submission
-from onejob.celery.submit import submit_each
+from onejob.celery.call import Call, Caller, Prepared, prepare
+from onejob.celery.submit import admit
 from onejob.errors import (
     KeyReuseMismatchError,
     PartlySubmittedError,
@@ -69,6 +69,11 @@ def messages() -> list[str]:
 def jobs(app: Any, task: str = "play") -> list[tuple[str, State]]:
     """Return the ids and the states of the jobs of a task."""
     return [(job.id, job.state) for job in ledger_of(app).find(Query(task=task))]
+
+
+def prepared(app: Any, *args: Any, task: str = "play") -> Prepared:
+    """Return a call that was prepared."""
+    return prepare(Call(app.tasks[task], Caller.of(app), args))
 
 
 def refuse_messages(app: Any, number: int = 1) -> None:
@@ -161,7 +166,7 @@ def test_arguments_that_no_run_uses_are_warned_of(
             app.tasks[task].apply_async((number, "second"), **options)
     assert UNUSED not in caplog.text
     if way == "each":
-        submit_each(app, [build_submission(app.tasks[task], (0, "third"), {}, {})], wait_for_locks=True)
+        admit(app, [prepared(app, 0, "third", task=task)])
     elif way == "many":
         app.tasks[task].submit_many([(0, "third")])
     else:
@@ -190,8 +195,7 @@ def test_a_message_is_sent_by_the_given_producer(app: Any, hook: str | None) -> 
 
 def each(app: Any, count: int = 3, **options: Any) -> list[Any]:
     """Submit so many jobs together, and return the results."""
-    submissions = [build_submission(app.tasks["play"], (number,), {}, {}) for number in range(count)]
-    return submit_each(app, submissions, wait_for_locks=True, **options)
+    return admit(app, [prepared(app, number) for number in range(count)], **options)
 
 
 def kinds(results: list[Any]) -> list[str]:
@@ -233,7 +237,7 @@ def test_what_the_store_refuses_fails_alone(app: Any, errors: list[Any], count: 
     submit_many, left = ledger.submit_many, [*errors]
 
     def refusing(submissions: Any, **options: Any) -> Any:
-        assert options == {"wait_for_locks": True}
+        assert options == {"wait_for_locks": True, "message_of": None}
         error = left.pop(0) if left else None
         if error == "partly":
             refused = [StoreRefusedError("full")] * (len(submissions) - 1)

@@ -15,9 +15,9 @@ from celery import Celery, _state
 import onejob
 from checks.project import PACKAGE
 from onejob.celery.app_state import app_state_of
+from onejob.celery.call import parse_item
 from onejob.celery.option_names import CELERY_OPTIONS
 from onejob.celery.options import options_of
-from onejob.celery.submission import parse_item
 from tests.cases import for_each
 
 if TYPE_CHECKING:

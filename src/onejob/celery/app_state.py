@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import proxy
 
 from onejob.celery.option_names import check_setting_names
-from onejob.celery.plan import SubmissionPlans
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
 from onejob.config import Settings, build_ledger
@@ -128,17 +127,12 @@ class AppState:
     @cached_property
     def publisher(self) -> Publisher:
         """The app's publisher."""
-        return Publisher(self._app, self.settings.publish_timeout, self.routing, lambda: self.ledger.store)
-
-    @cached_property
-    def plans(self) -> SubmissionPlans:
-        """The plans of the app's submissions."""
-        return SubmissionPlans(self.routing, self.publisher, self.settings.limits)
+        return Publisher(self._app, self.settings.publish_timeout, self.routing, lambda: self.ledger)
 
     @cached_property
     def routing(self) -> Routing:
-        """The routes of the app's messages."""
-        return Routing(self._app)
+        """How the app's messages are sent."""
+        return Routing(self._app, self.settings.limits)
 
 
 def app_state_of(app: Celery) -> AppState:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import Batcher, Deferred
+from onejob.celery.call import Call, Caller, Prepared, prepare
 from onejob.celery.current_job import current_job_or_none
-from onejob.celery.option_names import check_call_options
-from onejob.celery.options import options_of
-from onejob.celery.result import AsyncResult
-from onejob.celery.submission import prepare_submission
-from onejob.celery.submit import check_accepted, submit_each
+from onejob.celery.submit import admit, answer
 from onejob.errors import StoreBusyError
 from onejob.jobs.model import Admission
 from onejob.observability import tracing
@@ -26,17 +23,57 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.jobs.model import Submission
+    from onejob.celery.result import AsyncResult
     from onejob.observability.tracing import SubmissionSpan
 
-ALONE = frozenset({"session", "producer", "task_id", "webhook_url"})
+ALONE = frozenset({"session", "producer", "task_id"})
 """Options of `apply_async` with which a call is submitted alone."""
-NotPrepared: TypeAlias = "Deferred[AsyncResult[Any]] | Exception"
-"""What submits a call alone, or its error."""
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
+
+
+def admit_batch(
+    app: Celery,
+    items: Sequence[Item],
+    prepare_item: Callable[[Item], Prepared | Deferred[Reply] | Reply],
+    reply_to: Callable[[Item, Prepared, Admission | Exception], Reply],
+) -> list[Reply | Deferred[Reply] | Exception]:
+    """Submit the calls of many coroutines in a few round trips, and return the reply to each.
+
+    `prepare_item` returns what is to be submitted, or the reply. What it or `reply_to` raises is the reply, too. A call
+    whose row another transaction has locked is submitted again in a thread of its own.
+    """
+
+    def reply(item: Item, prepared: Any, admission: Admission | Exception) -> Any:
+        return _or_error(partial(reply_to, item, prepared, admission))
+
+    def admit_alone(item: Item, prepared: Any) -> Any:
+        return reply(item, prepared, admit(app, [prepared])[0])
+
+    steps = [_or_error(partial(prepare_item, item)) for item in items]
+    together = [each for each in steps if isinstance(each, Prepared)]
+    admissions = iter(admit(app, together, wait_for_locks=False) if together else ())
+    replies: list[Any] = []
+    for item, step in zip(items, steps, strict=True):
+        admission = next(admissions) if isinstance(step, Prepared) else None
+        if admission is None:
+            replies.append(step)
+        elif isinstance(admission, StoreBusyError):
+            replies.append(Deferred(partial(admit_alone, item, step)))
+        else:
+            replies.append(reply(item, step, admission))
+    return replies
+
+
+def _or_error(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
+        return error
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class _Pending:
     """A call of `aapply_async`, in the context of its coroutine."""
 
     task: Any
@@ -47,67 +84,43 @@ class Call:
     context: Context = field(default_factory=copy_context)
     span: SubmissionSpan = tracing.NO_SPAN
 
-    def prepare(self) -> Submission | NotPrepared:
-        """Return the submission of the call, or why it has none."""
-        try:
-            if self.stands_alone():
-                return Deferred(self.submit_alone)
-            check_call_options(self.options)
-            options = {name: value for name, value in self.options.items() if value is not None}
-            key = options.pop("idempotency_key", None)
-            return prepare_submission(self.task, self.kwargs, args=self.args, source="apply_async", key=key, **options)
-        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
-            return error
+    def prepare(self) -> Prepared | Deferred[AsyncResult[Any]]:
+        """Return the call with its submission, or what submits it alone."""
+        return self.context.run(self._prepare)
+
+    def _prepare(self) -> Prepared | Deferred[AsyncResult[Any]]:
+        if self.stands_alone():
+            return Deferred(partial(_or_error, self.submit_alone))
+        options = {name: value for name, value in self.options.items() if value is not None}
+        key, webhook_url = options.pop("idempotency_key", None), options.pop("webhook_url", None)
+        return prepare(
+            Call(
+                self.task, Caller.of(self.task.app), tuple(self.args), dict(self.kwargs), options, key=key,
+                webhook_url=webhook_url,
+            )
+        )  # fmt: skip
 
     def stands_alone(self) -> bool:
         """Return whether the call is submitted by `apply_async`, not in a batch with others."""
-        app_state = app_state_of(self.task.app)
-        return (
-            self.alone
-            or any(self.options.get(name) is not None for name in ALONE)
-            or app_state.is_eager
-            or options_of(self.task).webhook_url is not None
+        given = any(self.options.get(name) is not None for name in ALONE)
+        return self.alone or given or app_state_of(self.task.app).is_eager
+
+    def submit_alone(self) -> AsyncResult[Any]:
+        """Submit the call as `apply_async` does."""
+        result: AsyncResult[Any] = self.context.run(
+            self.task.apply_async, tuple(self.args), dict(self.kwargs), **self.options
         )
-
-    def submit_alone(self) -> AsyncResult[Any] | Exception:
-        """Submit the call as `apply_async` does; return its result or its error."""
-        try:
-            result: AsyncResult[Any] = self.context.run(
-                self.task.apply_async, tuple(self.args), dict(self.kwargs), **self.options
-            )
-        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
-            return error
         return result
 
-    def finish(self, submission: Submission, admission: Admission | Exception) -> AsyncResult[Any] | NotPrepared:
-        """Return the result of the call, or its error. A call whose row is locked is submitted alone."""
-        if isinstance(admission, StoreBusyError):
-            return Deferred(self.submit_alone)
-        if not isinstance(admission, Admission):
-            return admission
-        self.span.record([admission])
-        try:
-            check_accepted(submission, self.options.get("idempotency_key"), admission)
-        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
-            return error
-        result: AsyncResult[Any] = AsyncResult.of(admission, self.task.app)
-        result.ignored = bool(self.options.get("ignore_result", self.task.ignore_result))
-        return result
+    def answer(self, prepared: Prepared, admission: Admission | Exception) -> AsyncResult[Any]:
+        """Return the result of the call. Raises its error."""
+        if isinstance(admission, Admission):
+            self.span.record([admission])
+        return answer(prepared.call, admission)
 
 
-def _submission_batcher(app: Celery) -> Batcher[Call, AsyncResult[Any]]:
-    return Batcher(partial(_submit_batch, app))
-
-
-def _submit_batch(app: Celery, calls: Sequence[Call]) -> list[AsyncResult[Any] | NotPrepared]:
-    """Submit many calls in a few round trips."""
-    prepared = [call.context.run(call.prepare) for call in calls]
-    together = [each for each in prepared if not isinstance(each, Deferred | Exception)]
-    admissions = iter(submit_each(app, together, wait_for_locks=False) if together else ())
-    return [
-        each if isinstance(each, Deferred | Exception) else call.finish(each, next(admissions))
-        for call, each in zip(calls, prepared, strict=True)
-    ]
+def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:
+    return Batcher(partial(admit_batch, app, prepare_item=_Pending.prepare, reply_to=_Pending.answer))
 
 
 async def submit(
@@ -122,7 +135,7 @@ async def submit(
         return task.apply_async(args, kwargs, **options)
     if hasattr(options.get("session"), "run_sync"):
         return await _run_in_session(partial(task.apply_async, args, kwargs), options)
-    call, batcher = Call(task, args, kwargs, options, alone), app_state_of(task.app).for_loop(_submission_batcher)
+    call, batcher = _Pending(task, args, kwargs, options, alone), app_state_of(task.app).for_loop(_submission_batcher)
     if tracing.tracer is tracing.NO_TRACER or call.stands_alone():
         return await batcher.process(call)
     with tracing.tracer.submit(str(task.name), "apply_async") as span:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import timeout_options
 from onejob.celery.message import has_canvas, loads
-from onejob.celery.send import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,7 @@ def push_message(app: Celery | None, ledger: Ledger, job: Job) -> WireMessage | 
     """Return the message of a job if the store of `ledger` can push it; None if a sweeper has to publish the job."""
     if app is None or job.wake_task is not None or not app_state_of(app).owns(ledger):
         return None
-    return message_of(app, job)
+    return app_state_of(app).publisher.message_of(job)
 
 
 def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:

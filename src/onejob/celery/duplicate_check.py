@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.call import Call, Caller, build, resolve_call
 from onejob.celery.options import options_of, tasks_of
-from onejob.celery.submission import build_submission, dump_models, merge_options
-from onejob.celery.submitter import Caller
 from onejob.errors import InvalidArgumentsError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
@@ -69,12 +68,9 @@ def check_duplicate(
         raise InvalidArgumentsError(msg)
     with nullcontext() if submitter is None else submitting_as(submitter):
         caller = Caller.of(app)
-        args, kwargs = dump_models(task, tuple(args), dict(kwargs), {})
-        options = merge_options(task, args, kwargs, {}, caller)
-        submission = build_submission(
-            task, args, kwargs, options, caller=caller, source="check", on_duplicate=on_duplicate
-        )
-        text = options_of(task).identifier.describe(args, kwargs, caller.submitter.scope)
+        call = Call(task, caller, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
+        submission, (plain, named, _) = build(call), resolve_call(call)
+        text = options_of(task).identifier.describe(plain, named, caller.submitter.scope)
     existing, outcome = _resolve(ledger or app_state_of(app).ledger, submission)
     return DuplicateCheck(
         task_name, submission.identity, text, submission.fingerprint, existing, outcome, _describe(existing, outcome)

@@ -9,12 +9,11 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.call import Call, Caller, Prepared, build
 from onejob.celery.control import broadcast_cancel, push_message, redrive
 from onejob.celery.message import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.options import tasks_of
-from onejob.celery.submission import build_submission, dump_models, merge_options
-from onejob.celery.submit import check_accepted, submit
-from onejob.celery.submitter import Caller
+from onejob.celery.submit import admit, check_accepted
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     InvalidArgumentsError,
@@ -176,14 +175,11 @@ def edit(
         raise NotResubmittableError(job.id, "it is a member of a canvas (links, chain, group or chord)")
     own = (options.get("headers") or {}).get(SUBMITTER_HEADER)
     with submitting_as(Submitter(own or "", own_jobs=own is not None, quotas=NO_QUOTAS)):
-        caller = Caller.of(app)
         given = message.args if args is None else args, message.kwargs if kwargs is None else kwargs
         check(message.task, task, *given)
-        positional, named = dump_models(task, tuple(given[0]), dict(given[1]), {})
-        merged = merge_options(task, positional, named, {}, caller)
+        call = Call(task, Caller.of(app), tuple(given[0]), dict(given[1]), source=f"edit of job {job.id}")
         with tracing.tracer.submit(message.task, "edit") as span:
-            source = f"edit of job {job.id}"
-            submission = build_submission(task, positional, named, merged, caller=caller, source=source)
+            submission = build(call)
             submission = replace(
                 submission, options=json.dumps(options | trace_of(submission.options)), route=job.route,
                 priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter, wake_task=job.wake_task,
@@ -191,12 +187,14 @@ def edit(
                 key_for=max(ledger.policy.tombstone_retention, submission.key_for),
             )  # fmt: skip
             _check_arguments_run(ledger, job, submission)
-            admission = submit(task, submission)
+            (admission,) = admit(app, [Prepared(call, submission)])
+            if isinstance(admission, Exception):
+                raise admission
             span.record([admission])
     if admission.key_reused:
         msg = f"it was edited before, and job {admission.job.id} was submitted in its place"
         raise NotResubmittableError(job.id, msg)
-    check_accepted(submission, None, admission)
+    check_accepted(call, admission)
     for webhook in ledger.followers(job.id, limit=WEBHOOK_LIMIT):
         if webhook.task == WEBHOOK:
             create_webhooks(task, ledger, submission, admission, WebhookPayload.from_job(webhook).url)

@@ -1,21 +1,30 @@
-"""Publishes the messages of jobs to the broker, within a timeout."""
+"""Publishes the messages of jobs: by the store where that is the broker's Redis, otherwise by Celery from this process.
+
+A message is a hint, the ledger has the job: sending one twice is harmless, and a sweeper publishes what was not sent.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.crc import key_slot
 
-from onejob.celery.broker import Broker, is_reset, queue_length
+from onejob.celery.broker import TRIES, Broker, is_reset, queue_length
+from onejob.celery.message import MARK, decode, loads
 from onejob.celery.redis_broker import RedisBroker, is_writable
-from onejob.celery.sender import DECLARE, NO_DECLARE, Sender
-from onejob.celery.wire import kind_of
-from onejob.errors import BrokerUnavailableError, describe
+from onejob.celery.routing import ResolvedRouter
+from onejob.errors import BrokerUnavailableError, StoreError, describe
+from onejob.ledger.publication import note_unsent
+from onejob.observability.logs import log_warning
+from onejob.observability.tracing import TRACE_CONTEXT
 from onejob.stores.protocol import MessagePushingStore
 
 if TYPE_CHECKING:
@@ -23,12 +32,15 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from onejob.celery.message import Message
     from onejob.celery.routing import Routing
-    from onejob.celery.wire import MessageKind
     from onejob.jobs.model import Job, Submission, WireMessage
-    from onejob.stores.protocol import Store
+    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
+DECLARE: dict[str, Any] = {"retry": True, "retry_policy": TRIES}
+NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
+"""Options for a message whose queue was declared for an earlier message."""
 PRECONDITION_FAILED = 406
 """The code of RabbitMQ's channel error for a queue that exists with other arguments than this app declares."""
 OUTAGE_PAUSE = 5.0
@@ -38,22 +50,23 @@ OUTAGE_PAUSE = 5.0
 class Publisher:
     """Publishes the messages of one app. `timeout`: seconds until an operation of the broker fails."""
 
-    def __init__(self, app: Celery, timeout: float, routing: Routing, store: Callable[[], Store]) -> None:
+    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
         self._app = app
         self._routing = routing
-        self._store = store
+        self._ledger = ledger
         self._broker = Broker(app, timeout)
-        self._sender = Sender(app, routing)
         self._redis_brokers: dict[int, RedisBroker | None] = {}
         self._away_until = 0.0
-
-    def priority_rank(self, options: Mapping[str, Any]) -> int:
-        """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
-        return self._sender.priority_rank(options)
 
     def is_own(self, producer: Any) -> bool:
         """Tell whether a producer that a caller gives sends to this app's broker. None does."""
         return self._broker.is_own(producer)
+
+    def queue_lengths(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of messages in each queue; 0 for one that does not exist. Raises the transport's errors."""
+        with self._broker.producer() as producer:
+            connection = producer.channel and producer.connection  # which its channel has opened
+            return {name: queue_length(connection, name) or 0 for name in names}
 
     def close(self) -> None:
         """Close this process's connections. The next message opens new ones."""
@@ -62,92 +75,44 @@ class Publisher:
         if redis_broker is not None:
             redis_broker.close()
 
-    # --- messages that the store pushes -----------------------------------------------------------------------------
+    # --- messages of jobs in the ledger: a sweeper publishes what is not sent here ----------------------------------
 
-    @cached_property
-    def store_pushes(self) -> bool:
-        """Whether the store can push messages at all: whether to this broker, `message_for` knows."""
-        return self._place is not None
-
-    @property
-    def fuses(self) -> bool:
-        """Whether the store can push messages, as it is the broker's Redis; False while that cannot be reached."""
-        return self._fused_broker() is not None
-
-    def message_for(
-        self, kind: MessageKind, job_id: str, payload: str, *, retries: int = 0, root_id: str | None = None,
-        parent_id: str | None = None,
-    ) -> WireMessage | None:  # fmt: skip
-        """Return a message that the store can push; None if it has to be published in a second step."""
-        broker = self._fused_broker()
-        if broker is None:
-            return None
-        for is_last in (False, True):  # the server may have closed an idle connection
-            try:
-                message = broker.write(kind, job_id, payload, retries=retries, root_id=root_id, parent_id=parent_id)
-            except SoftTimeLimitExceeded:
-                raise
-            except Exception as error:  # noqa: BLE001 - the second step raises it
-                if is_last or not is_reset(error):
-                    self._note(error)
-                    return None
-            else:
-                return message if message is None or self._can_push(broker, message) else None
-        return None
-
-    def _can_push(self, broker: RedisBroker, message: WireMessage) -> bool:
-        """Return whether one script can write the ledger and a message's list: in a cluster, only in one slot."""
-        if not broker.is_cluster:
+    def try_publish(self, job: Job, *, pushed: WireMessage | None = None) -> bool:
+        """Send the message of a job, unless the store has `pushed` one. Returns whether the broker accepts messages."""
+        if pushed is not None:
             return True
-        store = self._store()
-        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
+        errors = self.publish_stored([job])
+        for error in (errors or {}).values():
+            log_warning("job %s is in the ledger, the sweeper will try to publish it: %s", job.id, describe(error))
+        return errors is not None
 
-    def message_of(self, job: Job | Submission) -> WireMessage | None:
-        """Return the same for a job, or for a submission."""
-        kind, parents = kind_of(job)
-        return self.message_for(kind, job.id, job.payload, retries=job.retries, **parents)
+    def publish_stored(self, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception] | None:
+        """Send the messages of jobs, until the broker fails: then None.
 
-    def _fused_broker(self) -> RedisBroker | None:
-        if self._place is None or time.monotonic() < self._away_until:
-            return None
+        Returns, by job id, the exceptions for the messages that cannot be sent, whatever the state of the broker.
+        """
         try:
-            broker = self._redis_broker()
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - the second step raises it
-            self._note(error)
-            return None
-        return broker if broker is not None and broker.place == self._place else None
-
-    def _note(self, error: Exception) -> None:
-        if self._broker.is_outage(error):
-            self._away_until = time.monotonic() + OUTAGE_PAUSE
-
-    @cached_property
-    def _place(self) -> str | None:
-        """Where the store can push messages."""
-        store = self._store()
-        return store.place if isinstance(store, MessagePushingStore) else None
-
-    def _redis_broker(self) -> RedisBroker | None:
-        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
-        pid = os.getpid()
-        if pid not in self._redis_brokers:
-            writable = is_writable(self._app)
-            self._redis_brokers[pid] = (
-                RedisBroker(self._app, self._broker, self._sender, self._routing) if writable else None
+            return self.publish_all(jobs, producer)
+        except BrokerUnavailableError as error:
+            log_warning(
+                "%s in the ledger, the sweeper will publish what was not sent: %s",
+                f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
+                error,
             )
-        return self._redis_brokers[pid]
+            with suppress(StoreError):  # nothing is lost: the messages are seen to be gone later
+                for job in jobs:
+                    note_unsent(self._ledger(), job)
+            return None
 
     # --- messages that this process sends ---------------------------------------------------------------------------
 
-    def publish(self, job: Job, producer: Any = None) -> None:
-        """Send the message of a job. Sending a message twice is harmless.
+    def publish(self, job: Job) -> None:
+        """Send the message of a job.
 
         Raises `BrokerUnavailableError` if the broker does not accept messages now, and any other exception if this
         message cannot be sent.
         """
-        for error in self.publish_all([job], producer).values():
+        for error in self.publish_all([job]).values():
             raise error
 
     def publish_all(self, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception]:
@@ -170,12 +135,6 @@ class Publisher:
             msg = f"the broker did not accept a message: {describe(error)}"
             raise BrokerUnavailableError(msg) from error
 
-    def queue_lengths(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of messages in each queue; 0 for one that does not exist. Raises the transport's errors."""
-        with self._broker.producer() as producer:
-            connection = producer.channel and producer.connection  # which its channel has opened
-            return {name: queue_length(connection, name) or 0 for name in names}
-
     def _push(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Push messages to a Redis broker in one round trip; return the jobs whose messages Celery has to send."""
         broker = self._redis_broker()
@@ -184,21 +143,18 @@ class Publisher:
         messages = {job.id: message for job in jobs if (message := self._write(broker, job)) is not None}
         try:
             broker.push(messages.values())
-        except Exception as error:
-            if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - Celery raises it again
+            self._raise_outage(error)
             logger.info("%d messages are sent again: %s", len(messages), error)
             return jobs
         return [job for job in jobs if job.id not in messages]
 
     def _write(self, broker: RedisBroker, job: Job) -> WireMessage | None:
-        kind, parents = kind_of(job)
         try:
-            return broker.write(kind, job.id, job.payload, retries=job.retries, **parents)
-        except Exception as error:
-            if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
-                raise
-            return None  # Celery raises it again
+            return broker.write(job)
+        except Exception as error:  # noqa: BLE001 - Celery raises it again
+            self._raise_outage(error)
+            return None
 
     def _send_all(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
         """Have Celery send messages, in one batch where the transport supports it."""
@@ -209,12 +165,11 @@ class Publisher:
         try:
             with self._broker.batch(producer) as batch:
                 for job, is_first in _mark_first(jobs) if batch else ():
-                    self._sender.send(job, batch, DECLARE if is_first else NO_DECLARE)
+                    self._send(job, batch, DECLARE if is_first else NO_DECLARE)
                 return batch is not None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - each is sent alone, and raises it again
             # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
-            if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
-                raise
+            self._raise_outage(error)
             logger.info("%d messages are sent again: %s", len(jobs), error)
             return False
 
@@ -223,21 +178,125 @@ class Publisher:
         for job, is_first in _mark_first(jobs):
             try:
                 self._send_or_repeat(job, producer, DECLARE if is_first else NO_DECLARE)
-            except Exception as error:
-                if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
-                    raise
+            except Exception as error:  # noqa: BLE001 - it is returned
+                self._raise_outage(error)
                 errors[job.id] = error
         return errors
 
     def _send_or_repeat(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
         """Send a message; once more after a channel error, which may be about an earlier message."""
         try:
-            self._sender.send(job, producer, publish_options)
+            self._send(job, producer, publish_options)
         except self._broker.channel_errors as error:
             if self._broker.is_outage(error):
                 raise
             exists = getattr(error, "code", None) == PRECONDITION_FAILED
-            self._sender.send(job, producer, DECLARE | ({"declare": []} if exists else {}))
+            self._send(job, producer, DECLARE | ({"declare": []} if exists else {}))
+
+    def _raise_outage(self, error: Exception) -> None:
+        """Raise an exception again that is not about one message."""
+        if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
+            raise error
+
+    def _send(
+        self, job: Job | Submission, producer: Any, publish_options: Mapping[str, Any],
+        send_task: Callable[..., object] | None = None,
+    ) -> None:  # fmt: skip
+        """Have Celery send the message of a job, along the job's route.
+
+        Raises what the transport raises, and for a malformed payload any exception.
+        """
+        message, options = decode(job.payload), self._routing.with_priority(loads(job.options), job.priority_rank)
+        for name in TRACE_CONTEXT:  # of the job, whose runs read it there
+            options.pop(name, None)
+        (send_task or self._app.send_task)(
+            message.task,
+            message.args,
+            message.kwargs,
+            task_id=job.id,
+            retries=job.retries,
+            producer=producer,
+            add_to_parent=False,
+            router=cast("Any", self._router_of(job, message, options, publish_options)),
+            **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
+        )
+
+    def _router_of(
+        self, job: Job | Submission, message: Message, options: Mapping[str, Any], publish_options: Mapping[str, Any]
+    ) -> ResolvedRouter:
+        """Return the router that sends a message by the route of its job."""
+        route = job.route
+        if not route:  # its submitter resolved none: another version of onejob
+            task = self._app.tasks.get(message.task)
+            named = task if task is not None else SimpleNamespace(name=message.task)
+            route, _ = self._routing.resolve(named, message.args, message.kwargs, options)
+        return ResolvedRouter({**self._routing.destination(route), **publish_options})
+
+    # --- messages that the store pushes -----------------------------------------------------------------------------
+
+    @cached_property
+    def store_pushes(self) -> bool:
+        """Whether the store can push messages at all: whether to this broker, `message_of` knows."""
+        return self._store_place is not None
+
+    def message_of(self, job: Job | Submission, **changes: Any) -> WireMessage | None:
+        """Return the message of a job, after `changes`, for the store to push; None if it has to be sent afterwards."""
+        broker = self._shared_broker()
+        if broker is None:
+            return None
+        changed = replace(job, **changes) if changes else job
+        for is_last in (False, True):  # the server may have closed an idle connection
+            try:
+                message = broker.write(changed)
+            except SoftTimeLimitExceeded:
+                raise
+            except Exception as error:  # noqa: BLE001 - the second step raises it
+                if is_last or not is_reset(error):
+                    self._note_outage(error)
+                    return None
+            else:
+                return message if message is None or self._can_push(broker, message) else None
+        return None
+
+    def _can_push(self, broker: RedisBroker, message: WireMessage) -> bool:
+        """Return whether one script can write the ledger and a message's list: in a cluster, only in one slot."""
+        if not broker.is_cluster:
+            return True
+        store = self._ledger().store
+        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
+
+    def _shared_broker(self) -> RedisBroker | None:
+        """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
+        if self._store_place is None or time.monotonic() < self._away_until:
+            return None
+        try:
+            broker = self._redis_broker()
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - the second step raises it
+            self._note_outage(error)
+            return None
+        return broker if broker is not None and broker.place == self._store_place else None
+
+    def _note_outage(self, error: Exception) -> None:
+        if self._broker.is_outage(error):
+            self._away_until = time.monotonic() + OUTAGE_PAUSE
+
+    @cached_property
+    def _store_place(self) -> str | None:
+        """Where the store can push messages."""
+        store = self._ledger().store
+        return store.place if isinstance(store, MessagePushingStore) else None
+
+    def _redis_broker(self) -> RedisBroker | None:
+        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
+        pid = os.getpid()
+        if pid not in self._redis_brokers:
+            writable = is_writable(self._app)
+            self._redis_brokers[pid] = (
+                RedisBroker(self._app, self._broker, self._routing, self._send) if writable else None
+            )
+        return self._redis_brokers[pid]
 
 
 def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:

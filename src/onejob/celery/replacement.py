@@ -27,7 +27,6 @@ from onejob.celery.message import (
     with_replacement,
 )
 from onejob.celery.options import options_of
-from onejob.celery.send import message_of, publish
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Outcome
@@ -131,13 +130,14 @@ def replace_job(
 
 
 def replace_and_publish(app: Celery, job: Job, submission: Submission, *, request_id: str | None = None) -> Job:
-    """Do the same, and publish the job if it is due."""
+    """Let a running job go on as a submission with its id, and publish it if it is due. Raises `StaleTokenError`."""
     is_due = submission.delay <= 0
     changes = {name: getattr(submission, name) for name in ("payload", "options", "route", "retries")}
-    message = message_of(app, job, **changes) if is_due else None
-    replaced = replace_job(app_state_of(app).ledger, job, submission, message, request_id)
+    app_state = app_state_of(app)
+    message = app_state.publisher.message_of(job, **changes) if is_due else None
+    replaced = replace_job(app_state.ledger, job, submission, message, request_id)
     if is_due and not replaced.state.final:
-        publish(app, replaced, pushed=message)
+        app_state.publisher.try_publish(replaced, pushed=message)
     return replaced
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.app.routes import MapRoute
+from celery.utils.nodenames import gethostname
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 from kombu.compression import encoders, get_encoder
 from kombu.serialization import dumps
 
-from onejob.celery.message import CANVAS, TRANSIENT, decode
-from onejob.errors import InvalidArgumentsError
+from onejob.celery.message import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
+from onejob.errors import InvalidArgumentsError, InvalidPayloadError
 from onejob.jobs.route import Route
 
 if TYPE_CHECKING:
@@ -21,23 +22,48 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from onejob.uniqueness.canonical_json import Limits
+
 DESTINATION = ("queue", "exchange", "routing_key", "exchange_type")
 """The options that a route replaces."""
 UNPUBLISHABLE = "onejob: the message of this job cannot be sent"
 """The note on every exception that a caller gets for such a message."""
 _ALWAYS_ENCODE = frozenset({"json", "pickle"})
 """Serializers that encode whatever is stored as a payload."""
+PLAN_LIMIT = 512
+"""How many plans are kept; then all are forgotten."""
+_VARYING = TRANSIENT | {"root_id", "parent_id"}
+_OFTEN_ABSENT = _VARYING - {"expires"}
+"""Celery gives an expiry with every call, which is mostly None."""
+_SIMPLE = frozenset({str, int, float, bool})
+"""The types of the options by which plans are found. Any other may be changed later, or cannot be compared."""
+
+
+class Plan(NamedTuple):
+    """How the messages of some calls are sent: of one task with the same options, checked and encoded once."""
+
+    route: str
+    options: str
+    """The options of the message as JSON, without the ids of the run that submits it."""
+    priority_rank: int
+    canvas: bool
+    sent_options: Mapping[str, Any]
+    always_encodes: bool
+    """Whether the message can be encoded whatever its arguments are."""
+    host: str
+    shared: bool
+    """Whether other arguments, with the same options, have the same plan."""
 
 
 class Routing:
     """The routes of one app. They are cached unless a router function, which may read the arguments, decides."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, limits: Limits) -> None:
         self._app: Any = app
+        self._limits = limits
+        self._plans: dict[tuple[Any, ...] | None, Plan] = {}
         self._router: Any = None
         self._is_static = False
-        self.version = 0
-        """A number that changes when the routes do."""
         self._cache: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
         self._queues: dict[str, Queue | None] = {}
         """Queues that the app's settings do not have, by name; None for one that this app does not declare."""
@@ -53,6 +79,67 @@ class Routing:
         if router is not self._router:
             self._use_router(router)
         return self._is_static
+
+    def plan(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], scope: str | None
+    ) -> Plan:
+        """Return the plan of a call; a new one where the arguments or the options could be others next time.
+
+        `scope`: the name of a submitter with own jobs. Raises what `resolve` and `encode_options` raise.
+        """
+        is_static = self.is_static()
+        if options.get("expires") is not None or not _OFTEN_ABSENT.isdisjoint(options):
+            options = {name: value for name, value in options.items() if name not in _VARYING}
+        key = (task.name, scope, *options.items())
+        try:
+            plan = self._plans.get(key)
+        except TypeError:  # an option that cannot be compared, such as headers
+            plan = None
+        return plan or self._new_plan(task, args, kwargs, options, scope, key if is_static else None)
+
+    def _new_plan(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
+        scope: str | None, key: tuple[Any, ...] | None,
+    ) -> Plan:  # fmt: skip
+        """Return a new plan; with a `key` it is kept if its options are simple ones.
+
+        It binds all tasks of the app: a misconfigured one raises its error before any job.
+        """
+        if not self._app.finalized:
+            self._app.finalize(auto=True)
+        options = {name: value for name, value in options.items() if value is not None}
+        _check_time_limits(task, options)
+        shared = key is not None and _SIMPLE.issuperset(map(type, options.values()))
+        if scope is not None:
+            options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
+        route, sent_options = self.resolve(task, args, kwargs, options)
+        plan = Plan(
+            route=route, options=encode_options(sent_options, self._limits),
+            priority_rank=self.priority_rank(sent_options), canvas=has_canvas(options), sent_options=sent_options,
+            always_encodes=self.always_encodes(sent_options), host=gethostname(), shared=shared,
+        )  # fmt: skip
+        if shared:
+            if len(self._plans) >= PLAN_LIMIT:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
+
+    def priority_rank(self, options: Mapping[str, Any]) -> int:
+        """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
+        priority = options.get("priority")
+        return priority * self._priority_sign if isinstance(priority, int) else 0
+
+    def with_priority(self, options: dict[str, Any], priority_rank: int) -> dict[str, Any]:
+        """Return options with the priority of a job, which an equal submission may have raised."""
+        if self.priority_rank(options) == priority_rank:
+            return options
+        return {**options, "priority": priority_rank * self._priority_sign}
+
+    @cached_property
+    def _priority_sign(self) -> int:
+        """1, or -1 on Redis, where 0 is the highest priority."""
+        transport = self._app.connection_for_write().transport_cls
+        return -1 if transport in {"redis", "rediss", "sentinel"} else 1
 
     def resolve(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
@@ -132,8 +219,7 @@ class Routing:
 
     def _use_router(self, router: Any) -> None:
         """Forget the routes of an earlier router: a change of the settings replaces it."""
-        self._router, self._cache = router, {}
-        self.version += 1
+        self._router, self._cache, self._plans = router, {}, {}
         self._is_static = all(isinstance(each, MapRoute) for each in router.routes)
 
     def _route(
@@ -189,6 +275,14 @@ class ResolvedRouter:
     def route(self, options: Mapping[str, Any], *_: Any) -> dict[str, Any]:
         """Return options with the destination."""
         return {**options, **self._destination}
+
+
+def _check_time_limits(task: Any, options: Mapping[str, Any]) -> None:
+    """Raise `InvalidPayloadError`, a `ValueError` as Celery's, for limits of which the soft one is never reached."""
+    soft, hard = options.get("soft_time_limit"), options.get("time_limit")
+    if soft and hard and soft > hard:
+        msg = f"task {task.name}: soft_time_limit must be less than or equal to time_limit, not {soft} and {hard}"
+        raise InvalidPayloadError(msg)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Submits to the ledger what calls ask for, and publishes the messages of new jobs."""
+"""Submits calls to the ledger, and publishes their messages: `admit`; `answer` is what a caller gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.message import decode, replacement_depth
 from onejob.celery.options import options_of
 from onejob.celery.replacement import resume
-from onejob.celery.send import creates_webhooks, needs_message, publish, publish_due
+from onejob.celery.result import AsyncResult
+from onejob.celery.routing import UNPUBLISHABLE
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     DuplicateJobError,
@@ -17,28 +18,139 @@ from onejob.errors import (
     PartlySubmittedError,
     QuotaExceededError,
     StoreError,
+    StoreRefusedError,
     StoreUnavailableError,
     TaskIdReusedError,
+    describe,
 )
 from onejob.jobs.model import Admission, Duplicate, Outcome
+from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from celery import Celery
 
+    from onejob.celery.app_state import AppState
+    from onejob.celery.call import Call, Prepared
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Job, MessageOf, Submission
     from onejob.ledger.ledger import Ledger
     from onejob.observability.events import JobEvent
     from onejob.transactions.sessions import OpenTransaction
 
+    Results = list[Admission | Exception]
+
+
+def admit(
+    app: Celery, prepared: Sequence[Prepared], *, session: object = None, producer: Any = None,
+    wait_for_locks: bool = True,
+) -> Results:  # fmt: skip
+    """Submit calls that were prepared, create their webhooks and publish the messages of new jobs.
+
+    Returns for each call its admission, or the error that says why it has none; a message that cannot be sent
+    withdraws its job. A `StoreUnavailableError`, such as the `StoreBusyError` of `wait_for_locks=False`, is the result
+    of all of them: the caller may submit all again. If the broker fails, sweepers publish what was not sent.
+
+    With a `session` the jobs are written in its transaction, and published after its commit, by a sweeper if
+    necessary; errors of the database are the driver's, and raised.
+    """
+    if session is not None:
+        return _admit_in_session(app, prepared, session)
+    app_state = app_state_of(app)
+    ledger, publisher = app_state.ledger, app_state.publisher
+    message_of = publisher.message_of if publisher.store_pushes and publisher.is_own(producer) else None
+    admitted = _submit(ledger, [each.submission for each in prepared], message_of, wait_for_locks=wait_for_locks)
+    results = _accept(ledger, prepared, admitted)
+    withdrawn = _publish_due(app_state, prepared, admitted, producer)
+    if not withdrawn:
+        return results
+    return [withdrawn.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
+
+
+def answer(call: Call, admission: Admission | Exception) -> AsyncResult[Any]:
+    """Return the result of a call.
+
+    Raises the error of a submission that was not admitted; `KeyReuseMismatchError` or `DuplicateJobError` for one that
+    was rejected.
+    """
+    if isinstance(admission, Exception):
+        raise admission
+    check_accepted(call, admission)
+    return result_of(call, admission)
+
+
+def check_accepted(call: Call, admission: Admission) -> None:
+    """Raise `KeyReuseMismatchError` or `DuplicateJobError` for a submission that was rejected."""
+    if admission.key_reused:
+        raise KeyReuseMismatchError(str(call.key), admission.job.id)
+    if admission.outcome is Outcome.REJECTED:
+        raise DuplicateJobError(admission.job.id, admission.job.state, str(call.task.name))
+
+
+def result_of(call: Call, admission: Admission) -> AsyncResult[Any]:
+    """Return the result of a submission, and add it to the children of the run in which it was made, if any."""
+    result: AsyncResult[Any] = AsyncResult.of(admission, call.task.app)
+    result.ignored = bool(call.options.get("ignore_result", call.task.ignore_result))
+    if call.caller.parent is not None and call.options.get("add_to_parent", True):
+        call.caller.parent.add_trail(result)
+    return result
+
+
+def all_admitted(results: Results) -> list[Admission]:
+    """Return results that are all admissions. Raises the first error if none is, else `PartlySubmittedError`."""
+    if results and not any(isinstance(each, Admission) for each in results):
+        raise cast("Exception", results[0])
+    return PartlySubmittedError.checked(results)
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
 
 def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
     """Submit a job. A job that waits for a replacement with this id goes on as it. Raises `TaskIdReusedError`."""
-    admission = ledger.submit(submission)
+    return _settle(ledger, submission, ledger.submit(submission))
+
+
+def check_task(job: Job, task: str) -> None:
+    """Raise `TaskIdReusedError` unless a job is one of a task, or was replaced by it."""
+    if task != job.task and task != decode(job.payload).task:
+        raise TaskIdReusedError(job.id, task, job.task)
+
+
+def _submit(
+    ledger: Ledger, submissions: Sequence[Submission], message_of: MessageOf | None, *, wait_for_locks: bool
+) -> Results:
+    """Submit each, so that an error is the result of those only that it concerns."""
+    try:
+        admissions = ledger.submit_many(submissions, wait_for_locks=wait_for_locks, message_of=message_of)
+    except StoreUnavailableError as error:
+        return [error for _ in submissions]
+    except PartlySubmittedError as error:
+        results: Results = [*error.results]  # type: ignore[list-item] # admissions and errors
+    except (StoreError, QuotaExceededError) as error:
+        if len(submissions) > 1 and isinstance(error, StoreRefusedError):
+            return [
+                result
+                for each in submissions
+                for result in _submit(ledger, [each], message_of, wait_for_locks=wait_for_locks)
+            ]
+        return [error for _ in submissions]
+    else:
+        results = [*admissions]
+    for number, (submission, result) in enumerate(zip(submissions, results, strict=True)):
+        if isinstance(result, Admission):
+            try:
+                results[number] = _settle(ledger, submission, result)
+            except (StoreError, TaskIdReusedError) as error:
+                results[number] = error
+    return results
+
+
+def _settle(ledger: Ledger, submission: Submission, admission: Admission) -> Admission:
+    """Return the answer to a submission whose id may be that of an earlier job. Raises `TaskIdReusedError`."""
     own = admission.follower or admission.job
     if own.id != submission.id or own.submission_nonce == submission.nonce:
         return admission
@@ -48,197 +160,126 @@ def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
     return admission
 
 
-def check_task(job: Job, task: str) -> None:
-    """Raise `TaskIdReusedError` unless a job is one of a task, or was replaced by it."""
-    if task != job.task and task != decode(job.payload).task:
-        raise TaskIdReusedError(job.id, task, job.task)
+# --- an admission -----------------------------------------------------------------------------------------------------
 
 
-def submit(
-    task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
-) -> Admission:
-    """Submit to the app's ledger, and publish the message. Raises `QuotaExceededError`.
-
-    Raises what the transport raises for a message that cannot be sent, after the job was withdrawn (see `_withdraw`).
-    """
-    ledger = app_state_of(task.app).ledger
-    admission = submit_to_ledger(ledger, submission)
-    if creates_webhooks(task, webhook_url):
-        send = partial(publish_due, task.app, [submission], producer=producer)
-        _send(task, ledger, [submission], [admission], send, webhook_url)
-        return admission
-    if needs_message(submission, admission):
-        unsent = publish_due(task.app, [submission], [admission], producer=producer, has_webhooks=False)
-        _raise_first(unsent.values())
-    _warn_of_unused_arguments(task.app, [submission], [admission])
-    return admission
+def _accept(ledger: Ledger, prepared: Sequence[Prepared], admitted: Results) -> Results:
+    """Create the webhooks of the calls that were admitted, and return the results: an error where one was refused."""
+    results: Results = []
+    for (call, submission), admission in zip(prepared, admitted, strict=True):
+        result = admission
+        if isinstance(admission, Admission):
+            _warn_of_unused_arguments(call.task.app, submission, admission)
+            try:
+                if call.check_answer is not None:
+                    call.check_answer(admission)
+                if call.has_webhooks:
+                    create_webhooks(call.task, ledger, submission, admission, call.webhook_url)
+            except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
+                result = error
+        results.append(result)
+    return results
 
 
-def submit_many(
-    task: BoundTask, submissions: Sequence[Submission], *, webhook_url: str | None = None
-) -> list[Admission]:
-    """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest.
-
-    Jobs whose messages cannot be sent are withdrawn, as `submit` does, and the first of the errors is raised. Raises
-    `PartlySubmittedError` if the store or a quota refused some: the others are published; and the first of the errors
-    if none was admitted.
-    """
-    ledger = app_state_of(task.app).ledger
-    try:
-        results: Sequence[Any] = ledger.submit_many(submissions)
-    except PartlySubmittedError as error:
-        results = error.results
-    _send_admitted(task, ledger, submissions, results, partial(publish_due, task.app), webhook_url)
-    return _all_admitted(results)
-
-
-def _send_admitted(
-    task: BoundTask,
-    ledger: Ledger,
-    submissions: Sequence[Submission],
-    results: Sequence[Any],
-    send: Callable[..., Mapping[str, Exception]],
-    webhook_url: str | None,
-) -> None:
-    pairs = [pair for pair in zip(submissions, results, strict=True) if isinstance(pair[1], Admission)]
-    submissions, admissions = [each for each, _ in pairs], [each for _, each in pairs]
-    _send(task, ledger, submissions, admissions, partial(send, submissions), webhook_url)
-
-
-def _all_admitted(results: Sequence[Any]) -> list[Admission]:
-    """Return results that are all admissions. Raises the first error if none is, else `PartlySubmittedError`."""
-    if not any(isinstance(each, Admission) for each in results):
-        _raise_first(results)
-    return PartlySubmittedError.checked([*results])
-
-
-def _send(
-    task: BoundTask,
-    ledger: Ledger,
-    submissions: Sequence[Submission],
-    admissions: Sequence[Admission],
-    send: Callable[..., Mapping[str, Exception]],
-    webhook_url: str | None,
-) -> None:
-    """Store the webhooks of jobs, and send the messages of new ones even if a webhook is refused.
-
-    `send` returns, by job id, the errors of the jobs that it has withdrawn, the first of which is raised.
-    """
-    _warn_of_unused_arguments(task.app, submissions, admissions)
-    has_webhooks = creates_webhooks(task, webhook_url)
-    try:
-        if has_webhooks:
-            for submission, admission in zip(submissions, admissions, strict=True):
-                create_webhooks(task, ledger, submission, admission, webhook_url)
-    finally:
-        unsent = send(admissions, has_webhooks=has_webhooks)
-    _raise_first(unsent.values())
-
-
-def _warn_of_unused_arguments(
-    app: Celery, submissions: Sequence[Submission], results: Sequence[Admission | Exception]
-) -> None:
+def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Admission) -> None:
     """Log, once per task without `on_duplicate`, that a duplicate is answered by a job with other arguments."""
-    for submission, result in zip(submissions, results, strict=True):
-        if (
-            isinstance(result, Admission)
-            and result.outcome in {Outcome.ATTACHED, Outcome.REPLAYED}
-            and result.job.fingerprint != submission.fingerprint
-            and result.job.id != submission.id
-            and submission.task not in app_state_of(app).warned_tasks
-            and options_of(cast("BoundTask", app.tasks[submission.task])).attaches_by_default
-        ):
-            app_state_of(app).warned_tasks.add(submission.task)
-            log_warning(
-                "a duplicate of job %s is answered by that job, and its other arguments are not used: if they matter, "
-                "name them in unique_on of task %s, or set on_duplicate='replace' or 'run_again', which runs the "
-                "newest ones; on_duplicate='attach' says that they do not, and ends this warning",
-                result.job.id,
-                submission.task,
-            )
+    if (
+        admission.outcome in {Outcome.ATTACHED, Outcome.REPLAYED}
+        and admission.job.fingerprint != submission.fingerprint
+        and admission.job.id != submission.id
+        and submission.task not in (warned := app_state_of(app).warned_tasks)
+        and options_of(cast("BoundTask", app.tasks[submission.task])).attaches_by_default
+    ):
+        warned.add(submission.task)
+        log_warning(
+            "a duplicate of job %s is answered by that job, and its other arguments are not used: if they matter, "
+            "name them in unique_on of task %s, or set on_duplicate='replace' or 'run_again', which runs the "
+            "newest ones; on_duplicate='attach' says that they do not, and ends this warning",
+            admission.job.id,
+            submission.task,
+        )
 
 
-def _raise_first(errors: Iterable[Any]) -> None:
-    for error in errors:
-        raise error
+# --- publication ------------------------------------------------------------------------------------------------------
 
 
-def submit_each(app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Admission | Exception]:
-    """Submit many, of any tasks of an app; return an error in the place of each that failed.
+def needs_message(submission: Submission, admission: Admission) -> bool:
+    """Tell whether a submission made a job due now, new or rescheduled, whose message the store has not pushed."""
+    is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
+    return is_new_or_rescheduled and not admission.sent and submission.delay <= 0 and not admission.job.queued_next
 
-    A `StoreUnavailableError`, such as the `StoreBusyError` of `wait_for_locks=False`, is the result of all of them: the
-    caller may submit all again.
+
+def _publish_due(
+    app_state: AppState, prepared: Sequence[Prepared], admitted: Results, producer: Any
+) -> dict[str, Exception]:
+    """Publish the jobs that are due now because of their submissions; return the errors of the withdrawn ones, by id.
+
+    A job whose message cannot be sent, whatever the state of the broker, is withdrawn if its submission made it.
     """
-    ledger = app_state_of(app).ledger
-    results = _submit_isolated(ledger, submissions, wait_for_locks=wait_for_locks)
-    unsent = publish_due(app, submissions, results, has_webhooks=False)
-    _warn_of_unused_arguments(app, submissions, results)
-    return [unsent.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
-
-
-def _submit_isolated(
-    ledger: Ledger, submissions: Sequence[Submission], *, wait_for_locks: bool
-) -> list[Admission | Exception]:
-    try:
-        return [*ledger.submit_many(submissions, wait_for_locks=wait_for_locks)]
-    except StoreUnavailableError as error:
-        return [error for _ in submissions]
-    except PartlySubmittedError as error:
-        return [*error.results]  # type: ignore[list-item] # admissions and errors
-    except (StoreError, QuotaExceededError) as error:
-        if len(submissions) == 1:
-            return [error]
-        return [_submit_isolated(ledger, [each], wait_for_locks=wait_for_locks)[0] for each in submissions]
-
-
-def submit_in_session(
-    task: BoundTask, session: object, submissions: Sequence[Submission], *, webhook_url: str | None = None
-) -> list[Admission]:
-    """Submit in the transaction of a session. Messages are published after its commit, by a sweeper if necessary."""
-    ledger, transaction = app_state_of(task.app).ledger, transaction_of(session)
-    has_hook = transaction.reports_commit
-    inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
-    wake_in = None if has_hook else 0.0
-
-    def send_after_commit(
-        submissions: Sequence[Submission], admissions: Sequence[Admission], **_: bool
-    ) -> dict[str, Exception]:
-        for submission, admission in zip(submissions, admissions, strict=True):
-            if needs_message(submission, admission) and has_hook:
-                transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
+    due = {
+        each.job.id: (call, each)
+        for (call, submission), each in zip(prepared, admitted, strict=True)
+        if isinstance(each, Admission) and needs_message(submission, each)
+    }
+    if not due:
         return {}
+    errors = app_state.publisher.publish_stored([each.job for _, each in due.values()], producer) or {}
+    return {
+        job_id: error
+        for job_id, error in errors.items()
+        if (found := due[job_id])[1].outcome is Outcome.ADMITTED
+        and _withdraw(app_state.ledger, found[1].job, error, has_webhooks=found[0].has_webhooks)
+    }
 
-    results = [_submit_inside(inner, each, wake_in) for each in submissions]
-    _send_admitted(task, inner, submissions, results, send_after_commit, webhook_url)
-    admissions = _all_admitted(results)
-    for submission, admission in zip(submissions, admissions, strict=True):
+
+def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool) -> bool:
+    """Undo the admission of a job whose message cannot be sent; False if a worker has claimed it nevertheless.
+
+    It fails, so that the duplicates and webhooks that are attached to it already have an end, too. Without any, no row
+    is left.
+    """
+    applied = fail_unpublishable(ledger, job, f"its message could not be sent: {describe(error)}")
+    if not applied.applied or applied.job is None:
+        return False
+    error.add_note(UNPUBLISHABLE)
+    if applied.job.duplicate_count == 0 and not has_webhooks:
+        ledger.remove(applied.job)
+    return True
+
+
+# --- in a transaction of the caller -----------------------------------------------------------------------------------
+
+
+def _admit_in_session(app: Celery, prepared: Sequence[Prepared], session: object) -> Results:
+    app_state, transaction = app_state_of(app), transaction_of(session)
+    ledger, has_hook = app_state.ledger, transaction.reports_commit
+    inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
+    admitted: Results = [_submit_inside(inner, each.submission, None if has_hook else 0.0) for each in prepared]
+    results = _accept(inner, prepared, admitted)
+    for (_, submission), admission in zip(prepared, admitted, strict=True):
+        if not isinstance(admission, Admission):
+            continue
+        if has_hook and needs_message(submission, admission):
+            transaction.after_commit(partial(app_state.publisher.try_publish, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             # SQLite has one writer: outside the transaction, the record would wait for its end.
             _record_duplicate(inner if transaction.dialect == "sqlite" else ledger, submission, admission)
-    return admissions
+    return results
 
 
-def _submit_inside(ledger: Ledger, submission: Submission, wake_in: float | None) -> Admission | QuotaExceededError:
+def _submit_inside(ledger: Ledger, submission: Submission, wake_in: float | None) -> Admission | Exception:
     try:
         admission = ledger.submit(submission, wake_in=wake_in)
-    except QuotaExceededError as error:
+        own = admission.follower or admission.job
+        if own.id == submission.id:
+            check_task(own, submission.task)
+    except (QuotaExceededError, TaskIdReusedError) as error:
         return error
-    own = admission.follower or admission.job
-    if own.id == submission.id:
-        check_task(own, submission.task)
     return admission
 
 
 def _emit_after_commit(transaction: OpenTransaction, ledger: Ledger, event: JobEvent) -> None:
     transaction.after_commit(partial(ledger.emit, event))
-
-
-def check_accepted(submission: Submission, key: str | None, admission: Admission) -> None:
-    """Raise `KeyReuseMismatchError` or `DuplicateJobError` for a submission that was rejected."""
-    if admission.key_reused:
-        raise KeyReuseMismatchError(str(key), admission.job.id)
-    if admission.outcome is Outcome.REJECTED:
-        raise DuplicateJobError(admission.job.id, admission.job.state, submission.task)
 
 
 def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admission) -> None:

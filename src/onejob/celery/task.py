@@ -9,23 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, cast, ove
 from celery import states
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.call import Call, Caller, check_items, check_key, parse_item, prepare, prepare_items
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
-from onejob.celery.submission import (
-    build_item_submissions,
-    build_submission,
-    check_common,
-    check_key,
-    dump_models,
-    merge_options,
-    parse_item,
-)
-from onejob.celery.submit import check_accepted, submit, submit_in_session, submit_many
-from onejob.celery.submitter import Caller, check_task_id
-from onejob.celery.webhooks import check_webhook_url
+from onejob.celery.submit import admit, all_admitted, check_accepted, result_of
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, record_retry, trace_message
 from onejob.errors import ConfigurationError
@@ -37,9 +27,10 @@ if TYPE_CHECKING:
     from celery import Celery
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
+    from onejob.celery.call import Prepared
     from onejob.celery.call_types import CallOptions, Item, Link, Signature, SubmissionOptions
     from onejob.celery.celery_base import CeleryTask
-    from onejob.jobs.model import Admission, Submission
+    from onejob.jobs.model import Admission
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor
 
@@ -155,37 +146,32 @@ class Task(CeleryTask, Generic[P, R_co]):
         error: the job is in the ledger, and a worker's sweeper publishes it.
         """
         app = self.app
-        check_call_options(options)
+        given = {"link": link, "link_error": link_error, "shadow": shadow}
+        options |= {name: value for name, value in given.items() if value is not None}  # type: ignore[typeddict-item]
+        call = Call(
+            self, Caller.of(app), tuple(args or ()), dict(kwargs or {}), options, task_id=task_id,
+            key=idempotency_key, webhook_url=webhook_url,
+        )  # fmt: skip
         if app_state_of(app).is_eager:
-            check_key(self, idempotency_key, task_id)
+            check_call_options(options)
+            check_key(call)
             if (typed := self._onejob.typed) is not None:
                 args, kwargs = typed.dump_arguments(args or (), kwargs or {})
             return super().apply_async(  # type: ignore[no-any-return]
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
-        args, kwargs = dump_models(self, tuple(args or ()), dict(kwargs or {}), options)
-        caller = Caller.of(app)
-        merged = merge_options(self, args, kwargs, options, caller, link=link, link_error=link_error, shadow=shadow)
         run = current_job_or_none()
         if run is not None and run.id == task_id:
-            return Result(record_retry(self, run, args, kwargs, merged).id, app=app)
-        check_key(self, idempotency_key, task_id)
-        check_webhook_url(self, webhook_url)
-        check_task_id(app, task_id, caller.submitter)
+            return Result(record_retry(run, call).id, app=app)
         with tracing.tracer.submit(str(self.name), "apply_async") as span:
-            submission = build_submission(
-                self, args, kwargs, merged, caller=caller, task_id=task_id, key=idempotency_key,
-                pushes=producer is None or app_state_of(app).publisher.is_own(producer),
-            )  # fmt: skip
-            send = partial(_submit_one, self, submission, producer, session, webhook_url)
-            admission = self._onejob_admit(submission, args, kwargs, send, _in_session=session is not None)
+            prepared = prepare(call)
+            send = partial(_admit_one, app, prepared, session=session, producer=producer)
+            admission = self._onejob_admit(prepared, send, _in_session=session is not None)
             span.record([admission])
-            check_accepted(submission, idempotency_key, admission)
-        return _result_of(admission, app, merged, caller)
+            check_accepted(call, admission)
+        return result_of(call, admission)
 
-    def _onejob_admit(
-        self, _submission: Submission, _args: Any, _kwargs: Any, send: Callable[[], Admission], *, _in_session: bool
-    ) -> Admission:
+    def _onejob_admit(self, _prepared: Prepared, send: Callable[[], Admission], *, _in_session: bool) -> Admission:
         """Return the admission of a call; `onejob.compat` looks at another library's locks before it sends."""
         return send()
 
@@ -219,22 +205,17 @@ class Task(CeleryTask, Generic[P, R_co]):
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored, and
         `PartlySubmittedError`, which has the result of each item, if the store admits only some.
         """
-        check_common(self, options)
-        check_call_options(options)
-        check_webhook_url(self, webhook_url)
+        call = Call(self, Caller.of(self.app), options=options, source="submit_many", webhook_url=webhook_url)
         if app_state_of(self.app).is_eager:
+            check_items(call)
             parsed = [parse_item(self, number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in parsed]
-        caller = Caller.of(self.app)
         calls = list(items)
         with tracing.tracer.submit(str(self.name), "submit_many", count=len(calls)) as span:
-            submissions = build_item_submissions(self, calls, options, caller)
-            if session is None:
-                admissions = submit_many(self, submissions, webhook_url=webhook_url)
-            else:
-                admissions = submit_in_session(self, session, submissions, webhook_url=webhook_url)
+            prepared = prepare_items(call, calls)
+            admissions = all_admitted(admit(self.app, prepared, session=session))
             span.record(admissions)
-        return [_result_of(admission, self.app, options, caller) for admission in admissions]
+        return [result_of(each.call, admission) for each, admission in zip(prepared, admissions, strict=True)]
 
     # --- submitting in coroutines -----------------------------------------------------------------------------------
 
@@ -372,16 +353,8 @@ class Task(CeleryTask, Generic[P, R_co]):
         return execute_message(self, request, body)  # type: ignore[no-any-return]
 
 
-def _submit_one(task: Any, submission: Submission, producer: Any, session: Any, webhook_url: str | None) -> Admission:
-    if session is None:
-        return submit(task, submission, producer, webhook_url=webhook_url)
-    return submit_in_session(task, session, [submission], webhook_url=webhook_url)[0]
-
-
-def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any], caller: Caller) -> Result[Any]:
-    """Return the result of a submission, and add it to the children of the run in which it was made, if any."""
-    result = Result.of(admission, app)
-    result.ignored = bool(options.get("ignore_result"))
-    if caller.parent is not None and options.get("add_to_parent", True):
-        caller.parent.add_trail(result)
+def _admit_one(app: Celery, prepared: Prepared, **options: Any) -> Admission:
+    (result,) = admit(app, [prepared], **options)
+    if isinstance(result, Exception):
+        raise result
     return result

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.submitter import Caller
 from onejob.errors import ConfigurationError, QuotaExceededError, TooManyWebhooksError
 from onejob.jobs.model import Outcome
 from onejob.jobs.quota import MAX_PERIOD, Charge, Quota
 from onejob.webhooks.job import WEBHOOK, webhook_submission
-from onejob.webhooks.url import check_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,14 +29,6 @@ ADDED_QUOTA = Quota(10, MAX_PERIOD)
 
 A job that still exists after the period may get as many again.
 """
-
-
-def check_webhook_url(task: BoundTask, url: str | None) -> None:
-    """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
-    if url is not None:
-        settings = app_state_of(task.app).webhooks
-        settings.check_usable(Caller.of(task.app).submitter.name)
-        check_url(url, settings)
 
 
 def create_webhooks(

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.call import parse_item
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.message import decode
-from onejob.celery.submission import parse_item
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
 from onejob.observability.logs import log_warning
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from onejob.celery.call import Prepared
     from onejob.jobs.model import Admission, Job, Submission
 
 ROUNDS = 10
@@ -83,13 +84,11 @@ class LockSharingTask(Task[..., Any]):
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
-    def _onejob_admit(
-        self, _submission: Submission, _args: Any, _kwargs: Any, send: Callable[[], Admission], *, _in_session: bool
-    ) -> Admission:
-        submission = _submission
+    def _onejob_admit(self, _prepared: Prepared, send: Callable[[], Admission], *, _in_session: bool) -> Admission:
+        call, submission = _prepared
         if submission.follows or not shares_locks(self.app):  # a canvas member must not be lost: it is always admitted
             return send()
-        key = self._old_key(_args, _kwargs)
+        key = self._old_key(call.args, call.kwargs)
         taken = key is not None and self._take_or_raise(key, submission)
         if not taken or key is None:
             return send()

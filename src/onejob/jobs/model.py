@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from enum import IntEnum, StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State, Transition
@@ -219,10 +219,10 @@ class Submission:
     """The task whose workers handle the job, if not its own."""
     charges: tuple[Charge, ...] = ()
     """What the submission is charged with if it writes a new job; over one of these quotas it writes nothing."""
-    message: Callable[[], WireMessage | None] | None = None
-    """Writes what a store that can pushes to the broker if a new job is due now, in the same atomic operation.
 
-    It is called when the new job is written: a duplicate needs no message."""
+
+MessageOf: TypeAlias = "Callable[[Submission], WireMessage | None]"
+"""Returns the message of a submission for the store to push; None if it has to be sent afterwards."""
 
 
 @immutable(frozen=True, slots=True)

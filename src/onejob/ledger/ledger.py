@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import (
@@ -32,12 +33,14 @@ from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Job, Renewal, Retention, Submission, WireMessage
+    from onejob.jobs.model import Job, MessageOf, Renewal, Retention, Submission, WireMessage
     from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
 Result: TypeAlias = "Admission | StoreError | QuotaExceededError"
+Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
+"""Has the store write submissions, with the options of one call."""
 
 
 class Ledger(JobChanges):
@@ -78,34 +81,42 @@ class Ledger(JobChanges):
         `wake_in`: seconds until a sweeper publishes a job that is due; None: one lease, as the caller publishes it.
         """
         wake_in = submission.lease if wake_in is None else wake_in
-        return self._finish(submission, self._submit(submission, wake_in), wake_in)
+        return self._submit_one(submission, partial(self.store.submit_many, wake_in=wake_in))
 
-    def submit_many(self, submissions: Sequence[Submission], *, wait_for_locks: bool = True) -> list[Admission]:
+    def submit_many(
+        self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, message_of: MessageOf | None = None
+    ) -> list[Admission]:
         """Submit many jobs, in a few round trips per `BATCH_LIMIT`; return the admissions in the same order.
 
         Each submission is atomic. If the store or a quota refuses some, the others are admitted, and
         `PartlySubmittedError` has the result of each; a single one raises its own error. After a
         `StoreUnavailableError` any may be admitted, and submitting all again is harmless.
-        Without `wait_for_locks`, a row that another transaction has locked raises `StoreBusyError`.
+        Without `wait_for_locks`, a row that another transaction has locked raises `StoreBusyError`. `message_of`
+        returns the message of a new job for a `MessagePushingStore`.
         """
+        if not submissions:
+            return []
+        wake_in = max(submission.lease for submission in submissions)
+        write = partial(self.store.submit_many, wake_in=wake_in, wait_for_locks=wait_for_locks, message_of=message_of)
+        if len(submissions) == 1:
+            return [self._submit_one(submissions[0], write)]
         results: list[Any] = []
         for batch in (submissions[start : start + BATCH_LIMIT] for start in range(0, len(submissions), BATCH_LIMIT)):
-            results += self._submit_batch(batch, wait_for_locks=wait_for_locks)
+            results += self._submit_batch(batch, write)
         return PartlySubmittedError.checked(results)
 
-    def _submit_batch(self, batch: Sequence[Submission], *, wait_for_locks: bool) -> list[Result]:
+    def _submit_batch(self, batch: Sequence[Submission], write: Write) -> list[Result]:
         unique, duplicates = split_duplicates(batch)
-        submitted = self._submit_all([batch[index] for index in unique], wait_for_locks=wait_for_locks)
+        submitted = self._submit_all([batch[index] for index in unique], write)
         answers = dict(zip(unique, submitted, strict=True))
         for first, others in duplicates.items():
             recorded = self._record_coalesced(answers[first], [batch[index] for index in others])
             answers |= zip(others, recorded, strict=True)
         return [answers[index] for index in range(len(batch))]
 
-    def _submit_all(self, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Result]:
-        wake_in = max(submission.lease for submission in submissions)
+    def _submit_all(self, submissions: Sequence[Submission], write: Write) -> list[Result]:
         try:
-            found: Sequence[Any] = self.store.submit_many(submissions, wake_in=wake_in, wait_for_locks=wait_for_locks)
+            found: Sequence[Any] = write(submissions)
         except StoreUnavailableError:
             raise
         except PartlySubmittedError as error:
@@ -113,7 +124,7 @@ class Ledger(JobChanges):
         except (StoreError, QuotaExceededError) as error:
             return [error for _ in submissions]
         return [
-            self._finish(submission, each, wake_in) if isinstance(each, Admission) else each
+            self._finish(submission, each, write) if isinstance(each, Admission) else each
             for submission, each in zip(submissions, found, strict=True)
         ]
 
@@ -127,21 +138,17 @@ class Ledger(JobChanges):
             self.emit(submission_event(admission))
         return admissions
 
-    def _submit(self, submission: Submission, wake_in: float) -> Admission:
-        return self.store.submit_many([submission], wake_in=wake_in)[0]
+    def _submit_one(self, submission: Submission, write: Write) -> Admission:
+        return self._finish(submission, write([submission])[0], write)
 
-    def _finish(self, submission: Submission, admission: Admission, wake_in: float) -> Admission:
-        admission = self._resubmit_if_expired(submission, admission, wake_in)
-        self.emit(submission_event(admission))
-        return admission
-
-    def _resubmit_if_expired(self, submission: Submission, admission: Admission, wake_in: float) -> Admission:
-        """Submit again if the existing job has expired and no sweep has canceled it yet."""
+    def _finish(self, submission: Submission, admission: Admission, write: Write) -> Admission:
+        """Return the answer to a submission; it is written again if its job has expired and no sweep has seen it."""
         job = admission.job
         shared = submission.follows or submission.key is not None  # they depend on that job
-        if shared or admission.outcome not in {Outcome.ATTACHED, Outcome.REJECTED} or job.expires_at is None:
-            return admission
-        return self._submit(submission, wake_in) if self.cancel_if_due(job).state.final else admission
+        if not shared and admission.outcome in {Outcome.ATTACHED, Outcome.REJECTED} and job.expires_at is not None:
+            admission = write([submission])[0] if self.cancel_if_due(job).state.final else admission
+        self.emit(submission_event(admission))
+        return admission
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         """Submit a follower, which is due when another job ends; None if that job does not exist.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.lifecycle import State
-    from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
+    from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
     from onejob.jobs.records import (
         AuditEntry,
         Backlog,
@@ -71,8 +71,9 @@ class CoreStore(Protocol):
     """What every store must have. Safe to use from many threads, and after a fork."""
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
-    ) -> list[Admission]:
+        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True,
+        message_of: MessageOf | None = None,
+    ) -> list[Admission]:  # fmt: skip
         """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the admissions in this order.
 
         Each is written as a queued job that holds its identity, unless a job holds it already. A job that has its id
@@ -87,6 +88,8 @@ class CoreStore(Protocol):
         A new job, also one that is queued next, is charged with the `charges` of its submission. If one of these quotas
         is used up, nothing is written, and the result is a `QuotaExceededError`. Expired windows are deleted in small
         portions by later uses of any quota.
+
+        A `MessagePushingStore` calls `message_of` for each new job that is due now.
 
         Without `wait_for_locks` a row that another transaction has locked raises `StoreBusyError` after a short wait.
         Raises `QuotaExceededError` for a single submission, and `PartlySubmittedError` if some of several were refused.

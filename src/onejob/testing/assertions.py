@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.call import dump_models
 from onejob.celery.message import dumps, loads
 from onejob.celery.options import options_of
-from onejob.celery.submission import dump_models
 from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:

@@ -216,7 +216,7 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     store = IsolatedStore(path, clock)
     ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
-    publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: store)
+    publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
     state.use(ledger, publisher, django_alias)
     worker = InProcessWorker(app, state, ledger, store, clock)
     jobs = _active[id(app)] = Jobs(worker)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
+from onejob.celery.call import Call, Caller, build
 from onejob.celery.message import dumps, loads
-from onejob.celery.submission import build_submission, dump_models, merge_options
-from onejob.celery.submitter import Caller
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
@@ -105,10 +104,7 @@ def _check(attempt: int, steps: Mapping[str, Any]) -> None:
 
 def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:
     """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
-    caller = Caller.of(worker.app)
-    dumped, named = dump_models(task, args, kwargs, {})
-    options = merge_options(task, dumped, named, {"retries": retries}, caller)
-    submission = build_submission(task, dumped, named, options, caller=caller, source="run_job")
+    submission = build(Call(task, Caller.of(worker.app), args, kwargs, {"retries": retries}, source="run_job"))
     own = f"run_job {submission.id}"
     alone = replace(submission, identity=own, charges=(), rejects=False, replaces=False, queues_next=False)
     return Ledger(worker.ledger.store, worker.ledger.policy).submit(alone).job

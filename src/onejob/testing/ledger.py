@@ -18,7 +18,7 @@ from onejob.transactions.sessions import OpenTransaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.jobs.model import Admission, Applied, Job, Retention, Submission
+    from onejob.jobs.model import Admission, Applied, Job, MessageOf, Retention, Submission
     from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
@@ -72,10 +72,12 @@ class RecordingLedger(Ledger):
         self.record_submitted(submission, admission)
         return admission
 
-    def submit_many(self, submissions: Sequence[Submission], *, wait_for_locks: bool = True) -> list[Admission]:
+    def submit_many(
+        self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, message_of: MessageOf | None = None
+    ) -> list[Admission]:
         """Submit and record each."""
         self.settle()
-        admissions = super().submit_many(submissions, wait_for_locks=wait_for_locks)
+        admissions = super().submit_many(submissions, wait_for_locks=wait_for_locks, message_of=message_of)
         for submission, admission in zip(submissions, admissions, strict=True):
             self.record_submitted(submission, admission)
         return admissions

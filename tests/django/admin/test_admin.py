@@ -7,13 +7,13 @@ from urllib.parse import urlencode
 from uuid import uuid4
 
 from onejob.celery.options import tasks_of
-from onejob.celery.submission import prepare_submission
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.pages.bulk import PORTION
 from tests.cases import for_each
 from tests.django.admin.staff import STAFF, on_every_store
 from tests.doors import DOORS, ERROR, Door, completed, queued, running
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,7 +225,7 @@ def test_many_jobs_are_canceled_in_portions(shop: Shop) -> None:
     """An operation on more jobs than a portion has goes on by a button, or a script, until all are done."""
     task = tasks_of(shop.sample.app)["shop.study_plan"]
     projects = ({"project": f"portion-{number}"} for number in range(PORTION + 200))
-    shop.sample.ledger.submit_many([prepare_submission(task, each, source="http") for each in projects])
+    shop.sample.ledger.submit_many([submission_of(task, each, source="http") for each in projects])
     with shop.login("olga") as olga:
         page = olga.page(f"{LIST}?state=queued&argument=portion-")
         confirm = olga.submit(page, PREVIEW, operation="cancel", scope="matching")

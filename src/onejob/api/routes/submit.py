@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
@@ -19,18 +19,15 @@ from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI e
 from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import ValidatedSubmission, submit_response
-from onejob.celery.app_state import app_state_of
+from onejob.celery.async_submissions import admit_batch
 from onejob.celery.batching import Batcher, Deferred, PerLoop
+from onejob.celery.call import Call, Caller, Prepared, check_webhook_url, prepare, seconds_until
 from onejob.celery.routing import is_unpublishable
-from onejob.celery.submission import prepare_submission, seconds_until
-from onejob.celery.submit import check_accepted, submit_each
-from onejob.celery.webhooks import check_webhook_url, create_webhooks
+from onejob.celery.submit import check_accepted
 from onejob.errors import (
     ConfigurationError,
     OneJobError,
-    StoreBusyError,
 )
-from onejob.jobs.model import Admission, Submission
 from onejob.jobs.submitter import submitting_as
 from onejob.observability import tracing
 
@@ -42,8 +39,8 @@ if TYPE_CHECKING:
     from onejob.api.callers import Permissions
     from onejob.api.request_models import SubmitRequest
     from onejob.celery.task import Task
+    from onejob.jobs.model import Admission
     from onejob.jobs.submitter import Submitter
-    from onejob.ledger.ledger import Ledger
     from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
@@ -100,59 +97,29 @@ class SubmitHandler:
     app: Celery
     tasks: Mapping[str, Task]
 
-    @property
-    def ledger(self) -> Ledger:
-        """The app's ledger."""
-        return app_state_of(self.app).ledger
-
     def handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
         """Return the replies to a batch of requests, in a few round trips."""
-        prepared = [self._prepare(pending) for pending in batch]
-        results = iter(self._submit([each for each in prepared if isinstance(each, Submission)], wait_for_locks=False))
-        return [
-            self._reply(pending, each, next(results)) if isinstance(each, Submission) else each
-            for pending, each in zip(batch, prepared, strict=True)
-        ]
+        return admit_batch(self.app, batch, self._prepare, _respond)
 
-    def _reply(self, pending: PendingRequest, submission: Submission, result: SubmitResult) -> Reply:
-        """Return the reply to a request; one whose row is locked is submitted again, outside of the batch."""
-        if isinstance(result, StoreBusyError):
-            return Deferred(partial(self._submit_alone, pending, submission))
-        return self._response(pending, submission, result)
+    def _prepare(self, pending: PendingRequest) -> Prepared | Response:
+        """Return the call of a request, or the reply if there is nothing to submit."""
+        task, body = self.tasks[pending.body.task], pending.body
+        with submitting_as(pending.submitter), pending.span.activate():
+            check_webhook(task, body.webhook_url)
+            prepared = prepare_call(task, body, pending.key, pending.permissions.check_answer)
+        if not body.validate_only:
+            return prepared
+        identity, fingerprint = prepared.submission.identity, prepared.submission.fingerprint
+        content = ValidatedSubmission(task=body.task, identity=identity, fingerprint=fingerprint)
+        return _json(content.model_dump_json(), 200)
 
-    def _submit_alone(self, pending: PendingRequest, submission: Submission) -> Response | Exception:
-        (result,) = self._submit([submission], wait_for_locks=True)
-        return self._response(pending, submission, result)
 
-    def _prepare(self, pending: PendingRequest) -> Submission | Response | Exception:
-        """Return the submission of a request, or its reply if there is nothing to submit."""
-        body = pending.body
-        try:
-            with submitting_as(pending.submitter), pending.span.activate():
-                submission = build_submission(self.tasks[body.task], body, pending.key)
-                check_webhook(self.tasks[body.task], body.webhook_url)
-            if body.validate_only:
-                identity, fingerprint = submission.identity, submission.fingerprint
-                content = ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint)
-                return _json(content.model_dump_json(), 200)
-        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
-            return error
-        return submission
-
-    def _submit(self, batch: Sequence[Submission], *, wait_for_locks: bool) -> list[SubmitResult]:
-        return submit_each(self.app, batch, wait_for_locks=wait_for_locks)
-
-    def _response(self, pending: PendingRequest, submission: Submission, result: SubmitResult) -> Response | Exception:
-        try:
-            if not isinstance(result, Admission):
-                return result
-            pending.span.record([result])
-            pending.permissions.check_answer(result)
-            check_accepted(submission, pending.key, result)
-            create_webhooks(self.tasks[submission.task], self.ledger, submission, result, pending.body.webhook_url)
-            return _submit_response(result, f"{pending.jobs_path}/{quote(result.job.id, safe='')}")
-        except Exception as error:  # noqa: BLE001 - it must not affect the other requests of the batch
-            return error
+def _respond(pending: PendingRequest, prepared: Prepared, admission: Admission | Exception) -> Response:
+    if isinstance(admission, Exception):
+        raise admission
+    pending.span.record([admission])
+    check_accepted(prepared.call, admission)
+    return _submit_response(admission, f"{pending.jobs_path}/{quote(admission.job.id, safe='')}")
 
 
 def _submit_response(admission: Admission, location: str) -> Response:
@@ -160,16 +127,22 @@ def _submit_response(admission: Admission, location: str) -> Response:
     return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
 
 
-def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submission:
-    """Return the submission of a request body. Raises `Problem`, and as `prepare_submission`."""
+def prepare_call(
+    task: Task, body: SubmitRequest, key: str | None, check_answer: Callable[[Admission], object]
+) -> Prepared:
+    """Return the call of a request body with its submission. Raises `Problem`, and as `prepare`."""
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
     if body.eta is not None and (seconds_until(body.eta) or 0.0) > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
     options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    call = Call(
+        task, Caller.of(task.app), kwargs=body.kwargs,
+        options={name: value for name, value in options.items() if value is not None}, source=SOURCE, key=key,
+        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=check_answer,
+    )  # fmt: skip
     with unique_on_errors():
-        return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
+        return prepare(call)
 
 
 @contextmanager

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.call import Call, Caller, build, delay_of, resolve_call
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
 from onejob.celery.failure import encode_failure
 from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth, with_parents
 from onejob.celery.options import options_of
 from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
-from onejob.celery.send import message_of, needs_message, publish
-from onejob.celery.submission import build_submission, delay_of, dump_models
-from onejob.celery.submit import check_task, submit_to_ledger
+from onejob.celery.submit import check_task, needs_message, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
 from onejob.celery.worker.canvas import end_follower, report_canceled, return_end, watch_canvas
 from onejob.celery.worker.store_wait import end_run, wait_for_store
@@ -176,7 +175,7 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
         admission = submit_to_ledger(app_state.ledger, submission)
         span.record([admission])
     if admission.rescheduled and needs_message(submission, admission):
-        publish(task.app, admission.job)
+        app_state.publisher.try_publish(admission.job)
     if admission.follower is not None and admission.outcome is not Outcome.REPLAYED:
         msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
         raise Ignore(msg)
@@ -185,8 +184,12 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
 def _submission_of(task: BoundTask, request: Any) -> Submission:
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
-    args, kwargs = dump_models(task, signature.args, signature.kwargs, options)
-    return build_submission(task, args, kwargs, options, task_id=request.id, source="message")
+    return build(
+        Call(
+            task, Caller.of(task.app), signature.args, signature.kwargs, options, source="message", task_id=request.id,
+            is_message=True,
+        )
+    )  # fmt: skip
 
 
 def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Message:
@@ -204,8 +207,8 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
         msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
         logger.warning("%s", msg)
         if job.state is State.RUNNING:
-            waiting = message_of(task.app, job)
-            publish(task.app, ledger.release(job, msg, message=waiting), pushed=waiting)
+            waiting = app_state.publisher.message_of(job)
+            app_state.publisher.try_publish(ledger.release(job, msg, message=waiting), pushed=waiting)
         raise Ignore(msg)
     return message
 
@@ -329,22 +332,23 @@ def _publish_again(
     task: BoundTask, change: Callable[..., Job], job: Job, delay: float, values: Mapping[str, Any]
 ) -> Job:
     """Apply a change after which a job waits for its next run, and publish it if that is due."""
-    message = message_of(task.app, job, **values) if delay <= 0 else None
+    publisher = app_state_of(task.app).publisher
+    message = publisher.message_of(job, **values) if delay <= 0 else None
     again = change(job, delay=delay, message=message, **values)
     if delay <= 0 and not again.state.final:
-        publish(task.app, again, pushed=message)
+        publisher.try_publish(again, pushed=message)
     return again
 
 
-def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+def record_retry(run: RunningJob, call: Call) -> Job:
     """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
 
-    Within `Task.replace`, the job goes on as `task`. Otherwise another task raises `TaskIdReusedError`, and another
-    route than the job's own what a submission raises.
+    Within `Task.replace`, the job goes on as the task of the call. Otherwise another task raises `TaskIdReusedError`,
+    and another route than the job's own what a submission raises.
     """
     if not run.replaced:
-        check_task(run.job, str(task.name))
-    change = partial(_replace if run.replaced else _retry, task, run.job, args, kwargs, options)
+        check_task(run.job, str(call.task.name))
+    change = partial(_replace if run.replaced else _retry, call, run.job)
     try:
         job = end_run(run.id, change)
     except StaleTokenError:
@@ -353,12 +357,12 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
     return job
 
 
-def _replace(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any], *, request_id: str) -> Job:
-    submission = build_submission(task, args, kwargs, options, task_id=job.id)
-    return replace_and_publish(task.app, job, submission, request_id=request_id)
+def _replace(call: Call, job: Job, *, request_id: str) -> Job:
+    return replace_and_publish(call.task.app, job, build(call), request_id=request_id)
 
 
-def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any], *, request_id: str) -> Job:
+def _retry(call: Call, job: Job, *, request_id: str) -> Job:
+    task, (args, kwargs, options) = call.task, resolve_call(call)
     app_state, delay = app_state_of(task.app), delay_of(options)
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)

@@ -21,7 +21,6 @@ from celery.worker.state import task_ready
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of
 from onejob.celery.failure import encode_failure
-from onejob.celery.send import message_of, publish
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
@@ -173,11 +172,11 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.release(CANCELED_BY_CELERY)
                 return
             error = WorkerLostError(reason)
-            message = message_of(self.app, job)
+            message = self.app_state.publisher.message_of(job)
             crashed = self.app_state.ledger.crash(job, reason, encode_failure(error), message=message).job
             logger.warning("job %s: %s; it is %s now", job.id, reason, crashed and crashed.state)
             if crashed is not None and crashed.state is State.QUEUED:
-                publish(self.app, crashed, pushed=message)
+                self.app_state.publisher.try_publish(crashed, pushed=message)
             elif crashed is not None and crashed.state is State.FAILED:
                 self.report_failure(crashed, error, exc_info)
 
@@ -203,8 +202,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             job = self.get_own_run()
             if job is not None:
-                message = message_of(self.app, job)
-                publish(self.app, self.app_state.ledger.release(job, reason, message=message), pushed=message)
+                publisher = self.app_state.publisher
+                message = publisher.message_of(job)
+                publisher.try_publish(self.app_state.ledger.release(job, reason, message=message), pushed=message)
 
     def get_own_run(self) -> Job | None:
         """Return the job if, in the ledger, it is running under this request's claim."""

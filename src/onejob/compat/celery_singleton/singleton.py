@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submitter import Caller
+from onejob.celery.call import Caller
 from onejob.compat.celery_singleton import util
 from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config

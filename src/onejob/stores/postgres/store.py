@@ -32,7 +32,7 @@ from onejob.stores.state_index import indexed_state, is_indexed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Submission
+    from onejob.jobs.model import Admission, MessageOf, Submission
     from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
@@ -64,8 +64,9 @@ class PostgresStore:
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
-    ) -> list[Admission]:
+        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True,
+        message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
+    ) -> list[Admission]:  # fmt: skip
         return self._submitter.submit_many(submissions, wake_in, wait_for_locks=wait_for_locks)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:

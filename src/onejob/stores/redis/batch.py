@@ -8,31 +8,30 @@ from typing import TYPE_CHECKING, Any
 from onejob.errors import PartlySubmittedError, StoreError
 from onejob.jobs.model import Submission
 from onejob.stores.redis.operations import Batch, Operation, Request
-from onejob.stores.redis.submission import Submitter, write_new_jobs
+from onejob.stores.redis.submission import Submitter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from onejob.jobs.model import Admission
     from onejob.stores.holder_cache import HolderCache
-    from onejob.stores.redis.keys import Keys
-    from onejob.stores.redis.submission import Result, Steps
+    from onejob.stores.redis.submission import NewJobs, Result, Steps
 
 CALL_SIZE = 100
 """How many submissions one call of the script writes: it blocks the server for a few milliseconds."""
 
 
 def submit_many(
-    keys: Keys, holder_cache: HolderCache, submissions: Sequence[Submission], *, wake_in: float
+    new_jobs: NewJobs, holder_cache: HolderCache, submissions: Sequence[Submission]
 ) -> Operation[list[Admission]]:
     """Submit in this order: one round trip has the first script of all, another the second of those that need it."""
     if len(submissions) == 1:
-        alone = yield from Submitter(keys, holder_cache, wake_in=wake_in).alone(submissions[0])
+        alone = yield from Submitter(new_jobs, holder_cache).alone(submissions[0])
         return PartlySubmittedError.checked([alone])
     answers: list[Any] = []
     for part in _split_batch(submissions):
-        steps = Submitter(keys, holder_cache, wake_in=wake_in).each(part)
-        answers += yield from _run_in_phases(keys, steps, wake_in)
+        steps = Submitter(new_jobs, holder_cache).each(part)
+        answers += yield from _run_in_phases(new_jobs, steps)
     return PartlySubmittedError.checked(answers)
 
 
@@ -50,9 +49,7 @@ def _split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submiss
     yield part
 
 
-def _run_in_phases(
-    keys: Keys, operations: Sequence[Steps[Result]], wake_in: float
-) -> Operation[list[Result | StoreError]]:
+def _run_in_phases(new_jobs: NewJobs, operations: Sequence[Steps[Result]]) -> Operation[list[Result | StoreError]]:
     """Send the next request of each operation in one round trip, until all have returned, or got an error."""
     answers: dict[int, Result | StoreError] = {}
     replies: dict[int, Any] = dict.fromkeys(range(len(operations)))
@@ -68,16 +65,16 @@ def _run_in_phases(
                 answers[number] = end.value
         if not requests:
             return [answers[number] for number in range(len(operations))]
-        replies = yield from _send(keys, requests, wake_in)
+        replies = yield from _send(new_jobs, requests)
 
 
-def _send(keys: Keys, requests: Mapping[int, Request | Submission], wake_in: float) -> Operation[dict[int, Any]]:
+def _send(new_jobs: NewJobs, requests: Mapping[int, Request | Submission]) -> Operation[dict[int, Any]]:
     """Return the replies by number: the submissions go to a few calls, each of the other requests is one."""
     submissions = {number: request for number, request in requests.items() if isinstance(request, Submission)}
     others = {number: request for number, request in requests.items() if not isinstance(request, Submission)}
     new = [*submissions.values()]
     pages = [new[start : start + CALL_SIZE] for start in range(0, len(new), CALL_SIZE)]
-    calls = [partial(write_new_jobs, keys, page, wake_in=wake_in) for page in pages]
+    calls = [partial(new_jobs.call, page) for page in pages]
     replies = yield Batch([*calls, *others.values()], partial=True)
     answers: list[Any] = []
     for page, reply in zip(pages, replies, strict=False):

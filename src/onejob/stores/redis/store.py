@@ -10,13 +10,14 @@ from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import batch, duplicate_stats, operations, queries, shared
 from onejob.stores.redis.client import Client
 from onejob.stores.redis.keys import Keys
+from onejob.stores.redis.submission import NewJobs
 from onejob.stores.state_index import is_indexed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Concatenate
 
-    from onejob.jobs.model import Admission, Submission
+    from onejob.jobs.model import Admission, MessageOf, Submission
     from onejob.jobs.records import Query
     from onejob.stores.redis.operations import Operation
 
@@ -58,8 +59,10 @@ class RedisStore:
         *,
         wake_in: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - Redis has no locks to wait for
+        message_of: MessageOf | None = None,
     ) -> list[Admission]:
-        return self._client.run(batch.submit_many(self._keys, self._holder_cache, submissions, wake_in=wake_in))
+        new_jobs = NewJobs(self._keys, wake_in, message_of)
+        return self._client.run(batch.submit_many(new_jobs, self._holder_cache, submissions))
 
     follow = _method(operations.follow)
     claim = _method(operations.claim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.errors import StoreError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from onejob.errors import QuotaExceededError
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Job, MessageOf, Submission, WireMessage
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
     from onejob.stores.redis.operations import Operation, Request
@@ -35,28 +35,40 @@ Write: TypeAlias = "Callable[[Submission], Steps[Sequence[Any]]]"
 """Has a submission written as a new job, and returns the script's answer."""
 
 
-def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: float) -> Call:
-    """Return the call that writes new jobs. Its reply has one answer for each submission."""
-    script_keys = [keys.jobs]
-    values: list[str | bytes] = [str(wake_in)]
-    for submission in submissions:
-        message, key = submission.message and submission.message(), submission.key
-        wake_set = keys.wake(submission.wake_task or submission.task)
-        identity = submission.identity
-        script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
-        values += _arguments(submission)
-        values.append("" if message is None else message.text)
-        values.append("" if key is None else str(submission.key_for))
-        if key is not None:
-            script_keys.append(keys.key(key))
-        if message is not None:
-            script_keys.append(message.destination)
-        if submission.charges:
-            script_keys += quota_keys(keys, submission)
-            values.append(limits_of(submission))
-        else:
-            values.append("")
-    return Call("submit", script_keys, values)
+@dataclass(frozen=True, slots=True)
+class NewJobs:
+    """How a call of `submit_many` writes new jobs. `wake_in`: seconds until a job that is due is published again."""
+
+    keys: Keys
+    wake_in: float
+    message_of: MessageOf | None
+
+    def call(self, submissions: Sequence[Submission]) -> Call:
+        """Return the call that writes new jobs. Its reply has one answer for each submission."""
+        keys, script_keys = self.keys, [self.keys.jobs]
+        values: list[str | bytes] = [str(self.wake_in)]
+        for submission in submissions:
+            message, key = self.message(submission), submission.key
+            wake_set = keys.wake(submission.wake_task or submission.task)
+            identity = submission.identity
+            script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
+            values += _arguments(submission)
+            values.append("" if message is None else message.text)
+            values.append("" if key is None else str(submission.key_for))
+            if key is not None:
+                script_keys.append(keys.key(key))
+            if message is not None:
+                script_keys.append(message.destination)
+            if submission.charges:
+                script_keys += quota_keys(keys, submission)
+                values.append(limits_of(submission))
+            else:
+                values.append("")
+        return Call("submit", script_keys, values)
+
+    def message(self, submission: Submission) -> WireMessage | None:
+        """Return the message that is pushed with a new job; None for one that is not due."""
+        return None if self.message_of is None or submission.delay > 0 else self.message_of(submission)
 
 
 def _arguments(submission: Submission) -> tuple[str | bytes, ...]:
@@ -77,14 +89,6 @@ def _write_together(submission: Submission) -> Steps[Sequence[Any]]:
     return answer
 
 
-def _was_sent(submission: Submission) -> bool:
-    """Return whether the message of a repeated submission was pushed with its new job: it has one, and was due."""
-    is_expired = submission.expires_in is not None and submission.expires_in <= 0
-    if submission.message is None or submission.delay > 0 or is_expired:
-        return False
-    return submission.message() is not None
-
-
 def _is_plain(submission: Submission) -> bool:
     """Return whether a duplicate can change nothing but the times and the priority of the job that answers."""
     return submission.key is None and not (
@@ -95,10 +99,11 @@ def _is_plain(submission: Submission) -> bool:
 class Submitter:
     """Creates the operations of one submission, or of several that run in phases."""
 
-    def __init__(self, keys: Keys, holder_cache: HolderCache, *, wake_in: float) -> None:
-        self._keys = keys
+    def __init__(self, new_jobs: NewJobs, holder_cache: HolderCache) -> None:
+        self._new_jobs = new_jobs
+        self._keys = new_jobs.keys
         self._holder_cache = holder_cache
-        self._wake_in = wake_in
+        self._wake_in = new_jobs.wake_in
         self._queued: dict[str, str] = {}
         """By identity: the job that an earlier submission of the batch will have queued next."""
         self._cached: dict[str, str] = {}
@@ -151,7 +156,7 @@ class Submitter:
         raise StoreError(msg)
 
     def _write_alone(self, submission: Submission) -> Steps[Sequence[Any]]:
-        (answer,) = yield write_new_jobs(self._keys, [submission], wake_in=self._wake_in)
+        (answer,) = yield self._new_jobs.call([submission])
         return answer  # type: ignore[no-any-return]
 
     def _resolve(self, submission: Submission, existing: str, queued: str) -> Steps[list[Any]]:
@@ -218,4 +223,9 @@ class Submitter:
     def _repeated_admission(self, submission: Submission, own: Job) -> Steps[Admission]:
         followed = (yield from get_job(self._keys, own.follows_id)) if own.follows_id else None
         answer = Admission.repeated(own, followed, submission.nonce)
-        return replace(answer, sent=answer.outcome is Outcome.ADMITTED and _was_sent(submission))
+        return replace(answer, sent=answer.outcome is Outcome.ADMITTED and self._was_sent(submission))
+
+    def _was_sent(self, submission: Submission) -> bool:
+        """Return whether the message of a repeated submission was pushed with its new job: it has one, and was due."""
+        is_expired = submission.expires_in is not None and submission.expires_in <= 0
+        return not is_expired and self._new_jobs.message(submission) is not None

@@ -43,7 +43,7 @@ from onejob.stores.state_index import is_indexed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Job, Submission
+    from onejob.jobs.model import Admission, Job, MessageOf, Submission
     from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.protocol import GroupBy
     from onejob.stores.protocol import Transaction as UserTransaction
@@ -92,6 +92,7 @@ class SQLiteStore:
         *,
         wake_in: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
+        message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
     ) -> list[Admission]:
         if len(submissions) == 1 and not submissions[0].charges:
             with self._statement() as tx:

@@ -1,0 +1,310 @@
+"""A call of a task: what was asked for, and by whom; `prepare` makes it the submission that the ledger gets.
+
+Every way to submit makes a `Call`: `apply_async` and `submit_many`, coroutines, the HTTP API, edits of dead letters,
+the check for duplicates, messages that others have sent, and the test kit.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from celery import Signature
+from celery import Task as CeleryTask
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.message import SUBMITTER_HEADER, encode, with_parents
+from onejob.celery.option_names import check_call_options
+from onejob.celery.options import options_of
+from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
+from onejob.jobs.model import Submission
+from onejob.jobs.quota import NO_QUOTAS
+from onejob.jobs.submitter import Submitter, current_submitter
+from onejob.jobs.transitions import new_id, new_nonce
+from onejob.observability import tracing
+from onejob.webhooks.url import check_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from celery import Celery
+
+    from onejob.celery.options import BoundTask
+    from onejob.celery.routing import Plan
+    from onejob.jobs.model import Admission
+
+MAX_DELAY = 100 * 366 * 86_400.0
+"""Seconds from now within which a job must be due, or expire: a hundred years."""
+
+
+class Caller(NamedTuple):
+    """The submitter of a call, and the task in whose run it is made; None: in no run."""
+
+    submitter: Submitter
+    parent: Any
+
+    @classmethod
+    def of(cls, app: Celery) -> Self:
+        """Return the caller in this context; without a submitter, that of the run, if it has own jobs.
+
+        So the members of a chain or a chord, which workers submit, have the submitter of its first job. They consume no
+        quota, since the canvas was admitted as a whole.
+        """
+        submitter, parent = current_submitter(), app.current_worker_task
+        if parent is None or submitter.name:
+            return cls(submitter, parent)
+        name = (parent.request.headers or {}).get(SUBMITTER_HEADER)
+        return cls(Submitter(str(name), own_jobs=True, quotas=NO_QUOTAS) if name else submitter, parent)
+
+
+class Call(NamedTuple):
+    """What was asked for, whatever the way in."""
+
+    task: BoundTask
+    caller: Caller
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+    """Those of Celery's `apply_async`."""
+    source: str = "apply_async"
+    """The way in, as the job's `source` shows it."""
+    task_id: str | None = None
+    key: str | None = None
+    """The idempotency key."""
+    on_duplicate: str | None = None
+    """Overrides the task's own."""
+    webhook_url: str | None = None
+    is_message: bool = False
+    """Whether the options are those of a message: whole, so that the task's own add nothing."""
+    check_answer: Callable[[Admission], object] | None = None
+    """Raises for a job that the caller may not get as the answer, before a webhook is added to it."""
+
+    @property
+    def has_webhooks(self) -> bool:
+        """Whether a webhook is created for the job that answers."""
+        return self.webhook_url is not None or options_of(self.task).webhook_url is not None
+
+
+# --- from a call to its submission ------------------------------------------------------------------------------------
+
+
+class Prepared(NamedTuple):
+    """A call, and the submission that it becomes."""
+
+    call: Call
+    submission: Submission
+
+
+def prepare(call: Call) -> Prepared:
+    """Check all that a caller may get wrong, and return the call with its submission; nothing is stored.
+
+    Raises `InvalidArgumentsError` (a TypeError), `InvalidPayloadError` (a ValueError), `KeyRequiredError`,
+    `ConfigurationError` for webhooks that are not configured, and what kind of message Celery cannot send.
+    """
+    check_call_options(call.options)
+    check_key(call)
+    check_webhook_url(call.task, call.webhook_url)
+    _check_task_id(call)
+    return Prepared(call, build(call))
+
+
+def prepare_items(call: Call, items: Iterable[object]) -> list[Prepared]:
+    """Return the items of `submit_many` as calls with the options of this one. Raises as `prepare`, naming the item."""
+    check_items(call)
+    prepared: list[Prepared] = []
+    shared: _Resolved | None = None
+    for number, item in enumerate(items):
+        args, kwargs = parse_item(call.task, number, item)
+        try:
+            one = call._replace(args=args, kwargs=kwargs)
+            resolved = _resolve(one, shared)
+            prepared.append(Prepared(one, _build(one, resolved)))
+            shared = resolved if resolved.plan.shared and not _has_shadow_names(call.task) else None
+        except (InvalidArgumentsError, InvalidPayloadError) as error:
+            msg = f"item {number}: {error}"
+            raise type(error)(msg) from error
+    return prepared
+
+
+def build(call: Call) -> Submission:
+    """Return the submission of a call that needs no checks of its caller. Raises as `prepare`."""
+    return _build(call, _resolve(call))
+
+
+class _Resolved(NamedTuple):
+    """A call with plain arguments, all its options, and how its message is sent."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any]
+    plan: Plan
+
+
+def resolve_call(call: Call) -> tuple[Sequence[Any], Mapping[str, Any], Mapping[str, Any]]:
+    """Return the arguments of a call without models, and all options of its message. Raises as `prepare`."""
+    args, kwargs = dump_models(call.task, call.args, call.kwargs, call.options)
+    return args, kwargs, merge_options(call, args, kwargs)
+
+
+def _resolve(call: Call, shared: _Resolved | None = None) -> _Resolved:
+    """Resolve a call; `shared`: another one of the same options, whose plan may be shared."""
+    if shared is not None:
+        args, kwargs = dump_models(call.task, call.args, call.kwargs, call.options)
+        return shared._replace(args=args, kwargs=kwargs)
+    args, kwargs, options = resolve_call(call)
+    plan = app_state_of(call.task.app).routing.plan(call.task, args, kwargs, options, call.caller.submitter.scope)
+    return _Resolved(args, kwargs, options, plan)
+
+
+def _build(call: Call, resolved: _Resolved) -> Submission:
+    task, (args, kwargs, options, plan), submitter = call.task, resolved, call.caller.submitter
+    app_state, task_options = app_state_of(task.app), options_of(task)
+    settings = app_state.settings
+    quotas = settings.quotas_of(submitter)
+    conflict_policy, delay = task_options.conflict_policy_for(call.on_duplicate), delay_of(options)
+    identity, fingerprint = task_options.identifier.both(args, kwargs, submitter.scope)
+    payload = encode(str(task.name), args, kwargs, settings.limits)
+    if not plan.always_encodes:
+        app_state.routing.check_message(payload, plan.sent_options)
+    follows = plan.canvas or call.task_id is not None
+    kept = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
+    kept |= tracing.tracer.context()
+    return Submission(
+        id=call.task_id or new_id(), task=task_options.task, identity=identity, fingerprint=fingerprint,
+        nonce=new_nonce(), payload=payload, options=with_parents(plan.options, kept) if kept else plan.options,
+        route=plan.route, priority_rank=plan.priority_rank, lease=task_options.lease, delay=delay,
+        expires_in=seconds_until(options.get("expires")), retries=options.get("retries") or 0, follows=follows,
+        canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
+        key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
+        rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
+        queues_next=conflict_policy.queues_next, max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
+        charges=quotas.charges(submitter.name, identity) if quotas else (),
+    )  # fmt: skip
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_key(call: Call) -> None:
+    """Raise `KeyRequiredError` if the task requires an idempotency key and the call has neither a key nor a task id."""
+    if options_of(call.task).requires_key and call.key is None and call.task_id is None:
+        raise KeyRequiredError(str(call.task.name))
+
+
+def check_webhook_url(task: BoundTask, url: str | None) -> None:
+    """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
+    if url is not None:
+        settings = app_state_of(task.app).webhooks
+        settings.check_usable(Caller.of(task.app).submitter.name)
+        check_url(url, settings)
+
+
+def _check_task_id(call: Call) -> None:
+    """Raise `InvalidArgumentsError` if the submitter has own jobs, and the task id is that of another one's job."""
+    submitter = call.caller.submitter
+    if call.task_id is None or not submitter.own_jobs:
+        return
+    job = app_state_of(call.task.app).ledger.get_or_none(call.task_id)
+    if job is not None and job.submitter != submitter.name:
+        msg = f"task_id {call.task_id!r} cannot be used for a new job: omit it, or choose a random one"
+        raise InvalidArgumentsError(msg)
+
+
+def check_items(call: Call) -> None:
+    """Check the options of `submit_many`. Raises as `prepare`, also for those of a single submission only."""
+    if options_of(call.task).requires_key:
+        name = call.task.name
+        msg = f"task {name} requires an idempotency key, which identifies one submission: use apply_async for each"
+        raise InvalidArgumentsError(msg)
+    for name in ("task_id", "idempotency_key"):
+        if name in call.options:
+            msg = f"{name} identifies one submission, not many: use apply_async for each"
+            raise InvalidArgumentsError(msg)
+    check_call_options(call.options)
+    check_webhook_url(call.task, call.webhook_url)
+
+
+# --- arguments and options ------------------------------------------------------------------------------------------
+
+
+def parse_item(task: BoundTask, number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the args and kwargs in one item of `submit_many`. Raises `InvalidArgumentsError`."""
+    if isinstance(item, dict):
+        return _parse_signature(task, number, item) if "task" in item and isinstance(item, Signature) else ((), item)
+    if isinstance(item, tuple | list):
+        return tuple(item), {}
+    msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
+    raise InvalidArgumentsError(msg)
+
+
+def _parse_signature(task: BoundTask, number: int, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if item["task"] != task.name or item["options"]:
+        msg = f"item {number} is {item!r:.200}; as an item, a signature is one of {task.name} and has no options"
+        raise InvalidArgumentsError(msg)
+    return tuple(item["args"]), dict(item["kwargs"])
+
+
+def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return arguments without models: those of a `typed` task, and those of a `pydantic=True` task as Celery does.
+
+    Raises `InvalidArgumentsError`, naming the field, for what does not fit the annotations of a `typed` task.
+    """
+    typed = options_of(task).typed
+    if typed is not None:
+        return typed.dump_arguments(args, kwargs) if typed.converts else (args, kwargs)
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
+
+
+def merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
+    """Return all options of the message, so that any process can publish it later as this one would."""
+    if call.is_message:
+        return call.options
+    task, caller = call.task, call.caller
+    merged = {"ignore_result": task.ignore_result, **task._get_exec_options(), **call.options}  # noqa: SLF001 - Celery's
+    if _has_shadow_names(task):
+        merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
+    if caller.parent is not None:
+        request = caller.parent.request
+        merged["root_id"] = merged.get("root_id") or request.root_id or request.id
+        merged["parent_id"] = merged.get("parent_id") or request.id
+    return merged
+
+
+def _has_shadow_names(task: BoundTask) -> bool:
+    """Tell whether a task has a `shadow_name` of its own, which may depend on the arguments."""
+    own: Any = task.__class__.shadow_name  # also of a proxy, as a task is before its first use
+    return own is not CeleryTask.shadow_name
+
+
+# --- times ------------------------------------------------------------------------------------------------------
+
+
+def delay_of(options: Mapping[str, Any]) -> float:
+    """Return the seconds until a job with these options is due, at least 0. Raises as `seconds_until` does."""
+    return max(0.0, seconds_until(options.get("countdown") or options.get("eta")) or 0.0)
+
+
+def seconds_until(when: Any) -> float | None:
+    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
+
+    Raises `InvalidArgumentsError` for a time farther away than `MAX_DELAY`, which not every calendar can represent.
+    """
+    if when is None:
+        return None
+    seconds = when if isinstance(when, int | float) else _seconds_until_datetime(when)
+    if not abs(seconds) <= MAX_DELAY:  # written so that it is true of NaN, too
+        msg = f"{when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
+        raise InvalidArgumentsError(msg)
+    return seconds
+
+
+def _seconds_until_datetime(when: Any) -> float:
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        return float((moment - datetime.now(UTC)).total_seconds())
+    except OverflowError:  # its year in UTC is out of the range of `datetime`
+        return math.inf

@@ -1,0 +1,21 @@
+"""Submissions of tasks, for tests of what is below the calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onejob.celery.call import Call, Caller, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onejob.jobs.model import Submission
+
+
+def submission_of(
+    task: Any, kwargs: Mapping[str, Any] | None = None, *, args: Sequence[Any] = (), source: str = "test",
+    key: str | None = None, task_id: str | None = None, **options: Any,
+) -> Submission:  # fmt: skip
+    """Return the submission of a call; `options` are those of `apply_async`."""
+    call = Call(task, Caller.of(task.app), tuple(args), kwargs or {}, options, source, task_id=task_id, key=key)
+    return prepare(call).submission
