@@ -35,7 +35,7 @@ from onejob.uniqueness.on_duplicate import resolve
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from onejob.jobs.model import Submission
+    from onejob.jobs.model import MessageOf, Submission
     from onejob.jobs.records import Query, Registration
     from onejob.uniqueness.on_duplicate import Resolution
 
@@ -95,9 +95,15 @@ class ModelStore:
     # --- submissions ------------------------------------------------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
+        self,
+        submissions: Sequence[Submission],
+        *,
+        wake_in: float,
+        wait_for_locks: bool = True,
+        message_of: MessageOf | None = None,
     ) -> list[Admission]:
         assert wait_for_locks
+        assert message_of is None
         return PartlySubmittedError.checked([self._charged(each, wake_in) for each in submissions])
 
     def _charged(self, new: Submission, wake_in: float) -> Admission | QuotaExceededError:

@@ -94,10 +94,10 @@ def test_a_locked_row_delays_only_its_own_request(shop: Shop, monkeypatch: pytes
     """A submission that waits for a locked row is retried outside its batch, and reports its own error."""
     ledger, submit_many = shop.ledger, shop.ledger.submit_many
 
-    def busy(submissions: Any, *, wait_for_locks: bool = True) -> Any:
+    def busy(submissions: Any, *, wait_for_locks: bool = True, **options: Any) -> Any:
         if any(json.loads(new.payload)["kwargs"]["order_id"] == 7 for new in submissions):
             raise StoreUnavailableError("too long") if wait_for_locks else StoreBusyError("somebody's")
-        return submit_many(submissions, wait_for_locks=wait_for_locks)
+        return submit_many(submissions, wait_for_locks=wait_for_locks, **options)
 
     monkeypatch.setattr(ledger, "submit_many", busy)
     problem(shop.submit(7), 503, "store-unavailable")
