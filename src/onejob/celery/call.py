@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from celery import Signature
-from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import SUBMITTER_HEADER, encode, with_parents
@@ -104,8 +103,10 @@ def prepare(call: Call) -> Prepared:
     """
     check_call_options(call.options)
     check_key(call)
-    check_webhook_url(call.task, call.webhook_url)
-    _check_task_id(call)
+    if call.webhook_url is not None:
+        check_webhook_url(call.task, call.webhook_url)
+    if call.task_id is not None and call.caller.submitter.own_jobs:
+        _check_task_id(call, call.task_id)
     return Prepared(call, build(call))
 
 
@@ -120,7 +121,7 @@ def prepare_items(call: Call, items: Iterable[object]) -> list[Prepared]:
             one = call._replace(args=args, kwargs=kwargs)
             resolved = _resolve(one, shared)
             prepared.append(Prepared(one, _build(one, resolved)))
-            shared = resolved if resolved.plan.shared and not _has_shadow_names(call.task) else None
+            shared = resolved if resolved.plan.shared and not options_of(call.task).names_shadow else None
         except (InvalidArgumentsError, InvalidPayloadError) as error:
             msg = f"item {number}: {error}"
             raise type(error)(msg) from error
@@ -167,14 +168,17 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
     payload = encode(str(task.name), args, kwargs, settings.limits)
     if not plan.always_encodes:
         app_state.routing.check_message(payload, plan.sent_options)
-    follows = plan.canvas or call.task_id is not None
-    kept = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
-    kept |= tracing.tracer.context()
+    follows, expires = plan.canvas or call.task_id is not None, options.get("expires")
+    kept = {**tracing.tracer.context()}
+    for name in ("root_id", "parent_id"):
+        if options.get(name):
+            kept[name] = options[name]
     return Submission(
         id=call.task_id or new_id(), task=task_options.task, identity=identity, fingerprint=fingerprint,
         nonce=new_nonce(), payload=payload, options=with_parents(plan.options, kept) if kept else plan.options,
         route=plan.route, priority_rank=plan.priority_rank, lease=task_options.lease, delay=delay,
-        expires_in=seconds_until(options.get("expires")), retries=options.get("retries") or 0, follows=follows,
+        expires_in=expires if expires is None else seconds_until(expires), retries=options.get("retries") or 0,
+        follows=follows,
         canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
@@ -200,14 +204,11 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
         check_url(url, settings)
 
 
-def _check_task_id(call: Call) -> None:
-    """Raise `InvalidArgumentsError` if the submitter has own jobs, and the task id is that of another one's job."""
-    submitter = call.caller.submitter
-    if call.task_id is None or not submitter.own_jobs:
-        return
-    job = app_state_of(call.task.app).ledger.get_or_none(call.task_id)
-    if job is not None and job.submitter != submitter.name:
-        msg = f"task_id {call.task_id!r} cannot be used for a new job: omit it, or choose a random one"
+def _check_task_id(call: Call, task_id: str) -> None:
+    """Raise `InvalidArgumentsError` if the task id of a submitter with own jobs is that of another one's job."""
+    job = app_state_of(call.task.app).ledger.get_or_none(task_id)
+    if job is not None and job.submitter != call.caller.submitter.name:
+        msg = f"task_id {task_id!r} cannot be used for a new job: omit it, or choose a random one"
         raise InvalidArgumentsError(msg)
 
 
@@ -263,7 +264,7 @@ def merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
         return call.options
     task, caller = call.task, call.caller
     merged = {"ignore_result": task.ignore_result, **task._get_exec_options(), **call.options}  # noqa: SLF001 - Celery's
-    if _has_shadow_names(task):
+    if options_of(task).names_shadow:
         merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
     if caller.parent is not None:
         request = caller.parent.request
@@ -272,18 +273,13 @@ def merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
     return merged
 
 
-def _has_shadow_names(task: BoundTask) -> bool:
-    """Tell whether a task has a `shadow_name` of its own, which may depend on the arguments."""
-    own: Any = task.__class__.shadow_name  # also of a proxy, as a task is before its first use
-    return own is not CeleryTask.shadow_name
-
-
 # --- times ------------------------------------------------------------------------------------------------------
 
 
 def delay_of(options: Mapping[str, Any]) -> float:
     """Return the seconds until a job with these options is due, at least 0. Raises as `seconds_until` does."""
-    return max(0.0, seconds_until(options.get("countdown") or options.get("eta")) or 0.0)
+    when = options.get("countdown") or options.get("eta")
+    return max(0.0, seconds_until(when) or 0.0) if when else 0.0
 
 
 def seconds_until(when: Any) -> float | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from inspect import Parameter, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from celery import Task as CeleryTask
+
 from onejob.celery.app_state import app_state_of
 from onejob.celery.typed_body import TypedBody
 from onejob.config import check_lease
@@ -63,6 +65,8 @@ class TaskOptions:
     webhook_url: str | None
     expose: bool
     requires_key: bool
+    names_shadow: bool
+    """Whether the task has a `shadow_name` of its own, which may depend on the arguments."""
     typed: TypedBody | None
     """What converts models in the arguments and the result, for a `typed` task."""
 
@@ -98,6 +102,7 @@ class TaskOptions:
             webhook_url=task.webhook_url,
             expose=task.expose,
             requires_key=task.requires_key,
+            names_shadow=task.shadow_name is not CeleryTask.shadow_name,
             typed=TypedBody(name, body, identifier.signature) if task.typed else None,
         )
         _check_exposed(options)

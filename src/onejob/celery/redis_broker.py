@@ -50,7 +50,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(object_hook=object_ho
 _PARENTS = ("root_id", "parent_id")
 _OWN = (*_PARENTS, *TRACE_CONTEXT)
 """The options in which the jobs of one kind differ. Their messages have no trace context: it is read in the job."""
-_OWN_MARKS = tuple(f'"{name}"' for name in _OWN)
+_HAS_OWN = re.compile(f'"({"|".join(_OWN)})"').search
 _KWARGS = ', "kwargs": '
 _REPR_LEVELS = 3
 """How deep Celery shows arguments, unless it is configured."""
@@ -192,14 +192,14 @@ class MessageKind(NamedTuple):
 def kind_of(job: Job | Submission) -> MessageKind:
     """Return the kind of a job's message."""
     options = job.options
-    if any(mark in options for mark in _OWN_MARKS):
+    if _HAS_OWN(options):
         options = json.dumps({name: value for name, value in json.loads(options).items() if name not in _OWN})
     return MessageKind(job.task, options, job.route, job.priority_rank)
 
 
 def _parents_of(options: str) -> dict[str, str]:
     """Return the `root_id` and the `parent_id` in publish options (JSON), if there are any."""
-    if "_id" not in options:
+    if not _HAS_OWN(options):
         return {}
     return {name: value for name, value in json.loads(options).items() if name in _PARENTS}
 

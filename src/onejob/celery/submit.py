@@ -61,7 +61,9 @@ def admit(
         return _admit_in_session(app, prepared, session)
     app_state = app_state_of(app)
     ledger, publisher = app_state.ledger, app_state.publisher
-    message_of = publisher.message_of if publisher.store_pushes and publisher.is_own(producer) else None
+    message_of = (
+        publisher.message_of if publisher.store_pushes and (producer is None or publisher.is_own(producer)) else None
+    )
     admitted = _submit(ledger, [each.submission for each in prepared], message_of, wait_for_locks=wait_for_locks)
     results = _accept(ledger, prepared, admitted)
     withdrawn = _publish_due(app_state, prepared, admitted, producer)
@@ -169,7 +171,8 @@ def _accept(ledger: Ledger, prepared: Sequence[Prepared], admitted: Results) -> 
     for (call, submission), admission in zip(prepared, admitted, strict=True):
         result = admission
         if isinstance(admission, Admission):
-            _warn_of_unused_arguments(call.task.app, submission, admission)
+            if admission.outcome in {Outcome.ATTACHED, Outcome.REPLAYED}:
+                _warn_of_unused_arguments(call.task.app, submission, admission)
             try:
                 if call.check_answer is not None:
                     call.check_answer(admission)
@@ -184,8 +187,7 @@ def _accept(ledger: Ledger, prepared: Sequence[Prepared], admitted: Results) -> 
 def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Admission) -> None:
     """Log, once per task without `on_duplicate`, that a duplicate is answered by a job with other arguments."""
     if (
-        admission.outcome in {Outcome.ATTACHED, Outcome.REPLAYED}
-        and admission.job.fingerprint != submission.fingerprint
+        admission.job.fingerprint != submission.fingerprint
         and admission.job.id != submission.id
         and submission.task not in (warned := app_state_of(app).warned_tasks)
         and options_of(cast("BoundTask", app.tasks[submission.task])).attaches_by_default

@@ -22,7 +22,7 @@ from onejob.errors import ConfigurationError
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from celery import Celery
     from typing_extensions import ParamSpec, TypeVar, Unpack
@@ -146,10 +146,10 @@ class Task(CeleryTask, Generic[P, R_co]):
         error: the job is in the ledger, and a worker's sweeper publishes it.
         """
         app = self.app
-        given = {"link": link, "link_error": link_error, "shadow": shadow}
-        options |= {name: value for name, value in given.items() if value is not None}  # type: ignore[typeddict-item]
+        named = (("link", link), ("link_error", link_error), ("shadow", shadow))
+        given: dict[str, Any] = {**options, **{name: value for name, value in named if value is not None}}
         call = Call(
-            self, Caller.of(app), tuple(args or ()), dict(kwargs or {}), options, task_id=task_id,
+            self, Caller.of(app), tuple(args or ()), dict(kwargs or {}), given, task_id=task_id,
             key=idempotency_key, webhook_url=webhook_url,
         )  # fmt: skip
         if app_state_of(app).is_eager:
@@ -160,20 +160,19 @@ class Task(CeleryTask, Generic[P, R_co]):
             return super().apply_async(  # type: ignore[no-any-return]
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
-        run = current_job_or_none()
-        if run is not None and run.id == task_id:
+        if task_id is not None and (run := current_job_or_none()) is not None and run.id == task_id:
             return Result(record_retry(run, call).id, app=app)
         with tracing.tracer.submit(str(self.name), "apply_async") as span:
-            prepared = prepare(call)
-            send = partial(_admit_one, app, prepared, session=session, producer=producer)
-            admission = self._onejob_admit(prepared, send, _in_session=session is not None)
+            admission = self._onejob_admit(prepare(call), session=session, producer=producer)
+            if isinstance(admission, Exception):
+                raise admission
             span.record([admission])
             check_accepted(call, admission)
         return result_of(call, admission)
 
-    def _onejob_admit(self, _prepared: Prepared, send: Callable[[], Admission], *, _in_session: bool) -> Admission:
-        """Return the admission of a call; `onejob.compat` looks at another library's locks before it sends."""
-        return send()
+    def _onejob_admit(self, prepared: Prepared, *, session: Any, producer: Any) -> Admission | Exception:
+        """Return the admission of a call, or its error; `onejob.compat` looks at another library's locks before."""
+        return admit(self.app, [prepared], session=session, producer=producer)[0]
 
     @overload
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]: ...
@@ -351,10 +350,3 @@ class Task(CeleryTask, Generic[P, R_co]):
         if typed is not None:
             body = typed.wrap(body)
         return execute_message(self, request, body)  # type: ignore[no-any-return]
-
-
-def _admit_one(app: Celery, prepared: Prepared, **options: Any) -> Admission:
-    (result,) = admit(app, [prepared], **options)
-    if isinstance(result, Exception):
-        raise result
-    return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.app_state import app_state_of
@@ -17,15 +18,14 @@ from onejob.celery.current_job import current_job_or_none
 from onejob.celery.message import decode
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
+from onejob.jobs.model import Admission
 from onejob.observability.logs import log_warning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery import Celery
 
     from onejob.celery.call import Prepared
-    from onejob.jobs.model import Admission, Job, Submission
+    from onejob.jobs.model import Job, Submission
 
 ROUNDS = 10
 """How often a lock is tried that is released each time before its holder is read."""
@@ -84,19 +84,21 @@ class LockSharingTask(Task[..., Any]):
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
-    def _onejob_admit(self, _prepared: Prepared, send: Callable[[], Admission], *, _in_session: bool) -> Admission:
-        call, submission = _prepared
+    def _onejob_admit(self, prepared: Prepared, *, session: Any, producer: Any) -> Admission | Exception:
+        call, submission = prepared
+        send: Any = partial(super()._onejob_admit, prepared, session=session, producer=producer)
         if submission.follows or not shares_locks(self.app):  # a canvas member must not be lost: it is always admitted
-            return send()
+            return send()  # type: ignore[no-any-return]
         key = self._old_key(call.args, call.kwargs)
         taken = key is not None and self._take_or_raise(key, submission)
         if not taken or key is None:
-            return send()
-        admission = None
+            return send()  # type: ignore[no-any-return]
+        admission: Admission | Exception | None = None
         try:
             admission = send()
         finally:  # a job that a rollback may withdraw cannot hold a lock that nothing would release
-            if admission is None or admission.job.id != submission.id or _in_session:
+            holds = isinstance(admission, Admission) and admission.job.id == submission.id
+            if not holds or session is not None:
                 self._release(key)
         return admission
 

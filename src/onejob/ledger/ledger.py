@@ -96,13 +96,13 @@ class Ledger(JobChanges):
         """
         if not submissions:
             return []
-        wake_in = max(submission.lease for submission in submissions)
+        wake_in = max([submission.lease for submission in submissions])
         write = partial(self.store.submit_many, wake_in=wake_in, wait_for_locks=wait_for_locks, message_of=message_of)
         if len(submissions) == 1:
             return [self._submit_one(submissions[0], write)]
         results: list[Any] = []
-        for batch in (submissions[start : start + BATCH_LIMIT] for start in range(0, len(submissions), BATCH_LIMIT)):
-            results += self._submit_batch(batch, write)
+        for start in range(0, len(submissions), BATCH_LIMIT):
+            results += self._submit_batch(submissions[start : start + BATCH_LIMIT], write)
         return PartlySubmittedError.checked(results)
 
     def _submit_batch(self, batch: Sequence[Submission], write: Write) -> list[Result]:
