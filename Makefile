@@ -10,8 +10,8 @@ ARGS ?=
 MEMORY = $(wildcard /dev/shm)
 # Rewriting the assertions of all tests takes as long as a tenth of the tests, in each process: Python may keep what it compiled.
 TEST_ENVIRONMENT = PYTHONDONTWRITEBYTECODE= PYTEST_DEBUG_TEMPROOT=$(MEMORY)
-# Four processes, each with servers of its own, on free ports.
-PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
+# Four processes, each with servers of its own, on free ports. Deep cases are long, so a process gets the next one when it needs it.
+PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses 4 --durations 20
 
 .DEFAULT_GOAL := help
 .PHONY: help demo payments up down secrets test test-deep mutants bench peer-suites lint types imports docs docs-serve check format build lock clean FORCE
@@ -37,10 +37,10 @@ secrets: $(VENV)/dev.stamp ## Make a password and an API key for deploy/compose.
 	@deploy/make-secrets $(BIN)/onejob
 
 test: $(VENV)/dev.stamp ## Run the tests: a witness of every law, in some minutes
-	@$(PYTEST) -m "not deep" $(ARGS)
+	@$(PYTEST) --dist worksteal -m "not deep" $(ARGS)
 
 test-deep: $(VENV)/dev.stamp ## Run the tests of many rounds, of killed and restarted servers, and of every store
-	@$(PYTEST) -m deep $(ARGS)
+	@$(PYTEST) --dist load --maxschedchunk 1 -m deep $(ARGS)
 
 mutants: $(VENV)/dev.stamp ## Change the code in small ways, and list the changes that no test notices
 	@$(BIN)/python -m tests.mutants $(ARGS)

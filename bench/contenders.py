@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from bench.peers import LIBRARIES, common
 from onejob.config import NAMES
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 PEERS = Path(os.environ.get("ONEJOB_BENCH_PEERS", Path(__file__).parents[1] / ".bench" / "venv"))
 """The environment of the other libraries, which `make bench` sets up."""
-BROKER = "$broker"
-"""Stands for the URL of the Redis of the messages in the settings of a contender."""
-RESULTS = {"result_backend": BROKER}
-"""Celery stores results in the Redis of its messages."""
+QUEUE, RESULT_STORE = "$queue", "$results"
+"""Stand for the name of a queue, and for the URL of a Redis, in the settings of a contender."""
+RESULTS = {"result_backend": RESULT_STORE}
+"""Celery stores results in a Redis: in that of its messages, if there is one."""
+OWN_QUEUE = {"task_default_queue": QUEUE}
+"""On a RabbitMQ that is not ours alone."""
 NO_ACKS = {"onejob_broker_acks": False}
 
 
@@ -39,6 +41,7 @@ class Contender:
     stages: frozenset[str] = frozenset({"submit", "run"})
     kinds: frozenset[str] = frozenset({"submit", "duplicate", "bulk", "run"})
     """What it can do; "duplicate": equal submissions are one job."""
+    broker: str = "redis"
     on_celery: bool = True
     """Whether it runs in our own environment, on the same Celery; the others have one of their own."""
 
@@ -84,7 +87,18 @@ OTHERS = tuple(
         ("DBOS", "postgresql", WITH_DUPLICATES),
     )
 )
-ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS, *OTHERS)
+ON_RABBITMQ = (
+    Contender("Celery", "plain", "", OWN_QUEUE, frozenset({"rabbitmq"}), broker="rabbitmq"),
+    *(
+        Contender(f"onejob on {store}", "protected", store, OWN_QUEUE, frozenset({"rabbitmq"}), broker="rabbitmq")
+        for store in STORES
+    ),
+)
+RUN_ON_RABBITMQ = tuple(
+    replace(one, conf={**one.conf, **(RESULTS if one.module == "plain" else {})}, stages=frozenset({"run on rabbitmq"}))
+    for one in ON_RABBITMQ
+)
+ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
 
 
 def chosen(stage: str, stores: Sequence[str], peers: Sequence[str] | None) -> list[Contender]:
@@ -147,12 +161,21 @@ def python_of(contender: Contender) -> str:
     return sys.executable if contender.on_celery else str(PEERS / "bin" / "python")
 
 
-def environment_of(contender: Contender, broker: str, store: str) -> dict[str, str]:
+class Places(NamedTuple):
+    """Where a contender keeps its messages, jobs and results: URLs, and the name of its queue."""
+
+    broker: str
+    store: str
+    results: str = ""
+    queue: str = ""
+
+
+def environment_of(contender: Contender, places: Places) -> dict[str, str]:
     """Return the environment of the processes of a contender."""
-    conf = json.dumps(dict(contender.conf)).replace(BROKER, broker)
+    conf = json.dumps(dict(contender.conf)).replace(RESULT_STORE, places.results).replace(QUEUE, places.queue)
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     libraries = next(map(str, PEERS.glob("lib/python*/site-packages")), "")
     return os.environ | {
-        common.BROKER: broker, common.STORE: store, common.CONF: conf, "PYTHONPATH": path,
+        common.BROKER: places.broker, common.STORE: places.store, common.CONF: conf, "PYTHONPATH": path,
         LIBRARIES: libraries if contender.on_celery and contender.is_other else "",
     }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from bench.contenders import Child, FailedError, environment_of
+from bench.contenders import Child, FailedError, Places, environment_of
 from bench.wire import Wire
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _counts(servers: Servers, contender: Contender, kinds: Sequence[str]) -> lis
         if contender.store == "postgresql":
             wires.append(stack.enter_context(Wire(servers.new_database("postgresql"))))
         store = servers.new_database("sqlite") if contender.store == "sqlite" else wires[-1].url
-        child = Child(contender, environment_of(contender, broker.url, store), servers.log(contender))
+        child = Child(contender, environment_of(contender, Places(broker.url, store)), servers.log(contender))
         stack.callback(child.close)
         child.ask("prepare")
         with redis.Redis(port=servers.redis.port) as server:

@@ -35,12 +35,10 @@ class Runner:
 
     def __init__(self, contender: Contender, servers: Servers, variables: Mapping[str, str] | None = None) -> None:
         self._contender = contender
-        self.broker = servers.new_database("redis")
-        self.store = self.broker if contender.store == "redis" else servers.new_database(contender.store)
+        places = servers.places_of(contender)
+        self.broker, self.store = places.broker, places.store
         self.marks = servers.folder / f"runs-{contender.name.replace(' ', '-')}"
-        self._environment = (
-            environment_of(contender, self.broker, self.store) | {MARKS: str(self.marks)} | dict(variables or {})
-        )
+        self._environment = environment_of(contender, places) | {MARKS: str(self.marks)} | dict(variables or {})
         self._log = servers.log(contender)
         self._child = Child(contender, self._environment, self._log)
         self._commands: list[list[str]] = []

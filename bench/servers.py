@@ -1,17 +1,20 @@
-"""The servers of a run of the bench: one Redis and one PostgreSQL of our own, and a database for each contender."""
+"""The servers of a run of the bench: Redis and PostgreSQL of our own, and a RabbitMQ; a part of each per contender."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+from kombu import Connection
 
+from bench.contenders import Places
 from onejob.stores.migrate import upgrade
-from tests.services import start_postgres, start_redis
+from tests.services import rabbitmq_url, start_postgres, start_redis
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -52,6 +55,25 @@ class Servers:
             upgrade(url)
         return url
 
+    def places_of(self, contender: Contender) -> Places:
+        """Return new places for a contender."""
+        redis = self.new_database("redis")
+        store = redis if contender.store in {"redis", ""} else self.new_database(contender.store)
+        if contender.broker == "redis":
+            return Places(redis, store, redis)
+        return Places(self.rabbitmq, store, redis, self._new_queue())
+
+    @cached_property
+    def rabbitmq(self) -> str:
+        """The URL of a RabbitMQ that runs already. Raises `MissingServiceError`."""
+        return rabbitmq_url()
+
+    def _new_queue(self) -> str:
+        """Return the name of a new queue, which is deleted at the end."""
+        name = f"onejob-bench-{os.getpid()}-{next(self._numbers)}"
+        self._stack.callback(_delete_queue, self.rabbitmq, name)
+        return name
+
     def log(self, contender: Contender) -> Path:
         """Return where the processes of a contender write."""
         return self.folder / f"{contender.module}.log"
@@ -66,3 +88,10 @@ class Servers:
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
             connection.execute(f"create database bench_{number}".encode())
         return f"{self.postgres.url.rpartition('/')[0]}/bench_{number}"
+
+
+def _delete_queue(url: str, name: str) -> None:
+    with Connection(url) as connection:
+        channel: Any = connection.default_channel
+        channel.queue_delete(name)
+        channel.exchange_delete(name)

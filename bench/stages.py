@@ -63,6 +63,14 @@ def run(servers: Servers, options: Options) -> Results:
     return runs.compare(servers, contenders, rounds=options.rounds, jobs=options.jobs)
 
 
+def rabbitmq(servers: Servers, options: Options) -> Results:
+    """RabbitMQ as the broker: submissions by one client, and no-op jobs run by a worker of two processes."""
+    contenders = chosen("rabbitmq", options.stores, [])
+    found = submissions.compare(servers, contenders, KINDS, rounds=options.rounds, operations=options.operations)
+    contenders = chosen("run on rabbitmq", options.stores, [])
+    return found + runs.compare(servers, contenders, rounds=options.rounds, jobs=options.jobs)
+
+
 def post(servers: Servers, options: Options) -> Results:
     """`POST /jobs` by 64 clients, and an endpoint that calls `delay()`."""
     return api.measure(servers, options.stores, rounds=options.rounds, requests=options.requests)
@@ -108,6 +116,7 @@ STAGES = {
     "submit": Stage(submit, table.compared),
     "clients": Stage(clients, table.compared),
     "run": Stage(run, table.compared),
+    "rabbitmq": Stage(rabbitmq, table.compared),
     "api": Stage(post, table.compared),
     "counts": Stage(count, table.counted),
     "memory": Stage(store, table.stored),

@@ -25,9 +25,7 @@ class Crew:
     def __init__(self, contender: Contender, servers: Servers, clients: int = 1, threads: int = 1) -> None:
         self._numbers = count(1)
         self._threads = threads
-        broker = servers.new_database("redis")
-        store = broker if contender.store == "redis" else servers.new_database(contender.store)
-        environment = environment_of(contender, broker, store)
+        environment = environment_of(contender, servers.places_of(contender))
         self._children = [Child(contender, environment, servers.log(contender)) for _ in range(clients)]
 
     def prepare(self, kinds: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from chaos.freezer import Freeze, Lane, Sweeper
 from chaos.frozen_run import POINTS
 from chaos.outcome import count_events, print_histories
 from chaos.testbed import start_testbed
-from onejob.celery.message import loads
+from onejob.celery.payload import loads
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from checks.project import SOURCE, check, functions, parsed
-from checks.words import BARE_VERBS, FORMER, FORMER_MODULES, OF_FRAMEWORKS, ONE_WORD, OTHERS, PARTS, SAYS_NOTHING
+from checks.words import BARE_VERBS, OF_FRAMEWORKS, ONE_WORD, SAYS_NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 SHIMS = f"{SOURCE}compat/celery_"
 """How the shims begin, whose modules have the names of those they stand in for."""
-FILE_LINES = 400
 FUNCTION_LINES = 60
 SMALL_LINES = 35
 SMALL_SHARE = 0.9
@@ -37,17 +36,14 @@ def file_names(project: Project) -> Iterator[str]:
             continue
         if stem in SAYS_NOTHING or not re.fullmatch(r"(?:\d{4}_)?[a-z_]+", stem):
             yield f"{place}:1: a name that says what is inside has lower-case words, and is not {stem!r}"
-        if stem in FORMER_MODULES:
-            yield f"{place}:1: say {FORMER_MODULES[stem]}"
 
 
 @check
 def names(project: Project) -> Iterator[str]:
-    """No name of ours is a second word for a thing, or one that a standard term has replaced."""
+    """No name of ours is a second word for a thing."""
     for place, text in project.under(SOURCE, ".py").items():
         for name, line in own_names(text):
-            others = [word for word, second in ONE_WORD.items() if name in second]
-            term = former_name(name) or "".join(others)
+            term = "".join(word for word, second in ONE_WORD.items() if name in second)
             if term and (place.removeprefix(SOURCE), name) not in OF_FRAMEWORKS:
                 yield f"{place}:{line}: {name}: say {term}"
 
@@ -64,13 +60,6 @@ def own_names(source: str) -> Iterator[tuple[str, int]]:
         yield from ((name, number) for name in re.findall(r"\bonejob_(\w+)", line))
 
 
-def former_name(name: str) -> str:
-    """Return the standard term for a name that is a former word, or has one as a part; or nothing."""
-    word = name.strip("_").lower()
-    parts = [term for part, term in PARTS.items() if part in word and word not in OTHERS]
-    return FORMER.get(word) or "".join(parts[:1])
-
-
 @check
 def verbs(project: Project) -> Iterator[str]:
     """A function is named by a verb and its object, never by a bare verb form."""
@@ -82,11 +71,9 @@ def verbs(project: Project) -> Iterator[str]:
 
 @check
 def sizes(project: Project) -> Iterator[str]:
-    """A reader can hold a file and a function in the head: none is long, and nine in ten functions are small."""
+    """A reader can hold a function in the head: none is long, and nine in ten are small."""
     lengths = []
     for place, text in project.under(SOURCE, ".py").items():
-        if (lines := text.count("\n")) > FILE_LINES:
-            yield f"{place}:{FILE_LINES + 1}: {lines} lines; a file of more than {FILE_LINES} lines is two files"
         for function in functions(text):
             lines = length(function)
             lengths.append(lines)

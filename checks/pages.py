@@ -11,6 +11,7 @@ from posixpath import dirname, normpath
 from typing import TYPE_CHECKING, Any
 
 from checks.project import ROOT, check, line_of
+from hatch_build import absolute
 from onejob.celery.option_names import TASK_OPTIONS
 from onejob.config import NAMES, Settings
 from onejob.observability.metrics import SERIES
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 REPOSITORY = re.compile(r"https://github\.com/onejob/onejob(?:/(?:blob|tree)/main/|(?=$|#))")
 """What begins the absolute address of a file of the project, or of the project itself."""
+RAW = "https://raw.githubusercontent.com/onejob/onejob/main/"
+TARGET = re.compile(r"(?:\]\(|(?:src|srcset|href)=\")([^)\s\"]+)(?=[)\"])")
+"""Where a link or a picture of a page leads."""
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 FOREIGN = {
     "a folder of somebody's machine": re.compile(r"(?<![\w.$}])/(?:home|root|work|tmp|Users|private)/\w"),
@@ -69,13 +73,19 @@ def links(project: Project) -> Iterator[str]:
 
 @check
 def readme(project: Project) -> Iterator[str]:
-    """The README, which the package index shows, has absolute links only, and begins with the installation."""
+    """The README begins with two commands, works in a clone, and is absolute in the package's metadata."""
     text = project["README.md"]
-    for target in LINK.findall(text):
+    for target in sorted({*TARGET.findall(text)}):
+        if REPOSITORY.match(target) or target.startswith(RAW):
+            yield f"README.md:{line_of(text, target)}: the link {target} is not relative"
+        elif not re.match(r"[a-z]+:|#", target) and not project.has(target.partition("#")[0]):
+            yield f"README.md:{line_of(text, target)}: there is no {target}"
+    for target in TARGET.findall(absolute(text, ROOT)):
         if not target.startswith("https://"):
-            yield f"README.md:{line_of(text, f']({target})')}: the link {target} is not absolute"
-    if not text.partition("```sh\n")[2].startswith("pip install onejob\n"):
-        yield f"README.md:{line_of(text, '```sh')}: the first command is not `pip install onejob`"
+            yield f"README.md:{line_of(text, target)}: the link {target} is not absolute in the metadata"
+    _, _, commands, *_ = [*text.split("\n\n", 3), "", "", ""]
+    if re.findall(r"^make (\w+)", commands, re.MULTILINE) != ["demo", "test"]:
+        yield "README.md:3: the first paragraph is not followed by a block with `make demo` and `make test`"
 
 
 @check

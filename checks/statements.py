@@ -1,4 +1,4 @@
-"""The statements and scripts of the stores: named alike, by standard terms, explained and used."""
+"""The statements and scripts of the stores: named alike, explained and used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from checks.code import former_name
 from checks.project import SOURCE, check
 
 if TYPE_CHECKING:
@@ -46,18 +45,6 @@ def statements(project: Project, store: str) -> list[Statement]:
         for name, part in zip(named[::2], named[1::2], strict=True):
             found.append(Statement(name, place, text.count("\n", 0, text.index(f"-- name: {name}\n")) + 1, part))
     return found
-
-
-@check
-def statement_names(project: Project) -> Iterator[str]:
-    """No table, column, key, script variable or statement has a name that a standard term has replaced."""
-    for store in STORES:
-        for place, text in project.under(store, ".sql", ".lua").items():
-            lines = [PurePosixPath(place).stem, *text.splitlines()]
-            for number, line in enumerate(lines):
-                for name in re.findall(r"[A-Za-z_]+", re.sub(r"--.*", "", line)):
-                    if term := former_name(name):
-                        yield f"{place}:{max(number, 1)}: {name}: say {term}"
 
 
 @check

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 pytest_plugins = ["tests.quiet", "tests.tiers"]
-settings.register_profile("tests", deadline=None)  # a busy machine breaks no law
+settings.register_profile("search", deadline=None)  # a busy machine breaks no law
+settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
 settings.load_profile("tests")
 STORES = ("sqlite", "postgresql", "redis")
 every_store = pytest.mark.parametrize("fresh_address", STORES, indirect=True)

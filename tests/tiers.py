@@ -32,6 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help=text)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the cases that may take longest begin first, so that no process has one of them left at the end."""
+    items.sort(key=_patience, reverse=True)
+
+
+def _patience(item: pytest.Item) -> float:
+    """Return the seconds that a case has of its own; 0 for the usual ones."""
+    marker = item.get_closest_marker("timeout") if item.get_closest_marker("deep") else None
+    return float(marker.args[0]) if marker else 0.0
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exempt what is collected from every later garbage collection: it lives until the end."""
     gc.collect()

@@ -70,7 +70,7 @@ class Settings:
     quota: str | None = None
     """How many new jobs each named submitter may submit, such as "1000/day", unless it has quotas of its own."""
     identity_quota: str | None = None
-    """The same for new jobs with the same identity."""
+    """How many new jobs with the same identity each named submitter may submit."""
     share_old_locks: bool = False
     """Whether the tasks of `onejob.compat` respect and hold the locks of the library they replace, while both run."""
     payload_limit: int = 256 * 1024

@@ -87,7 +87,7 @@ def test_last_night_is_redriven(tabs: Tabs, served: Dashboard) -> None:
 
 def test_all_that_match_are_canceled(tabs: Tabs, served: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs that match a filter are canceled, portion by portion without a click, also those that are not listed."""
-    monkeypatch.setattr("onejob.pages.bulk.PORTION", 10)
+    monkeypatch.setattr("onejob.pages.actions.PORTION", 10)
     waiting = queue(served.sample, 23)
     page = tabs.open(served.url("/jobs?task=shop.index_document&submitter=batch&limit=20"))
     expect(page.locator("[data-row]")).to_have_count(20)
@@ -222,7 +222,7 @@ def test_a_person_works_without_scripts(
 ) -> None:
     """Without scripts people read pages, log in, filter and page by forms and links, continue portions, and log out."""
     expected.append("401")
-    monkeypatch.setattr("onejob.pages.bulk.PORTION", 2)
+    monkeypatch.setattr("onejob.pages.actions.PORTION", 2)
     jobs = queue(served.sample, 5)
     with serving_login(served.sample, tmp_path) as (login, key):
         page = tabs.open(login.url("/jobs"), java_script_enabled=False)

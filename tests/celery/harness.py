@@ -118,6 +118,35 @@ class Proxy:
         return not point
 
 
+class HalfOpen:
+    """Passes bytes to a server and back, until a direction is silent: connections stay open, and nothing arrives."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.drops_requests = self.drops_replies = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                for source, sink, name in (client, server, "drops_requests"), (server, client, "drops_replies"):
+                    threading.Thread(target=self._pass_on, args=(source, sink, name), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+        with suppress(OSError), sink:
+            while data := source.recv(1 << 16):
+                if not getattr(self, name):
+                    sink.sendall(data)
+
+
 class Worker:
     """One worker in a process group of its own."""
 

@@ -12,10 +12,9 @@ import redis
 from kombu.exceptions import OperationalError
 
 from onejob import Outcome
-from onejob.celery import control
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
-from onejob.celery.operations import Operation, operate
+from onejob.celery.operations import Operation, operate, redrive
 from onejob.celery.options import tasks_of
 from onejob.celery.submit import needs_message
 from onejob.errors import StoreUnavailableError
@@ -148,7 +147,7 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
     stale = one.ledger.crash(run, "lost", "{}", message=publisher_of(one).message_of(run))
     assert (stale.applied, stale.sent, ids(one)) == (False, False, expected)
     dead = one.ledger.fail(_run(one, due.id, "3"), "{}", "broken")
-    control.redrive(one.app, one.ledger, dead, forget_steps=False, reason="again")
+    redrive(one.app, one.ledger, dead, forget_steps=False, reason="again")
     job = operate(one.app, one.ledger, Operation.RUN_NOW, one.ledger.get(late.id), origin="by ops")
     expected += [due.id, late.id]
     assert job is not None

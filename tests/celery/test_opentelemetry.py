@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 import onejob.opentelemetry
-from onejob.celery.redis_broker import kind_of
+from onejob.celery.message_templates import kind_of
 from onejob.jobs.lifecycle import State
 from onejob.observability import tracing
 from tests.celery.app import TRACED

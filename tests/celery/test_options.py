@@ -12,10 +12,9 @@ import pytest
 
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, State
-from onejob.celery.app_state import app_state_of
-from onejob.celery.hidden_settings import MASK
-from onejob.celery.message import loads
+from onejob.celery.app_state import MASK, app_state_of
 from onejob.celery.options import options_of
+from onejob.celery.payload import loads
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window

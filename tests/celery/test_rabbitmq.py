@@ -1,16 +1,22 @@
-"""RabbitMQ as the broker: it confirms every message, and what it refuses stays in the ledger."""
+"""RabbitMQ as the broker: a submission waits for no confirm, and what the broker loses or refuses runs nevertheless."""
 
 from __future__ import annotations
 
 import secrets
+import socket
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from kombu import Connection
 
 from onejob import Outcome, State
+from onejob.celery.amqp_broker import AmqpBroker
+from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import Transition
-from tests.celery.harness import LEASE, PATIENCE, House, await_
+from tests.cases import for_each
+from tests.celery.harness import LEASE, PATIENCE, HalfOpen, House, await_
+from tests.celery.test_message_templates import ARGUMENTS, OPTIONS, TOGETHER, Pair
 from tests.quiet import provokes
 from tests.services import rabbitmq_url
 
@@ -51,6 +57,24 @@ def rabbit(url: str, queue: str, new_house: Callable[..., House], tmp_path: Path
     house.app.set_current()
     yield house
     house.close()
+
+
+@pytest.fixture
+def half_open(url: str) -> Iterator[HalfOpen]:
+    """Return a proxy in front of RabbitMQ."""
+    proxy = HalfOpen(urlsplit(url).port or 5672)
+    yield proxy
+    proxy.close()
+
+
+def behind(half_open: HalfOpen, rabbit: House, url: str) -> Any:
+    """Return a task of an app that reaches RabbitMQ through a proxy, and whose connection has sent messages."""
+    parts = urlsplit(url)
+    address = parts.netloc.rpartition("@")[0] + f"@127.0.0.1:{half_open.port}"
+    task: Any = rabbit.another_app(broker_url=urlunsplit(parts._replace(netloc=address))).tasks["play"]
+    for number in range(3):
+        task.delay(f"first-{number}", ["return"])
+    return task
 
 
 def ready(channel: Any, queue: str) -> int:
@@ -106,3 +130,90 @@ def test_a_refused_message_stays_in_the_ledger(rabbit: House, channel: Any, queu
     rabbit.worker("-c", "1")
     assert [result.get(PATIENCE) for result in results] == [key for key, _ in items]
     assert [rabbit.runs(key) for key, _ in items] == [1] * 6
+
+
+# --- messages without confirms ----------------------------------------------------------------------------------------
+
+
+def test_a_submission_waits_for_no_answer_of_the_broker(
+    rabbit: House, half_open: HalfOpen, url: str, channel: Any, queue: str
+) -> None:
+    """While RabbitMQ answers nothing, submissions return, and their messages are in the queue."""
+    task = behind(half_open, rabbit, url)
+    half_open.drops_replies = True
+    results = [task.delay("alone", ["return"]), *task.submit_many([(f"many-{number}", ["return"]) for number in "ab"])]
+    assert {rabbit.job(result).publish_error for result in results} == {""}
+    await_(lambda: ready(channel, queue) == 3 + len(results))
+
+
+@provokes(Transition.PUBLISH, because="messages are lost on their way")
+def test_a_message_that_is_lost_is_published_again(
+    rabbit: House, half_open: HalfOpen, url: str, channel: Any, queue: str
+) -> None:
+    """A job whose unconfirmed message never arrived is published on the evidence of an empty queue, and runs once."""
+    rabbit.use_lease(LEASE)
+    task = behind(half_open, rabbit, url)
+    await_(lambda: ready(channel, queue) == 3)
+    half_open.drops_requests = True
+    lost = task.delay("lost", ["return"])
+    assert lost.outcome is Outcome.ADMITTED
+    rabbit.worker("-c", "1")
+    assert rabbit.play.AsyncResult(lost.id).get(PATIENCE) == "lost"
+    assert rabbit.assert_ran(lost, State.COMPLETED, "lost", 1).crashes == 0
+
+
+def test_an_idle_connection_that_the_broker_closed_loses_no_message(rabbit: House, channel: Any, queue: str) -> None:
+    """A submission notices that its connection was closed meanwhile, and writes its message on a new one."""
+    for number in range(3):
+        rabbit.play.delay(f"first-{number}", ["return"])
+    with app_state_of(rabbit.app).publisher._broker.producer() as producer:
+        producer.channel.connection.sock.shutdown(socket.SHUT_RD)  # it reads the end, as after a close by the server
+    rabbit.play.delay("next", ["return"])
+    await_(lambda: ready(channel, queue) == 4)
+
+
+# --- messages are those of Celery -------------------------------------------------------------------------------------
+
+
+class RabbitPair(Pair):
+    """An app that sends messages to RabbitMQ by Celery, and as onejob writes them."""
+
+    kind = AmqpBroker
+
+    def __init__(self, house: House, channel: Any, queue: str) -> None:
+        super().__init__(house)
+        self._channel, self._queue_name = channel, queue
+
+    def popped(self) -> list[Any]:
+        """Empty the queue; return its messages."""
+        await_(lambda: ready(self._channel, self._queue_name) > 0)
+        found = []
+        while (message := self._channel.basic_get(self._queue_name, no_ack=True)) is not None:
+            info = {name: message.delivery_info[name] for name in ("exchange", "routing_key")}
+            found.append((info, message.properties, message.body))
+        return found
+
+
+@pytest.fixture
+def pair(rabbit: House, channel: Any, queue: str) -> RabbitPair:
+    """Return the two ways."""
+    return RabbitPair(rabbit, channel, queue)
+
+
+LEFT_OUT = {"queue", "queue object", "routing key", "yaml", "pickle", "compression", "extra"}
+"""Options with another queue, with bodies that are no JSON, which Celery sends, and with a user that is not there."""
+
+
+@for_each("options", [*((name,) for name in OPTIONS if name not in LEFT_OUT), tuple({*TOGETHER} - LEFT_OUT)])
+def test_every_option_has_its_place(pair: RabbitPair, options: tuple[str, ...]) -> None:
+    """For every option of a publication, the properties, headers and body are those of `send_task`."""
+    given = {name: value for each in options for name, value in OPTIONS[each](pair.app).items()}
+    pair.assert_same(*[pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
+
+
+@for_each("arguments", ARGUMENTS)
+def test_the_arguments_are_those_of_celery(pair: RabbitPair, arguments: str) -> None:
+    """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
+    args, kwargs = ARGUMENTS[arguments]
+    pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])
+    assert pair.has_template(pair.submission(kwargs, args))

@@ -11,7 +11,7 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded, TaskRevokedError, T
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State
-from onejob.celery.message import has_canvas, loads
+from onejob.celery.payload import has_canvas, loads
 from onejob.errors import StoreRefusedError
 from tests.celery.harness import PATIENCE, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes

@@ -15,7 +15,7 @@ from celery import Celery
 from pydantic import BaseModel, Field
 
 import onejob
-from onejob.celery.duplicate_check import check_duplicate
+from onejob.celery.operations import check_duplicate
 from onejob.celery.typed_values import UnfitValueError, codec_of
 from onejob.testing import isolated
 from tests.cases import for_each

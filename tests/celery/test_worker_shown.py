@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger
-from onejob.celery.worker.probe_file import find_fault
+from onejob.celery.worker.heartbeat import find_fault
 from onejob.doctor.examine import examine
-from onejob.doctor.finding import Level
-from onejob.doctor.installation import Installation
+from onejob.doctor.finding import Installation, Level
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import Stuck
 from onejob.stores import display_url

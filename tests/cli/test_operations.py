@@ -12,8 +12,8 @@ import pytest
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import encode
 from onejob.celery.operations import Operation
+from onejob.celery.payload import encode
 from onejob.cli.access import find_app
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import AuditEntry, Query

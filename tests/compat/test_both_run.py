@@ -12,7 +12,7 @@ from celery import Celery, states
 
 from onejob.compat.celery_once import AlreadyQueued, QueueOnce
 from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
-from onejob.compat.notices import notice_once
+from onejob.compat.shims import notice_once
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from tests.cases import for_each

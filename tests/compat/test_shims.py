@@ -18,7 +18,7 @@ from onejob.compat.celery_once.backends.redis import parse_url
 from onejob.compat.celery_once.helpers import force_string, import_backend, kwargs_to_list, queue_once_key
 from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
 from onejob.compat.celery_singleton.util import generate_lock
-from onejob.compat.notices import notice_once
+from onejob.compat.shims import notice_once
 from onejob.errors import ConfigurationError
 from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, await_

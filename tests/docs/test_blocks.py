@@ -145,7 +145,7 @@ $ ls
     ("onejob jobs list --state broken", "broken"), ("celery -A shop worker --pool threads -c 4", ""),
     ("celery -A shop worker --poool threads", "No such option"),
     ("celery -A shop onejob duplicates --by nobody", "nobody"),
-    ("onejob completion bash > ~/.onejob-complete.bash 2> /dev/null", ""), ("make demo", ""),
+    ("onejob jobs list > ~/jobs.txt 2> /dev/null", ""), ("make demo", ""),
     ("make nothing", "no target"), ("ls -l | sort", ""),
 ])  # fmt: skip
 def test_wrong_commands_are_seen(line: str, reason: str) -> None:

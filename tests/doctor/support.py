@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from onejob.config import Settings, build_ledger
-from onejob.doctor.finding import Level
-from onejob.doctor.installation import Installation
+from onejob.doctor.finding import Installation, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

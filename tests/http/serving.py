@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from onejob.api.http_limits import DEFAULT_LIMITS, BoundedProtocol
+from onejob.api.server import DEFAULT_LIMITS, BoundedProtocol
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from onejob.api.http_limits import Limits
+    from onejob.api.server import Limits
 
 PATIENCE = 20.0
 

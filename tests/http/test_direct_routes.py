@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from onejob.api import create_app, router
-from onejob.api.direct_routes import TELEMETRY, DirectRoutes
-from onejob.api.json_body import BODY_LIMIT
+from onejob.api.auth import TELEMETRY, DirectRoutes
+from onejob.api.checked_request import BODY_LIMIT
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, bearer
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.hangups import hang_up, served
-from onejob.api.http_limits import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
-from onejob.api.json_body import BODY_LIMIT
+from onejob.api.checked_request import BODY_LIMIT
 from onejob.api.problems import SECURITY_HEADERS
+from onejob.api.server import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
 from tests.cases import for_each
 from tests.http.serving import PATIENCE, serving
 from tests.services import eventually

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from onejob.api import job_pages
+from onejob.api import job_reads
 from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.submitter import submitter
@@ -190,7 +190,7 @@ def test_a_count_is_optional_and_capped(shop: Shop, monkeypatch: pytest.MonkeyPa
     assert _page(shop, count="true", limit=1, cursor=page["next"])["total"] == 3
     assert set(shop.get("/jobs").json()) == {"jobs", "next"}
     for limit, expected in ((2, (2, True)), (3, (3, True)), (4, (3, False))):
-        monkeypatch.setattr(job_pages, "COUNT_LIMIT", limit)
+        monkeypatch.setattr(job_reads, "COUNT_LIMIT", limit)
         found = _page(shop, count="true", limit=1)
         assert (found["total"], found["total_is_capped"]) == expected
 
@@ -227,9 +227,9 @@ def test_a_page_is_bounded_in_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     ids = _completed(shop, 25)
     pages = _walked(shop, include="result", limit=200)
     assert len(pages) == 3
-    assert max(page["size"] for page in pages) <= job_pages.PAGE_BYTES + 1000
+    assert max(page["size"] for page in pages) <= job_reads.PAGE_BYTES + 1000
     assert {job["result"] for page in pages for job in page["jobs"]} == {LARGE}
-    monkeypatch.setattr(job_pages, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(job_reads, "PAGE_BYTES", 1000)
     cursor = _page(shop, offset=1, limit=1)["next"]
     for each, expected in (
         (pages, ids),
@@ -257,6 +257,6 @@ def test_a_list_reads_no_large_fields(shop: Shop, monkeypatch: pytest.MonkeyPatc
     _page(shop)
     assert read == []
     page = _page(shop, include="result")
-    assert read == [job_pages.READ_AT_ONCE] * 2 + [4]
+    assert read == [job_reads.READ_AT_ONCE] * 2 + [4]
     purged = [job["result"] for job in page["jobs"] if job["id"] == ids[1]]
     assert (len(page["jobs"]), purged) == (20, [None]), "a job that is purged meanwhile stays listed"

@@ -14,7 +14,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Retention
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
-from onejob.pages.views import dead_letters
+from onejob.pages.views import lists
 from tests.cases import for_each
 from tests.doors import DOORS, ERROR, Door, effects, failed, queued, running
 from tests.fundamentals.shop import order
@@ -227,7 +227,7 @@ def test_the_groups_of_a_response_are_bounded(shop: Shop, monkeypatch: pytest.Mo
     """The groups in which jobs failed last are returned, and the others are counted, in API and dashboard."""
     for number, words in enumerate(("a", "b", "a", "c")):
         shop.failed(shop.job_id(number), json.dumps({"type": "E", "message": words, "traceback": ""}), words)
-    for module in (response_models, dead_letters):
+    for module in (response_models, lists):
         monkeypatch.setattr(module, "GROUP_LIMIT", 2)
     found = shop.get("/dead/groups").json()
     assert ([each["message"] for each in found["groups"]], found["other_groups"], found["other_jobs"]) == (

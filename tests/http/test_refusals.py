@@ -11,8 +11,8 @@ from fastapi import Depends, FastAPI, Query
 from fastapi.security import APIKeyQuery
 from starlette.testclient import TestClient
 
-from onejob.api import query_parameters, router
-from onejob.api.json_body import BODY_LIMIT
+from onejob.api import checked_request, router
+from onejob.api.checked_request import BODY_LIMIT
 from onejob.api.problems import PROBLEM_TYPES
 from onejob.errors import StoreError, StoreUnavailableError
 from onejob.jobs.records import Query as JobQuery
@@ -228,7 +228,7 @@ def test_the_error_for_many_names_is_short(shop: Shop, monkeypatch: pytest.Monke
     """The response is short however long the unknown names are, and above the limit these are not even compared."""
     query = "&".join(f"{number}{'x' * 1000}=" for number in range(50))
     assert len(shop.get(f"/jobs?{query}").content) < 20_000
-    monkeypatch.setattr(query_parameters, "get_close_matches", None)  # which nothing calls
+    monkeypatch.setattr(checked_request, "get_close_matches", None)  # which nothing calls
     problem(shop.get(f"/jobs?{query}&a=b"), 422, "invalid-request")
 
 
@@ -255,13 +255,13 @@ def test_parameters_of_dependencies_are_declared(celery_app: Celery) -> None:
 def test_declared_parameters_are_collected_once(open_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The declared parameters of a route are collected for its first request with a query, not for each."""
     collected: list[Any] = []
-    collect: Any = vars(query_parameters)["get_flat_params"]
+    collect: Any = vars(checked_request)["_declared_parameters"]
 
     def counted(dependant: Any) -> Any:
         collected.append(dependant)
         return collect(dependant)
 
-    monkeypatch.setattr(query_parameters, "get_flat_params", counted)
+    monkeypatch.setattr(checked_request, "_declared_parameters", counted)
     shop: Shop = open_shop()
     for number in range(5):
         assert shop.get(f"/jobs?limit={number + 1}").status_code == 200

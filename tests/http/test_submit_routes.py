@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.api import json_body
+from onejob.api import checked_request
 from onejob.api.response_models import SubmitResponse, job_view, submit_response
 from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
@@ -208,16 +208,16 @@ def test_the_location_is_percent_encoded(shop: Shop) -> None:
 
 def test_a_large_body_is_parsed_in_a_thread(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body above 16 KiB does not occupy the event loop while it is parsed; a smaller one needs no other thread."""
-    decoder, threads = json_body._decoder, list[str]()
+    decoder, threads = checked_request._decoder, list[str]()
 
     class Noting:
         def decode(self, text: str) -> Any:
             threads.append(threading.current_thread().name)
             return decoder.decode(text)
 
-    monkeypatch.setattr(json_body, "_decoder", Noting())
+    monkeypatch.setattr(checked_request, "_decoder", Noting())
     for path in ("/jobs", "/duplicates/check", "/jobs/bulk"):
-        for size in (0, json_body.INLINE_BYTES):
+        for size in (0, checked_request.INLINE_BYTES):
             threads.clear()
             shop.post(path, {"task": "shop.invoice", "kwargs": {"order_id": 1, "note": "x" * size}})
             assert {name.startswith("AnyIO worker") for name in threads} == {bool(size)}, (path, threads)

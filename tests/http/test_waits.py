@@ -12,7 +12,7 @@ import pytest
 
 from onejob.api import create_app
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.job_watcher import JobWatcher
+from onejob.api.job_reads import JobWatcher
 from onejob.api.routes import jobs
 from onejob.celery.app_state import app_state_of
 from onejob.errors import StoreUnavailableError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.pages import bulk
+from onejob.pages import actions
 from tests.cases import for_each
 from tests.pages.browser import browser_of, on_every_store
 from tests.pages.html_page import HtmlPage
@@ -52,7 +52,7 @@ def confirm(browser: Browser, page: HtmlPage) -> list[tuple[int, int]]:
 @on_every_store
 def test_a_preview_counts_what_is_done(any_sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that match are done in portions, each job once: as many as the preview says, and none that came after it."""
-    monkeypatch.setattr(bulk, "PORTION", 3)
+    monkeypatch.setattr(actions, "PORTION", 3)
     sample, browser = any_sample, browser_of(any_sample, "operate")
     before = sample.jobs()
     matching = {job.id for job in before.values() if job.state is State.COMPLETED and job.submitter == "cron"}
@@ -74,7 +74,7 @@ def test_a_preview_counts_what_is_done(any_sample: Sample, monkeypatch: pytest.M
 
 def test_portions_end_in_time(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """A portion whose time is over has done one job at least, and the next one goes on behind it."""
-    monkeypatch.setattr(bulk, "deadline", lambda _seconds=0.0: lambda: True)
+    monkeypatch.setattr(actions, "deadline", lambda _seconds=0.0: lambda: True)
     filter_ = "state=failed&task=shop.send_invoice"
     page = browser.posted("/bulk/preview", operation="redrive", scope="matching", filter=filter_)
     failed = {job.id for job in sample.jobs().values() if job.state is State.FAILED}
@@ -117,7 +117,7 @@ def test_selected_jobs_are_done_and_refused_ones_are_listed(browser: Browser, sa
 
 def test_a_group_of_dead_letters_is_redriven(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buttons of a group redrive or drop exactly the dead letters of this group, in portions."""
-    monkeypatch.setattr(bulk, "PORTION", 2)
+    monkeypatch.setattr(actions, "PORTION", 2)
     groups = browser.json("/dead")["groups"]
     assert len(groups) == 2
     form = next(form for form in browser.page("/dead").forms if form.action == "/ops/bulk/preview")

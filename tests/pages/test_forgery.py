@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.api.json_body import BODY_LIMIT
-from onejob.pages.form import FIELD_LIMIT
+from onejob.api.checked_request import BODY_LIMIT
+from onejob.pages.security import FIELD_LIMIT
 from tests.cases import for_each
 from tests.pages.browser import SAME_ORIGIN, browser_of
 

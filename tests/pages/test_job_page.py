@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import httpx2
 
-from onejob.celery.message import decode, with_replacement
+from onejob.celery.payload import decode, with_replacement
 from onejob.jobs.model import Submission
+from onejob.pages.context import UNREADABLE
 from onejob.pages.views import job as job_view
 from tests.cases import for_each
 from tests.http.serving import serving
@@ -64,6 +65,21 @@ def test_every_id_has_its_page_and_its_forms(browser: Browser, sample: Sample, j
     assert sample.ledger.get_or_none(job_id) is None
     new = browser.json(edited.headers["location"].removeprefix("/ops"))["job"]
     assert new["arguments"]["kwargs"] == {"project": f"edited {job_id}"}
+
+
+@for_each("payload", [
+    "{}", "[1]", "1", "no JSON", '{"task": "shop.study_plan", "args": [], "kwargs": {}, "newer": 1}',
+    '{"task": "shop.study_plan", "args": 1, "kwargs": {}}', '{"task": "shop.study_plan", "args": [], "kwargs": []}',
+])  # fmt: skip
+def test_a_job_whose_payload_is_no_message_is_shown(browser: Browser, sample: Sample, payload: str) -> None:
+    """A job of another version is shown and listed, says that its payload cannot be read, and cannot be edited."""
+    job_id = f"odd-{len(payload)}"
+    sample.ledger.fail(sample.start(submit(sample, job_id, payload=payload)), ERROR, "E")
+    page = browser.page(f"/jobs/{job_id}")
+    assert UNREADABLE in page.text
+    assert [link for link in page.links if "/edit/" in link] == []
+    assert browser.json("/jobs")["jobs"][0]["id"] == job_id
+    assert browser.get(f"/edit/{job_id}").status_code == 422
 
 
 def test_a_percent_sign_in_an_id_is_one(sample: Sample) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 
-from onejob.api.job_pages import READ_AT_ONCE
-from onejob.celery.message import decode
+from onejob.api.job_reads import READ_AT_ONCE
 from onejob.celery.options import tasks_of
+from onejob.celery.payload import decode
 from onejob.jobs.records import WorkerInfo
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger import search
-from onejob.pages import job_rows
-from onejob.pages.site import Site
-from onejob.pages.views import jobs as jobs_view
+from onejob.pages import context
+from onejob.pages.context import Context
+from onejob.pages.views import lists
 from tests.cases import for_each
 from tests.pages.browser import browser_of, on_every_store
 from tests.pages.sample import GONE, NODES
@@ -76,7 +76,7 @@ def test_filters_select_what_they_say(any_sample: Sample, monkeypatch: pytest.Mo
         assert [job["id"] for job in shown["jobs"]] == expected, names
         assert shown["matching"] == {"count": len(expected), "is_complete": True}, names
         with monkeypatch.context() as patch:
-            patch.setattr(jobs_view, "deadline", lambda: lambda: True)
+            patch.setattr(lists, "deadline", lambda: lambda: True)
             patch.setattr(search, "WINDOW", 7)
             assert [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", limit="20", **parameters))] == expected
 
@@ -96,7 +96,7 @@ def test_pages_have_each_job_once_while_others_are_submitted(browser: Browser, s
 
 def test_a_search_that_stopped_links_the_rest(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page of a search that stopped early says so, and its link goes on with the same filter."""
-    monkeypatch.setattr(jobs_view, "deadline", lambda: lambda: True)
+    monkeypatch.setattr(lists, "deadline", lambda: lambda: True)
     monkeypatch.setattr(search, "WINDOW", 5)
     page = browser.page("/jobs", reason="no such reason", limit="20")
     assert "Searched back to" in page.text
@@ -141,7 +141,7 @@ def test_previews_of_large_arguments_are_bounded(
     browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list reads the arguments of its first rows only, if they are large; the other rows say that there are some."""
-    monkeypatch.setattr(job_rows, "PREVIEW_BYTES", 5000)
+    monkeypatch.setattr(context, "PREVIEW_BYTES", 5000)
     for number in range(2 * READ_AT_ONCE):
         sample.submit("shop.study_plan", project=f"{number} " + "x" * 1000)
     rows = browser.json("/jobs", limit="20")["jobs"][: 2 * READ_AT_ONCE]
@@ -163,7 +163,7 @@ def test_a_worker_is_late_after_two_thirds_of_a_lease() -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.update(onejob_store="sqlite:///:unused:", onejob_lease=300.0, onejob_heartbeat=10.0)
     worker = WorkerInfo("celery@one", 1000.0)
-    assert [Site(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
+    assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
 
 
 def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:

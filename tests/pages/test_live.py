@@ -13,11 +13,11 @@ import httpx2
 import pytest
 
 from onejob.api.api_keys import Role, session_of
-from onejob.api.job_watcher import JobWatcher
+from onejob.api.job_reads import JobWatcher
 from onejob.errors import StoreUnavailableError
 from onejob.pages import endpoints, live
+from onejob.pages.context import ENTRIES, KeyedCache
 from onejob.pages.live import ChangeFeed, stream_changes, stream_job
-from onejob.pages.page_cache import ENTRIES, KeyedCache
 from tests.http.serving import serving
 from tests.pages.browser import Browser, browser_of, mounted, on_every_store
 from tests.services import eventually

@@ -24,8 +24,8 @@ from onejob.api.api_keys import Role
 from onejob.celery.app_state import app_state_of
 from onejob.errors import StoreUnavailableError
 from onejob.pages import live
+from onejob.pages.app import create_app_with_dashboard
 from onejob.pages.endpoints import DELETED
-from onejob.pages.standalone import create_app_with_dashboard
 from tests.cases import for_each
 from tests.http.conftest import problem
 from tests.pages.browser import BASE, SAME_ORIGIN, Browser

@@ -34,6 +34,7 @@ def test_three():
     compute()
 
 @pytest.mark.deep
+@pytest.mark.timeout(60)
 def test_four():
     compute()
 
@@ -56,7 +57,7 @@ def suite(tmp_path: Path) -> Path:
 
 
 def pytest_in(suite: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-o", "markers=deep", *options, "."]
+    command = [sys.executable, "-m", "pytest", "-o", "markers=deep\ntimeout", *options, "."]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, check=False)
 
@@ -75,3 +76,8 @@ def test_a_slow_case_fails_a_check(suite: Path) -> None:
     checked = pytest_in(suite, "--slow").stdout
     assert "1 failed, 2 passed, 2 skipped" in checked
     assert "make it faster, or mark it `deep`" in checked
+
+
+def test_the_cases_with_the_longest_timeouts_begin_first(suite: Path) -> None:
+    """A deep case with a timeout of its own begins before all others, so that none of them is left at the end."""
+    assert pytest_in(suite, "--collect-only", "-q").stdout.splitlines()[0].endswith("::test_four")

@@ -13,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 from hatchling import build
 
+from checks.pages import RAW, TARGET
 from checks.project import PACKAGE, ROOT, paths
 from tests.release.environments import clean_environment
 
@@ -110,6 +111,14 @@ def test_the_source_distribution_has_the_whole_project(distributions: dict[str, 
     unpacked = unpack(distributions["sdist"], tmp_path)
     held = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     assert {path.relative_to(ROOT) for path in paths()} - held == set()
+
+
+def test_the_metadata_has_absolute_links_only(distributions: dict[str, Path]) -> None:
+    """The README that the package index shows leads to the repository's host, with every link and every picture."""
+    (text,) = (text for name, text in contents(distributions["wheel"]).items() if name.endswith("/METADATA"))
+    targets = TARGET.findall(text.decode())
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert f"{RAW}docs/images/bench.svg" in targets
 
 
 @pytest.mark.deep

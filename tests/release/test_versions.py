@@ -29,7 +29,7 @@ SLICE = (
 DJANGO_SLICE = ("tests/django/test_app.py", "tests/django/test_backend.py", "tests/django/test_worker.py")
 """On Django 6 from Python 3.12 on, and on Django 5.2 before."""
 OLDEST_SLICE = (
-    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_replace.py", "tests/celery/test_wire.py",
+    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_replace.py", "tests/celery/test_message_templates.py",
     "tests/http/test_jobs.py", "tests/http/test_callers.py", "tests/http/test_submit_routes.py",
     "tests/pages/test_formats.py", "tests/transactions/test_submission.py", "tests/webhooks/test_client.py",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def _run_slice(python: Path, *arguments: str) -> None:
     """Run the slice in another environment, on the source of this one."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
-    command += ["-m", "not deep", *arguments]
+    command += ["-m", "not deep", "--hypothesis-profile", "search", *arguments]  # with other examples in each run
     source = {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables | source)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -114,7 +114,7 @@ def test_points_that_were_not_declared_fail(till: Jobs) -> None:
     with pytest.raises(AssertionError, match=r"no run has reached this point.*before_step:charge"):
         till.survive(missing, payments.charge_safely, "ann")
     fault: Any = faults(steps=["charge"])[0]
-    with pytest.raises(AssertionError, match="not told: before_progress:1, after_progress:1"):
+    with pytest.raises(AssertionError, match="does not name: before_progress:1, after_progress:1"):
         till.survive(fault, payments.charge_safely, "ann")
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from onejob import ConfigurationError, KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import decode
+from onejob.celery.payload import decode
 from onejob.celery.webhooks import ADDED_QUOTA
 from onejob.errors import TooManyWebhooksError
 from onejob.jobs.lifecycle import Transition

@@ -13,7 +13,7 @@ from onejob.demo import pipeline
 from onejob.demo.pipeline import Card, Chunk, Document, UnusableTextsError
 from tests.cases import for_each
 
-TEXTS = Path(pipeline.__file__).parent.parent / "texts"
+TEXTS = Path(pipeline.__file__).parent / "texts"
 LINCOLN = "lincoln-papers.txt"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.duplicate_check import DuplicateCheck, check_duplicate
+from onejob.celery.operations import DuplicateCheck, check_duplicate
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
 from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.records import Query

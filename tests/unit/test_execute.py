@@ -21,7 +21,7 @@ import onejob
 from onejob import State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, draining
-from onejob.celery.message import MARK, loads
+from onejob.celery.payload import MARK, loads
 from onejob.celery.worker.execute import Refusal
 from onejob.celery.worker.heartbeat import Heartbeat
 from onejob.errors import (
@@ -732,7 +732,7 @@ def test_a_message_whose_job_appears_meanwhile(house: House, trace: Any, happens
         (StoreUnavailableError("away"), "IGNORED", "its run could not reach the store: away"),
         (StoreRefusedError("too long"), "FAILURE", "too long"),
         (Reject("later", requeue=True), "IGNORED", "('later', True)"),
-        (JobCanceled("x"), "IGNORED", str(JobCanceled("x"))),
+        (JobCanceled("x"), "IGNORED", "canceled on request"),
     ],
 )
 def test_celery_records_failures_only(house: House, trace: Any, error: Exception, state: str, text: str) -> None:

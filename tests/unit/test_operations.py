@@ -12,8 +12,8 @@ import pytest
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import decode, loads
 from onejob.celery.operations import Operation, edit, operate
+from onejob.celery.payload import decode, loads
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,

@@ -81,7 +81,7 @@ def refuse_messages(app: Any, number: int = 1) -> None:
     publisher: Any = app_state_of(app).publisher
     send, left = publisher.publish_all, [number]
 
-    def publish_all(jobs: Any, producer: Any = None) -> dict[str, Exception]:
+    def publish_all(jobs: Any, producer: Any = None, **_: Any) -> dict[str, Exception]:
         refused, left[0] = jobs[: left[0]], max(left[0] - len(jobs), 0)
         sent: dict[str, Exception] = send([job for job in jobs if job not in refused], producer)
         return {job.id: ValueError("too large") for job in refused} | sent
@@ -180,7 +180,7 @@ def test_a_message_is_sent_by_the_given_producer(app: Any, hook: str | None) -> 
     publisher: Any = app_state_of(app).publisher
     used: list[Any] = []
 
-    def publish_all(_: Any, producer: Any = None) -> dict[str, Exception]:
+    def publish_all(_: Any, producer: Any = None, **__: Any) -> dict[str, Exception]:
         used.append(producer)
         return {}
 

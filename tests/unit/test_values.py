@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.celery.call_text import curl_call, python_call
-from onejob.celery.message import decode, dumps, encode, loads
+from onejob.celery.operations import curl_call, python_call
+from onejob.celery.payload import decode, dumps, encode, loads
 from onejob.errors import InvalidPayloadError
 from onejob.jobs.new_job import new_job
 from onejob.jobs.timestamps import LATEST, duration_text, format_timestamp, local_text, parse_timestamp, relative_text

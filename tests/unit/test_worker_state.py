@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onejob.celery.worker.contact import StoreContact
-from onejob.celery.worker.probe_file import ProbeFile, find_fault
+from onejob.celery.worker.heartbeat import ProbeFile, StoreContact, find_fault
 from onejob.config import Settings
 from onejob.errors import ConfigurationError
 from tests.cli.command import call

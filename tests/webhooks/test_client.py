@@ -14,18 +14,19 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.webhooks import transport
+from onejob.webhooks import client as client_module
 from onejob.webhooks.client import (
     EXCERPT_LIMIT,
     MAX_RETRY_AFTER,
+    RESPONSE_LIMIT,
     DeliveryError,
+    FairSlots,
+    LookupBusyError,
     WebhookClient,
     WebhookResponse,
     parse_retry_after,
 )
-from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.settings import WebhookSettings
-from onejob.webhooks.transport import RESPONSE_LIMIT, LookupBusyError
 from tests.cases import for_each
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import receiving
@@ -161,7 +162,7 @@ def test_an_invalid_response_is_an_error(client: WebhookClient, receiver: Receiv
 def test_no_more_is_read_than_the_limit() -> None:
     """However much a receiver sends, at most 64 KiB are read."""
     near, far = socket.socketpair()
-    stream, read = transport.LimitedStream(near, transport.Deadline(30)), 0
+    stream, read = client_module.LimitedStream(near, client_module.Deadline(30)), 0
     flood = threading.Thread(target=lambda: far.sendall(b"x" * 2 * RESPONSE_LIMIT), daemon=True)
     flood.start()
     while part := stream.read(100_000):
@@ -220,12 +221,12 @@ def test_a_slow_resolver_ends_in_time(client: WebhookClient, monkeypatch: pytest
     """An attempt with a hanging resolver ends in time; with too many that hang, in all or of a host, none is made."""
     resume = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resume.wait(60) and [])
-    monkeypatch.setattr(transport, "LOOKUPS", slots := FairSlots(64, per_host=2))
+    monkeypatch.setattr(client_module, "LOOKUPS", slots := FairSlots(64, per_host=2))
     for error in (DeliveryError, DeliveryError, LookupBusyError, LookupBusyError):
         with pytest.raises(error):
             send(client, "https://slow.example/", 0.05)
     assert slots.used_by("") == 2
-    monkeypatch.setattr(transport, "LOOKUPS", FairSlots(6, per_host=2))
+    monkeypatch.setattr(client_module, "LOOKUPS", FairSlots(6, per_host=2))
     threads = threading.active_count()
     for number in range(3):
         with pytest.raises(DeliveryError, match="did not answer within"):

@@ -14,12 +14,10 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.policy import RETENTION
 from onejob.ledger.explain import explain
-from onejob.webhooks import transport
-from onejob.webhooks.client import WebhookClient
-from onejob.webhooks.cloudevent import MEDIA_TYPE
+from onejob.webhooks import client
+from onejob.webhooks.client import FairSlots, WebhookClient
 from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, Delivery
-from onejob.webhooks.fair_slots import FairSlots
-from onejob.webhooks.job import LEASE, WEBHOOK, webhook_submission
+from onejob.webhooks.job import LEASE, MEDIA_TYPE, WEBHOOK, webhook_submission
 from onejob.webhooks.settings import SCHEDULE
 from tests.cases import for_each
 from tests.conftest import every_store
@@ -278,7 +276,7 @@ def test_gone_is_final(setup: Setup, store: Store) -> None:
 def test_a_busy_lookup_is_no_attempt(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A webhook for which no DNS lookup can be started is due again soon, without a failed attempt."""
     webhook = setup.ended(url=setup.receiver.url(host="localhost"))
-    monkeypatch.setattr(transport, "LOOKUPS", FairSlots(0, per_host=2))
+    monkeypatch.setattr(client, "LOOKUPS", FairSlots(0, per_host=2))
     for _ in range(len(SCHEDULE) + 2):
         setup.sweep()
         job = setup.read(webhook)

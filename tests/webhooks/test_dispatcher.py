@@ -14,8 +14,8 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
-from onejob.webhooks import dispatcher, transport
-from onejob.webhooks.client import WebhookClient
+from onejob.webhooks import client, dispatcher
+from onejob.webhooks.client import FairSlots, WebhookClient
 from onejob.webhooks.delivery import Delivery
 from onejob.webhooks.dispatcher import (
     QUEUE_LIMIT,
@@ -25,7 +25,6 @@ from onejob.webhooks.dispatcher import (
     THREADS_PER_HOST,
     DeliveryQueue,
 )
-from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.job import WEBHOOK, WebhookPayload, webhook_submission
 from tests.cases import for_each
 from tests.contract.support import end, run, sweep
@@ -71,7 +70,7 @@ def slow_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return original("127.0.0.1" if host.endswith(".example") else host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(transport, "LOOKUPS", FairSlots(64, per_host=2))
+    monkeypatch.setattr(client, "LOOKUPS", FairSlots(64, per_host=2))
     yield released
     released.set()
 
@@ -96,7 +95,7 @@ def test_slow_resolvers_delay_no_other_submitter(
     for number in range(HOSTS):
         add(ledger, receiver.url("/ok/slow", f"slow{number}.example"), "hostile")
     sweep_all(ledger, queue)
-    eventually(lambda: transport.LOOKUPS.used_by("hostile") == 32)
+    eventually(lambda: client.LOOKUPS.used_by("hostile") == 32)
     honest = add(ledger, receiver.url("/ok", "honest.example"), "honest")
     sweep_all(ledger, queue)
     receiver.await_("/ok")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from onejob.webhooks.cloudevent import build_headers
+from onejob.webhooks.job import build_headers
 from tests.cases import for_each
 from tests.webhooks.receiver import OLDER, SECRET
 

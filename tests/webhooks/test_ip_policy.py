@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.webhooks.ip_policy import embedded_ipv4, is_public, parse_ip
+from onejob.webhooks.settings import embedded_ipv4, is_public, parse_ip
 from tests.cases import for_each
 
 PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts: checks forbid such addresses in files

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onejob.errors import InvalidArgumentsError
-from onejob.webhooks.settings import WebhookSettings
-from onejob.webhooks.url import URL_LIMIT, WebhookUrl, check_url
+from onejob.webhooks.settings import URL_LIMIT, WebhookSettings, WebhookUrl, check_url
 from tests.cases import for_each
 
 DEFAULTS = WebhookSettings()

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from inspect import iscoroutinefunction
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -14,14 +14,12 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
-from onejob.api.auth import check_local, guarded, requires_role
+from onejob.api.auth import DirectRoutes, check_local, guarded, requires_role
 from onejob.api.callers import caller_dependency
-from onejob.api.direct_routes import DirectRoutes
-from onejob.api.job_watcher import WAITS_PER_CALLER
-from onejob.api.problems import Problem, add_security_headers, handle_exception
+from onejob.api.job_reads import WAITS_PER_CALLER
+from onejob.api.problems import MEDIA_TYPE, SCHEMA, Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
 from onejob.api.response_models import (
     ActivityView,
@@ -34,14 +32,12 @@ from onejob.api.response_models import (
     JobPage,
     JobView,
     SubmitResponse,
+    ValidatedSubmission,
 )
-from onejob.api.routes.activity import ActivityRoutes
-from onejob.api.routes.audit import AuditRoutes
-from onejob.api.routes.duplicates import check_endpoint
-from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
+from onejob.api.routes.ledger import LedgerRoutes
 from onejob.api.routes.operate import OperateRoutes
-from onejob.api.routes.submit import submit_endpoint
+from onejob.api.routes.submit import check_endpoint, submit_endpoint
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import Quotas
@@ -53,7 +49,39 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from onejob.api.callers import May
+    from onejob.api.problems import Headers
     from onejob.ledger.ledger import Ledger
+
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
+PROBLEM_RESPONSES: Responses = {
+    status: {"description": "A problem (RFC 9457)", "content": {MEDIA_TYPE: {"schema": SCHEMA}}}
+    for status in ("4XX", "5XX")
+}
+SUBMIT_RESPONSES: Responses = {
+    200: {"model": SubmitResponse | ValidatedSubmission, "description": "An existing job answers, or it was a check"},
+    202: {"description": "A new job was created"},
+}
+NOT_MODIFIED: Responses = {304: {"description": "The job matches If-None-Match"}}
+EVENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["state", "progress"]},
+        "data": {"type": "string", "contentMediaType": "application/json", "description": "The whole job."},
+        "id": {"type": "string"},
+    },
+    "required": ["event", "data", "id"],
+}
+STREAM_RESPONSES: Responses = {
+    200: {"description": "The events", "content": {"text/event-stream": {"schema": EVENT}}},
+    204: {"description": "The job has ended, and Last-Event-ID is its last event"},
+}
+CANCEL_RESPONSES: Responses = {
+    200: {"description": "The job is canceled"},
+    202: {"model": JobView, "description": "Cancellation of the run was requested"},
+}
+REQUIRED_BODY = {"requestBody": {"required": True}}
+"""A JSON body is required even if it is empty, since an HTML form of another site cannot send one."""
+
 
 Keys = str | os.PathLike[str] | None
 JSON_CONTENT = frozenset({"json", "application/json"})
@@ -145,26 +173,24 @@ def _build_router(
         key_file.read()
     is_local = is_local and key_file is None
     route = guarded(key_file, quotas, standalone=standalone, is_local=is_local, audit=RequestAudit(ledger))
-    api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
+    api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=PROBLEM_RESPONSES)
     security = list(checks)
     if key_file is not None:
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
-    options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
+    options: dict[str, Any] = {"response_model": SubmitResponse, "responses": SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
     api.post("/duplicates/check", dependencies=security)(check_endpoint(celery_app, tasks))
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
     _add_job_routes(api, job_routes, security)
-    api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
-    api.get("/activity", dependencies=security, response_model=ActivityView)(ActivityRoutes(ledger).get_activity)
-    _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
+    _add_ledger_routes(api, LedgerRoutes(celery_app, ledger), security)
     return api
 
 
 def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> None:
     get: Any = partial(api.get, dependencies=security)
     get("/jobs", response_model=JobPage)(routes.list_jobs)
-    get("/jobs/{job_id}", response_model=JobView, responses=openapi.NOT_MODIFIED)(get_job_endpoint(routes))
-    stream: dict[str, Any] = {"response_class": StreamingResponse, "responses": openapi.STREAM_RESPONSES}
+    get("/jobs/{job_id}", response_model=JobView, responses=NOT_MODIFIED)(get_job_endpoint(routes))
+    stream: dict[str, Any] = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
     get("/jobs/{job_id}/events", **stream)(routes.stream_events)
     get("/jobs/{job_id}/duplicates", response_model=list[DuplicateView])(routes.list_duplicates)
     get("/jobs/{job_id}/history", response_model=list[HistoryEntryView])(routes.list_history)
@@ -176,9 +202,9 @@ def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> N
 
 def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[Any]) -> None:
     post: Any = partial(api.post, dependencies=security)
-    options = {"response_model": JobView, "openapi_extra": openapi.REQUIRED_BODY}
+    options = {"response_model": JobView, "openapi_extra": REQUIRED_BODY}
     post("/jobs/bulk")(routes.operate_many)  # before the routes of one job, whose id may be any text
-    post("/jobs/{job_id}/cancel", responses=openapi.CANCEL_RESPONSES, **options)(routes.cancel)
+    post("/jobs/{job_id}/cancel", responses=CANCEL_RESPONSES, **options)(routes.cancel)
     post("/jobs/{job_id}/redrive", status_code=202, **options)(routes.redrive)
     post("/jobs/{job_id}/edit", status_code=202, response_model=SubmitResponse)(routes.edit)
     post("/jobs/{job_id}/run-now", **options)(routes.run_now)
@@ -186,7 +212,9 @@ def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[An
     post("/dead/redrive")(routes.redrive_many)
 
 
-def _add_health_routes(api: APIRouter, routes: HealthRoutes, security: list[Any]) -> None:
+def _add_ledger_routes(api: APIRouter, routes: LedgerRoutes, security: list[Any]) -> None:
+    api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(routes.list_audit)
+    api.get("/activity", dependencies=security, response_model=ActivityView)(routes.get_activity)
     api.get("/healthz")(routes.healthz)
     api.get("/readyz")(routes.readyz)
     api.get("/metrics", dependencies=security, response_class=PlainTextResponse)(routes.metrics)
@@ -231,17 +259,21 @@ def create_app(
 
 
 class SecurityHeadersMiddleware:
-    """Adds the security headers to responses that no route has created, such as a 404 of the app."""
+    """Adds the security headers that a response does not set itself, such as a 404 of the app.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `headers`: those that take precedence over `SECURITY_HEADERS`.
+    """
+
+    def __init__(self, app: ASGIApp, headers: Headers = ()) -> None:
         self._app = app
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app, and add the headers to its response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = add_security_headers(message["headers"])
+                message["headers"] = add_security_headers(message["headers"], self._headers)
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from onejob.api.api_keys import Role
 from onejob.api.problems import STATE_CONFLICTS
 from onejob.jobs.records import ACCESS, ACTION, AuditEntry
-from onejob.observability.audit import record
+from onejob.observability.logs import record_audit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -121,7 +121,7 @@ class RequestAudit:
             action=action, target=request.path_params.get("job_id", ""), outcome=outcome, count=count, kind=kind,
             detail=f"{request.method} {fields}".rstrip(),
         )  # fmt: skip
-        await run_in_threadpool(record, self._ledger.append_audit, entry)
+        await run_in_threadpool(record_audit, self._ledger.append_audit, entry)
 
 
 def _actor_of(request: Request) -> str:

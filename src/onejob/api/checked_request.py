@@ -1,18 +1,86 @@
-"""A request whose headers and body are checked before an endpoint handles it."""
+"""A request whose query, headers and body are checked before an endpoint handles it.
+
+Bodies are limited in size and depth, and parsed strictly, as unambiguous JSON. Undeclared query
+parameters are refused, since a mistyped filter would silently return everything.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import APIKeyQuery
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from onejob.api.json_body import BODY_LIMIT, INLINE_BYTES, parse_json
 from onejob.api.problems import Problem
+from onejob.uniqueness.canonical_json import deeper_than
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastapi.dependencies.models import Dependant
+    from fastapi.routing import APIRoute
+    from pydantic.fields import FieldInfo
     from starlette.types import Receive, Scope
+
+BODY_LIMIT = 256 * 1024
+"""The maximum size of a body, in bytes."""
+INLINE_BYTES = 16 * 1024
+"""The size of a body, in bytes, up to which it is parsed in the event loop. A larger one is parsed in a thread."""
+DEPTH_LIMIT = 100
+"""The maximum nesting depth of a body. `onejob_depth_limit` limits that of the arguments in it."""
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON text. Raises `Problem` for a text that two parsers could interpret differently."""
+    try:
+        value = _decoder.decode(body.decode())
+        if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT and deeper_than(value, DEPTH_LIMIT):
+            raise _too_deep()
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeError as error:
+        raise Problem("bad-json", f"the body is not UTF-8, or has a lone surrogate: {error.reason}") from None  # type: ignore[attr-defined] # both subclasses that occur have it
+    except ValueError as error:
+        raise Problem("bad-json", f"the body is not JSON: {error}") from None
+    return value
+
+
+def _unique_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has a duplicate name")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    msg = f"{name} is not a JSON number"
+    raise ValueError(msg)
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_unique_object, parse_constant=_refuse_constant, parse_float=_finite_float
+)
+
+
+def _too_deep() -> Problem:
+    return Problem("bad-json", f"the body is nested deeper than {DEPTH_LIMIT} levels")
 
 
 COOKIE_LIMIT = 8 * 1024
@@ -98,3 +166,75 @@ def _is_json(content_type: bytes) -> bool:
 
 def _too_large(limit: int) -> Problem:
     return Problem("too-large", f"the body has more than {limit} bytes", headers={"connection": "close"})
+
+
+PARAMETER_LIMIT = 50
+"""How many query parameters a request may have, since each unknown one is compared with the declared ones."""
+NAME_LIMIT = 100
+"""The number of characters of an unknown name that are compared and reported."""
+
+
+class QueryCheck:
+    """The check of the query parameters of one route."""
+
+    def __init__(self, route: APIRoute) -> None:
+        self._route = route
+        self._dependant: Dependant | None = None
+        self._declared: Mapping[str, bool] = {}
+
+    def __call__(self, request: Request) -> None:
+        """Raise `RequestValidationError` for an undeclared parameter, and for a repeated one that is not a list."""
+        query = request.scope.get("query_string")
+        if not query:
+            return
+        if query.count(b"&") >= PARAMETER_LIMIT:
+            raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
+        declared = self._declared_for(request)
+        counts = Counter(name for name, _ in request.query_params.multi_items())
+        invalid = [(name, _unknown_message(name[:NAME_LIMIT], declared)) for name in counts if name not in declared]
+        invalid += [
+            (name, f"the query parameter {name!r} is given {count} times, but takes one value")
+            for name, count in counts.items()
+            if count > 1 and not declared.get(name, True)
+        ]
+        if invalid:
+            errors = [
+                {"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid
+            ]
+            raise RequestValidationError(errors)
+
+    def _declared_for(self, request: Request) -> Mapping[str, bool]:
+        """Return the declared parameters, computed again only if the app that the route is mounted in changes."""
+        # That of the app which the router is mounted in includes the dependencies of the app.
+        mounted = request.scope.get("fastapi", {}).get("effective_route_context")
+        dependant: Dependant = (mounted or self._route).dependant
+        if dependant is not self._dependant:
+            self._declared, self._dependant = _declared_parameters(dependant), dependant
+        return self._declared
+
+
+def _unknown_message(name: str, declared: Mapping[str, bool]) -> str:
+    nearest = get_close_matches(name, declared, 1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"this path takes {', '.join(sorted(declared)) or 'none'}"
+    return f"unknown query parameter {name!r}: {hint}"
+
+
+def _declared_parameters(dependant: Dependant) -> dict[str, bool]:
+    """Return, by the name of each declared query parameter, whether it may be repeated."""
+    declared: dict[str, bool] = {}
+    for parameter in dependant.query_params:
+        hint = parameter.field_info.annotation
+        fields: Mapping[str, FieldInfo] = {parameter.alias: parameter.field_info}
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            fields = hint.model_fields
+        declared |= {name: _is_list(each.annotation) for name, each in fields.items()}
+    if isinstance(dependant.call, APIKeyQuery):  # of the app
+        declared[dependant.call.model.name] = False
+    for each in dependant.dependencies:
+        declared |= _declared_parameters(each)
+    return declared
+
+
+def _is_list(hint: Any) -> bool:
+    types = [get_origin(part) or part for part in (hint, *get_args(hint))]
+    return any(isinstance(each, type) and issubclass(each, list | tuple | set | frozenset) for each in types)

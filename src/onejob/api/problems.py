@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -60,11 +60,14 @@ SECURITY_HEADERS = {
 _RAW_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
-def add_security_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the response headers plus each of `SECURITY_HEADERS` that the response does not set itself."""
-    own = list(headers)
-    names = {name for name, _ in own}
-    return [*own, *(header for header in _RAW_HEADERS if header[0] not in names)]
+Headers: TypeAlias = "Iterable[tuple[bytes, bytes]]"
+
+
+def add_security_headers(headers: Headers, more: Headers = ()) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response plus each of `more`, and of `SECURITY_HEADERS`, that it does not set itself."""
+    given, own = list(headers), dict(_RAW_HEADERS) | dict(more)
+    names = {name for name, _ in given}
+    return [*given, *((name, value) for name, value in own.items() if name not in names)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ from pydantic import (
 from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict  # pydantic requires this one up to Python 3.11
 
-from onejob.api.json_body import INLINE_BYTES, parse_json
+from onejob.api.checked_request import INLINE_BYTES, parse_json
 from onejob.api.problems import MAX_ERRORS, Problem
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import body_of, options_of, tasks_of
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.submitter import NAME_LIMIT
-from onejob.webhooks.url import URL_LIMIT
+from onejob.webhooks.settings import URL_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -124,7 +124,7 @@ class BulkView(BaseModel):
 
 
 class BulkPage(BulkView):
-    """The same for one portion of the jobs. `next` is the cursor of the next one; null if there is none."""
+    """The result for one portion of the jobs. `next` is the cursor of the next one; null if there is none."""
 
     next: str | None
 

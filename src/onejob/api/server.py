@@ -1,24 +1,265 @@
-"""The server of the standalone app: uvicorn with limits."""
+"""The server of the standalone app: uvicorn, its limits on what one connection can cost, and its logging.
+
+uvicorn itself has few limits. The log has the events of jobs, and no API keys that clients put into URLs.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
+import re
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from onejob.api.auth import is_loopback
-from onejob.api.http_limits import DEFAULT_LIMITS, BoundedProtocol, Limits
-from onejob.api.logging_config import log_config
+from onejob.api.checked_request import BODY_LIMIT
+from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError
+from onejob.observability.logs import API_KEY, REDACTED
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport
     from types import FrameType
 
     from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from onejob.api.app import Keys
+
+HEAD_LIMIT = 64 * 1024
+"""The maximum number of bytes of a request besides its body: the limit of h11, uvicorn's other parser, for headers."""
+FRAMING_ALLOWANCE = 16
+"""The number of bytes of chunked framing that each byte of a body allows."""
+UNREAD_BODY_LIMIT = 2 * BODY_LIMIT
+"""The size of a body, in bytes, at which the connection is closed. The app refuses a smaller one with a problem."""
+PIPELINE_LIMIT = 16
+"""How many requests of one connection wait for the response to an earlier one."""
+SPARE_CONNECTIONS = 100
+"""How many connections above the limit are accepted, for health checks and for the responses that refuse a request."""
+LIVENESS_PATH = b"/healthz"
+"""A request for it is never refused for the number of others: restarting a busy server makes it busier."""
+TOO_LONG = Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
+RETRY_AFTER = {"retry-after": "1", "connection": "close"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the server: `connections` and requests at once, and the seconds that a slow client has."""
+
+    connections: int = 1000
+    head: float = 10.0
+    """From the first byte of a request to the end of its headers."""
+    body: float = 30.0
+    """From there to the end of the body."""
+    response: float = 60.0
+    """How long a client may leave a full buffer unread."""
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with limits on time, on bytes besides the body, on pipelined requests and on connections."""
+
+    def __init__(self, limits: Limits, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._limits = limits
+        self._request = 0
+        self._received_head = False
+        self._received_all = False
+        """No byte of a request is outstanding. False on a new connection, which has to send one."""
+        self._overhead = 0
+        self._is_long = False
+        """Whether the head may be too long. `_overhead` begins anew with each message of one read."""
+        self._body = 0
+        self._problem: Problem | None = None
+        self._awaited: tuple[int, bool] | None = None
+        """The request, and whether its head has been received, for which `_deadline` was set."""
+        self._deadline: TimerHandle | None = None
+        self._response_deadline: TimerHandle | None = None
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as in the base class
+        """Begin to wait for a request; abort a connection that is too many even for a response."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections + SPARE_CONNECTIONS:
+            transport.abort()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the deadlines."""
+        self._received_all = True
+        self._set_deadline()
+        self._cancel_response_deadline()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Limit the time for which a client leaves the buffer of its response full."""
+        super().pause_writing()
+        self._response_deadline = self.loop.call_later(self._limits.response, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Cancel the limit: the client has read."""
+        super().resume_writing()
+        self._cancel_response_deadline()
+
+    def _cancel_response_deadline(self) -> None:
+        if self._response_deadline is not None:
+            self._response_deadline.cancel()
+            self._response_deadline = None
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the received bytes, and refuse the request if too many of them are not of its body."""
+        if self._received_all and (self.cycle is None or self.cycle.response_complete):
+            self._begin_request()
+        self._overhead += len(data)
+        self._is_long = self._overhead > HEAD_LIMIT
+        super().data_received(data)
+        self._overhead = max(self._overhead, 0)  # a body that nobody reads must not allow trailers of its size
+        if self._overhead > HEAD_LIMIT:
+            self._refuse(TOO_LONG)
+        self._set_deadline()
+
+    def on_message_begin(self) -> None:
+        """Reset the counts for a new request, unless too many wait already."""
+        if len(self.pipeline) >= PIPELINE_LIMIT:
+            self._raise(Problem("bad-request", f"more than {PIPELINE_LIMIT} requests wait for a response"))
+        self._begin_request()
+        super().on_message_begin()
+
+    def _begin_request(self) -> None:
+        self._request += 1
+        self._received_head = self._received_all = False
+        self._overhead = self._body = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, and drop a trailer."""
+        if not self._received_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or refuse it if its head is too long, or too many are in progress."""
+        if self._is_long and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_LIMIT:
+            self._raise(TOO_LONG)
+        self._received_head = True
+        busy = max(len(self.connections), len(self.tasks)) > self._limits.connections
+        self.app = _refuse_overload if busy and self.url != LIVENESS_PATH else self.config.loaded_app
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Subtract a part of the body and the framing that it allows; refuse a body that is too large to be read."""
+        self._overhead -= (1 + FRAMING_ALLOWANCE) * len(body)
+        self._body += len(body)
+        if self._body > UNREAD_BODY_LIMIT:
+            self._raise(Problem("too-large", f"the body has more than {BODY_LIMIT} bytes"))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Reset the count: the bytes that follow belong to another request."""
+        super().on_message_complete()
+        self._received_all = True
+        self._overhead = 0
+
+    # --- refusing -----------------------------------------------------------------------------------------------------
+
+    def _set_deadline(self) -> None:
+        """Set the deadline for what the client has to send next, unless it is set; cancel it if there is nothing."""
+        awaited = None if self._received_all else (self._request, self._received_head)
+        if awaited == self._awaited:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        seconds = self._limits.body if self._received_head else self._limits.head
+        self._deadline = self.loop.call_later(seconds, self._end_slow_request) if awaited else None
+        self._awaited = awaited
+
+    def _end_slow_request(self) -> None:
+        part, seconds = ("body", self._limits.body) if self._received_head else ("headers", self._limits.head)
+        self._refuse(Problem("request-timeout", f"the {part} of the request did not arrive within {seconds:g} s"))
+
+    def _raise(self, problem: Problem) -> None:
+        """Stop the parser, which then calls `send_400_response`."""
+        self._problem = problem
+        raise ValueError(problem.detail)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that the parser has refused."""
+        self._refuse(self._problem or Problem("bad-request", msg))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Close the connection, after a response if the client cannot take it for that to an earlier request."""
+        if self.transport.is_closing():
+            return
+        if self._may_respond():
+            response = problem.response()
+            lines = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+            head = STATUS_LINE[response.status_code] + lines + b"connection: close\r\n\r\n"
+            self.transport.write(head + bytes(response.body))
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # the app must not respond as well
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _may_respond(self) -> bool:
+        if self.pipeline:
+            return False
+        if self.cycle is None or self.cycle.response_complete:
+            return not self._received_head
+        return self._received_head and not self.cycle.response_started
+
+
+async def _refuse_overload(*call: Any) -> None:
+    """Respond with 503 instead of calling the app."""
+    response: ASGIApp = Problem("overloaded", "the server handles too many requests", headers=RETRY_AFTER).response()
+    await response(*call)
+
+
+_SECRET_PARAMETER = re.compile(r"(?:^|[&;])[^=&;]*(?:key|token|secret|passw|auth|credential)", re.IGNORECASE)
+
+
+def log_config(*, as_json: bool) -> dict[str, Any]:
+    """Return the logging configuration of the server; `as_json`: one JSON object per line."""
+    from uvicorn.config import LOGGING_CONFIG
+
+    config: dict[str, Any] = deepcopy(LOGGING_CONFIG)
+    config["loggers"]["onejob"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    config["filters"] = {"urls": {"()": f"{__name__}.RedactURLs"}}
+    config["handlers"]["access"]["filters"] = ["urls"]
+    if as_json:
+        config["formatters"] = {
+            name: {"()": "onejob.observability.logs.JsonFormatter"} for name in config["formatters"]
+        }
+    return config
+
+
+class RedactURLs(logging.Filter):
+    """Removes API keys from the records of uvicorn's access log, whose third argument is the URL."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact the URL, and keep the record."""
+        match record.args:
+            case (client, method, str(url), *rest):
+                record.args = (client, method, redact_url(url), *rest)
+        return True
+
+
+def redact_url(url: str) -> str:
+    """Return a path and query without API keys: a query that may have one, or another secret, is left out."""
+    path, mark, query = url.partition("?")
+    decoded = unquote(query)
+    if API_KEY.search(decoded) or _SECRET_PARAMETER.search(decoded):
+        query = REDACTED
+    return API_KEY.sub(REDACTED, path) + mark + query
+
 
 SHUTDOWN_SECONDS = 5
 """How long open requests may continue after a signal to stop, since streams and waits can be long."""

@@ -1,7 +1,7 @@
 """onejob on Celery: the task class, and the worker components that run its jobs."""
 
+from onejob.celery.app_state import install as hide_settings
 from onejob.celery.current_job import RunningJob, current_job
-from onejob.celery.hidden_settings import install as hide_settings
 from onejob.celery.task import Task
 
 hide_settings()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import proxy
+
+from celery.app import utils
 
 from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
@@ -14,12 +17,13 @@ from onejob.stores.django_database import alias_of, place_of
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from celery import Celery
 
     from onejob.celery.batching import PerLoop
     from onejob.ledger.ledger import Ledger
+
 
 T = TypeVar("T")
 _EAGER = ("task_always_eager", "CELERY_ALWAYS_EAGER")
@@ -141,3 +145,26 @@ def app_state_of(app: Celery) -> AppState:
         return app.__dict__[_ATTRIBUTE]  # type: ignore[no-any-return]
     except KeyError:
         return app.__dict__.setdefault(_ATTRIBUTE, AppState(app))  # type: ignore[no-any-return]
+
+
+# --- secrets in reports of the settings ------------------------------------------------------------------------------
+
+
+MASK = "********"
+_HIDDEN = re.compile(r"onejob_(store|webhook_\w*secrets\w*)$", re.IGNORECASE)
+_celery_filter = utils.filter_hidden_settings
+
+
+def filter_hidden_settings(conf: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a configuration for display, as Celery does, with the secrets of onejob hidden, too."""
+    hidden: dict[Any, Any] = {
+        name: MASK if value and isinstance(name, str) and _HIDDEN.search(name) else value
+        for name, value in conf.items()
+    }
+    filtered: dict[Any, Any] = _celery_filter(hidden)
+    return filtered
+
+
+def install() -> None:
+    """Replace Celery's filter. Repeating the call changes nothing."""
+    utils.filter_hidden_settings = filter_hidden_settings

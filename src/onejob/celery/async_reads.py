@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,16 +16,18 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import Batcher
-from onejob.celery.job_poller import JobPoller
-from onejob.celery.message import REPLACED
+from onejob.celery.payload import REPLACED
 from onejob.celery.result_meta import meta_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from threading import Event
 
     from celery import Celery
 
     from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
+
 
 T = TypeVar("T")
 POLL_INTERVAL = 0.05
@@ -125,3 +130,103 @@ async def _wait_for_change(reader: LoopReader, job: Job | None) -> None:
     async with reader.poller.watch(job) as watch:
         while watch.job is not None and not watch.job.state.final and loop.time() < deadline:
             await watch.wait_for_change(deadline - loop.time())
+
+
+# --- changes of jobs: one poller per event loop reads each watched job once per interval -----------------------------
+
+
+logger = logging.getLogger("onejob")
+
+POLL_INTERVAL = 0.25
+"""Seconds between two reads of the watched jobs."""
+READ_LIMIT = 100
+"""How many jobs are read at once."""
+
+
+class Watch:
+    """The last known version of a watched job; None once it has been deleted."""
+
+    def __init__(self, job: Job) -> None:
+        self.job: Job | None = job
+        self.waiters = 0
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, seconds: float) -> bool:
+        """Wait until the job changes, for at most so many seconds; return whether it has changed."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def update(self, job: Job | None) -> None:
+        """Set the job, and notify the waiters if it has changed."""
+        if job == self.job:
+            return
+        self.job = job
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake all waiters."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class JobPoller:
+    """Polls the watched jobs, in one thread, while there are any.
+
+    Once `closing` is set, all waiters are woken, and should stop waiting.
+    """
+
+    def __init__(self, ledger: Ledger, interval: float = POLL_INTERVAL, closing: Event | None = None) -> None:
+        self.ledger = ledger
+        self._closing = closing
+        self._interval = interval
+        self.watches: dict[str, Watch] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def watch(self, job: Job) -> AsyncIterator[Watch]:
+        """Watch a job, whose version the caller has read, for the duration of the context."""
+        watch = self.watches.setdefault(job.id, Watch(_without_message(job)))
+        watch.waiters += 1
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
+        try:
+            yield watch
+        finally:
+            watch.waiters -= 1
+            if not watch.waiters:
+                del self.watches[job.id]
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            if not self.watches:
+                self._poller = None
+                return
+            if self._closing is not None and self._closing.is_set():
+                for watch in self.watches.values():
+                    watch.notify()
+            job_ids = list(self.watches)
+            for start in range(0, len(job_ids), READ_LIMIT):
+                await self._update(job_ids[start : start + READ_LIMIT])
+
+    async def _update(self, job_ids: Sequence[str]) -> None:
+        try:
+            jobs = await asyncio.to_thread(self._read_jobs, job_ids)
+        except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the poller must keep polling
+            logger.warning("the watched jobs could not be read: %r", error)
+            return
+        for job_id, job in jobs.items():
+            if job_id in self.watches:
+                self.watches[job_id].update(job)
+
+    def _read_jobs(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
+        found = self.ledger.store.get_many(job_ids)
+        return {job_id: _without_message(found[job_id]) if job_id in found else None for job_id in job_ids}
+
+
+def _without_message(job: Job) -> Job:
+    """Return a job without its arguments and options, which no view shows: they would be held while it is watched."""
+    return replace(job, payload="", options="")

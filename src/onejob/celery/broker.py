@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import count
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import MessageNacked
 from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.pools import ProducerPool
 
@@ -35,19 +32,23 @@ class Broker:
     def __init__(self, app: Celery, timeout: float) -> None:
         self._app = app
         self._timeout = timeout
-        self._pools: dict[int, ProducerPool] = {}
+        self._pools: dict[tuple[int, bool], ProducerPool] = {}
 
     @contextmanager
-    def producer(self) -> Iterator[Any]:
-        """Yield a producer of kombu, with a connection of its own."""
-        with self._pool().acquire(block=True, timeout=self._timeout) as producer:
+    def producer(self, *, confirms: bool = False) -> Iterator[Any]:
+        """Yield a producer of kombu, with a connection of its own.
+
+        `confirms`: on RabbitMQ, each publication waits until the broker has stored or refused the message.
+        """
+        with self._pool(confirms=confirms).acquire(block=True, timeout=self._timeout) as producer:
             yield producer
 
     def close(self) -> None:
         """Close this process's connections. The next message opens new ones."""
-        pool = self._pools.pop(os.getpid(), None)
-        if pool is not None:
-            pool.connections.force_close_all()
+        for confirms in (False, True):
+            pool = self._pools.pop((os.getpid(), confirms), None)
+            if pool is not None:
+                pool.connections.force_close_all()
 
     def is_own(self, producer: Any) -> bool:
         """Tell whether a given producer sends to this broker: None, or as the one of the members of a group does."""
@@ -55,13 +56,10 @@ class Broker:
 
     @contextmanager
     def batch(self, producer: Any) -> Iterator[Any]:
-        """Yield a producer whose messages are sent, or confirmed, together at the end; None if it has none."""
+        """Yield a producer whose messages are sent together at the end; None if the transport has none."""
         if getattr(producer, "supports_batch_publish", False):
             with producer.batch():
                 yield producer
-        elif getattr(producer.channel.connection, "confirm_publish", False):
-            with producer.connection.channel() as channel, _confirming(channel, self._timeout) as confirmed:
-                yield producer.__class__(confirmed)
         else:
             yield None
 
@@ -88,15 +86,18 @@ class Broker:
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
         return (OperationalError, LimitExceeded, OSError, *self._app.connection_for_write().connection_errors)
 
-    def _pool(self) -> ProducerPool:
+    def _pool(self, *, confirms: bool) -> ProducerPool:
         """Return this process's producers: a forked child must not use its parent's sockets."""
-        pool = self._pools.get(os.getpid())
+        key = (os.getpid(), confirms)
+        pool = self._pools.get(key)
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            defaults = timeout_options(connection, self._timeout) | _confirm_options(connection)
-            connection.transport_options = defaults | (connection.transport_options or {}) | TRIES
+            given = timeout_options(connection, self._timeout) | (connection.transport_options or {}) | TRIES
+            if connection.transport.driver_name == "py-amqp":
+                given["confirm_publish"] = confirms or given.get("confirm_publish", False)
+            connection.transport_options = given
             limit = self._app.conf.broker_pool_limit or 10
-            pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
+            pool = self._pools[key] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
 
 
@@ -112,32 +113,6 @@ def _unwrapped(error: BaseException) -> BaseException:
 
 def _address(connection: Any) -> tuple[Any, ...]:
     return tuple(getattr(connection, name) for name in ("transport_cls", "hostname", "port", "userid", "virtual_host"))
-
-
-@contextmanager
-def _confirming(channel: Any, timeout: float) -> Iterator[Any]:
-    """Yield a new channel of py-amqp, on which RabbitMQ confirms messages together: it writes them to disk once."""
-    vars(channel).pop("basic_publish", None)  # which waits for each confirmation
-    channel.confirm_select()
-    publish, unconfirmed, nacked = channel.basic_publish, set[int](), []
-    tags = count(1)
-
-    def basic_publish(*args: Any, **options: Any) -> Any:
-        unconfirmed.add(next(tags))
-        return publish(*args, **{name: value for name, value in options.items() if name != "confirm_timeout"})
-
-    def confirm(tag: int, multiple: bool) -> None:  # noqa: FBT001 - the signature of py-amqp
-        unconfirmed.difference_update(range(1, tag + 1) if multiple else (tag,))
-
-    channel.basic_publish = basic_publish
-    channel.events["basic_ack"].add(confirm)
-    channel.events["basic_nack"].add(lambda tag, _multiple: nacked.append(tag))
-    yield channel
-    deadline = monotonic() + timeout
-    while unconfirmed and not nacked:
-        channel.connection.drain_events(timeout=max(0.001, deadline - monotonic()))
-    if nacked:
-        raise MessageNacked
 
 
 def queue_length(connection: Any, name: str) -> int | None:
@@ -161,8 +136,3 @@ def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
         "py-amqp": ("read_timeout", "write_timeout"),
     }
     return dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)
-
-
-def _confirm_options(connection: Any) -> dict[str, bool]:
-    """Return the option by which RabbitMQ confirms each message: without it, one that it drops looks published."""
-    return {"confirm_publish": True} if connection.transport.driver_name == "py-amqp" else {}

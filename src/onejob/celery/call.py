@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from celery import Signature
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import SUBMITTER_HEADER, encode, with_parents
 from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
+from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.submitter import Submitter, current_submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
-from onejob.webhooks.url import check_url
+from onejob.webhooks.settings import check_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

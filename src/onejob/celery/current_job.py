@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 
 from celery.result import ResultBase
 
-from onejob.celery.message import dumps, encode_state, loads
+from onejob.celery.payload import dumps, encode_state, loads
 from onejob.celery.typed_body import build_step, dump_step
 from onejob.errors import (
     ConfigurationError,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import replace
+import logging
+import shlex
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.call import Call, Caller, Prepared, build
-from onejob.celery.control import broadcast_cancel, push_message, redrive
-from onejob.celery.message import SUBMITTER_HEADER, decode, has_canvas, loads
-from onejob.celery.options import tasks_of
+from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import queue_length, timeout_options
+from onejob.celery.call import Call, Caller, Prepared, build, resolve_call
+from onejob.celery.options import options_of, tasks_of
+from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.submit import admit, check_accepted
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
@@ -26,12 +29,16 @@ from onejob.errors import (
     describe,
 )
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Outcome
 from onejob.jobs.quota import NO_QUOTAS
+from onejob.jobs.records import Query
 from onejob.jobs.submitter import Submitter, submitting_as
+from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.reader import edit_key
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import trace_of
+from onejob.uniqueness.on_duplicate import resolve
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 
 if TYPE_CHECKING:
@@ -43,6 +50,10 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
     CheckArguments = Callable[[str, Any, Sequence[Any], Mapping[str, Any]], None]
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from onejob.jobs.model import WireMessage
+
 
 WEBHOOK_LIMIT = 100
 """How many followers of a dead letter are searched for webhooks."""
@@ -223,3 +234,193 @@ def parse_arguments(text: str, name: str, kind: type) -> Any:
         msg = f"{name} must be a JSON {expected}"
         raise InvalidArgumentsError(msg)
     return value
+
+
+# --- redrive and cancellation ----------------------------------------------------------------------------------------
+
+
+BROKER_TIMEOUT = 2.0
+"""Seconds until a connection attempt to the broker fails."""
+
+
+def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
+    """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
+
+    The store pushes its message if it can, and if `ledger` is that of `app`; otherwise a sweeper publishes it.
+    """
+    canvas = has_canvas(loads(job.options))
+    message = push_message(app, ledger, replace(job, retries=0))
+    return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
+
+
+def push_message(app: Celery | None, ledger: Ledger, job: Job) -> WireMessage | None:
+    """Return the message of a job if the store of `ledger` can push it; None if a sweeper has to publish the job."""
+    if app is None or job.wake_task is not None or not app_state_of(app).owns(ledger):
+        return None
+    return app_state_of(app).publisher.message_of(job)
+
+
+def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
+    """Tell the workers to kill a run that was canceled by force now, instead of at their next heartbeat.
+
+    Returns the error if the broadcast failed. Without force no broadcast is necessary: the run polls the ledger.
+    """
+    try:
+        with connect_to_broker(app) as connection:
+            app.control.revoke(job_id, terminate=True, connection=connection)
+    except Exception as error:  # noqa: BLE001 - any transport error: the cancellation is in the ledger
+        return error
+    return None
+
+
+@contextmanager
+def connect_to_broker(app: Celery) -> Iterator[Any]:
+    """Yield a connection to the broker. Raises the transport's error if there is none within `BROKER_TIMEOUT`."""
+    with app.connection_for_write(connect_timeout=BROKER_TIMEOUT) as connection:
+        timeouts = timeout_options(connection, BROKER_TIMEOUT)
+        connection.transport_options = timeouts | (connection.transport_options or {})
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_TIMEOUT))
+        yield connection
+
+
+# --- messages in the broker's queues ---------------------------------------------------------------------------------
+
+
+logger = logging.getLogger("onejob")
+
+
+def queue_lengths(app: Celery, names: Iterable[str]) -> dict[str, int | None]:
+    """Return the number of messages in each queue; None where the broker cannot tell, or has no such queue.
+
+    Nothing is created. Without a connection to the broker within `control.BROKER_TIMEOUT`, all numbers are None.
+    """
+    lengths: dict[str, int | None] = dict.fromkeys(names)
+    try:
+        with connect_to_broker(app) as connection:
+            for name in lengths:
+                lengths[name] = queue_length(connection, name)
+    except Exception as error:  # noqa: BLE001 - any transport's error: the figures are optional
+        logger.info("the broker does not tell the lengths of its queues: %r", error)
+    return lengths
+
+
+# --- the call of a job as text to copy: Python, and a request of the HTTP API ----------------------------------------
+
+
+IMPORTS = {
+    "datetime.": "import datetime",
+    "Decimal(": "from decimal import Decimal",
+    "UUID(": "from uuid import UUID",
+}
+"""The imports that the values of a message need in Python, by what they begin with."""
+
+
+def python_call(job: Job) -> str:
+    """Return Python code that submits a call with the job's arguments, after the imports that it needs, if any.
+
+    `app` is the Celery app.
+    """
+    message = decode(job.payload)
+    call = f"app.tasks[{message.task!r}].apply_async(args={message.args!r}, kwargs={message.kwargs!r})"
+    imports = [line for begin, line in IMPORTS.items() if begin in call]
+    return "\n".join([*imports, call])
+
+
+def curl_call(job: Job, base_url: str, *, parameters: Sequence[str] = ()) -> str | None:
+    """Return a shell command that submits a call with the job's arguments over HTTP, with the API key in `$KEY`.
+
+    `parameters`: the names of the task's parameters, by which positional arguments are passed. None if they do not
+    suffice, or if JSON has no such values: then the API cannot submit this call.
+    """
+    message = decode(job.payload)
+    if len(message.args) > len(parameters):
+        return None
+    kwargs = dict(zip(parameters, message.args, strict=False)) | message.kwargs
+    try:
+        body = json.dumps({"task": message.task, "kwargs": kwargs})
+    except TypeError:
+        return None
+    url = shlex.quote(f"{base_url.rstrip('/')}/jobs")
+    headers = """-H "authorization: Bearer $KEY" -H 'content-type: application/json'"""
+    return f"curl -s {headers} {url} -d {shlex.quote(body)}"
+
+
+# --- whether a call would be a duplicate: nothing is stored ----------------------------------------------------------
+
+
+SENTENCES = {
+    Outcome.ADMITTED: "No job answers this call: a new job would be written.",
+    Outcome.ATTACHED: "Job {id}, which is {state}, would answer this call.",
+    Outcome.REPLAYED: "The result of job {id} would answer this call, until {until}.",
+    Outcome.REPLACED: "Job {id}, which waits for its first run, would run with these arguments.",
+    Outcome.QUEUED_NEXT: "Job {id} has started: a new job would be written, which runs after it.",
+    Outcome.REJECTED: "The call would be rejected, because of job {id}, which is {state}.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateCheck:
+    """How a call would be answered."""
+
+    task: str
+    identity: str
+    hashed_text: str
+    """The canonical text whose hash the identity is."""
+    fingerprint: str
+    existing: Job | None
+    """The job that makes the call a duplicate; None without one."""
+    outcome: Outcome
+    reason: str
+    """The outcome as a sentence."""
+
+
+def check_duplicate(
+    app: Celery, task_name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, submitter: Submitter | None = None,
+    on_duplicate: str | None = None, ledger: Ledger | None = None,
+) -> DuplicateCheck:  # fmt: skip
+    """Return how a submission of this call would be answered now, without an idempotency key.
+
+    `submitter`: None for that of this context. `on_duplicate` overrides the task's own. `ledger`: None for the app's.
+    Raises `InvalidArgumentsError` also for an unknown task, and otherwise as `apply_async` does before anything is
+    stored.
+    """
+    task = tasks_of(app).get(task_name)
+    if task is None:
+        msg = f"the app has no onejob task named {task_name!r}"
+        raise InvalidArgumentsError(msg)
+    with nullcontext() if submitter is None else submitting_as(submitter):
+        caller = Caller.of(app)
+        call = Call(task, caller, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
+        submission, (plain, named, _) = build(call), resolve_call(call)
+        text = options_of(task).identifier.describe(plain, named, caller.submitter.scope)
+    existing, outcome = _resolve(ledger or app_state_of(app).ledger, submission)
+    return DuplicateCheck(
+        task_name, submission.identity, text, submission.fingerprint, existing, outcome, _describe(existing, outcome)
+    )
+
+
+def _resolve(ledger: Ledger, submission: Submission) -> tuple[Job | None, Outcome]:
+    """Return the job that makes a submission a duplicate, or None, and the outcome."""
+    job, now = ledger.store.find_existing(submission.identity, None), ledger.read_clock()
+    if job is None or (job.identity_until is not None and job.identity_until <= now):
+        return None, Outcome.ADMITTED
+    outcome = resolve(job, submission, now=now).outcome
+    if outcome is Outcome.QUEUED_NEXT and (queued := _find_queued_next(ledger, job)) is not None:
+        return queued, resolve(queued, submission, now=now).outcome
+    has_expired = not job.state.final and job.expires_at is not None and job.expires_at <= now
+    if has_expired and outcome in {Outcome.ATTACHED, Outcome.REJECTED}:
+        return None, Outcome.ADMITTED  # it is canceled, and the call is submitted again
+    return job, outcome
+
+
+def _find_queued_next(ledger: Ledger, holder: Job) -> Job | None:
+    """Return the job that is queued behind the holder of its identity; None if there is none."""
+    query = Query(identity=holder.identity, task=holder.task, states=frozenset({State.QUEUED}), since=holder.created_at)
+    return next((job for job in ledger.find(query) if job.queued_next), None)
+
+
+def _describe(job: Job | None, outcome: Outcome) -> str:
+    if job is None:
+        return SENTENCES[outcome]
+    until = format_timestamp(job.identity_until) if job.identity_until is not None else "it is purged"
+    return SENTENCES[outcome].format(id=job.id, state=job.state, until=until)

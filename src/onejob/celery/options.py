@@ -17,7 +17,7 @@ from onejob.uniqueness.identity import Identifier
 from onejob.uniqueness.on_duplicate import conflict_policy_of
 from onejob.uniqueness.window import window_of
 from onejob.webhooks.job import WEBHOOK
-from onejob.webhooks.url import check_url
+from onejob.webhooks.settings import check_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

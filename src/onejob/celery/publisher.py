@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.crc import key_slot
 
+from onejob.celery.amqp_broker import AmqpBroker
 from onejob.celery.broker import TRIES, Broker, is_reset, queue_length
-from onejob.celery.message import MARK, decode, loads
-from onejob.celery.redis_broker import RedisBroker, is_writable
+from onejob.celery.payload import MARK, decode, loads
+from onejob.celery.redis_broker import RedisBroker
 from onejob.celery.routing import ResolvedRouter
 from onejob.errors import BrokerUnavailableError, StoreError, describe
 from onejob.ledger.publication import note_unsent
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.message import Message
+    from onejob.celery.payload import Message
     from onejob.celery.routing import Routing
     from onejob.jobs.model import Job, Submission, WireMessage
     from onejob.ledger.ledger import Ledger
@@ -55,7 +56,7 @@ class Publisher:
         self._routing = routing
         self._ledger = ledger
         self._broker = Broker(app, timeout)
-        self._redis_brokers: dict[int, RedisBroker | None] = {}
+        self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
         self._away_until = 0.0
 
     def is_own(self, producer: Any) -> bool:
@@ -71,9 +72,9 @@ class Publisher:
     def close(self) -> None:
         """Close this process's connections. The next message opens new ones."""
         self._broker.close()
-        redis_broker = self._redis_brokers.get(os.getpid())
-        if redis_broker is not None:
-            redis_broker.close()
+        direct = self._direct_brokers.get(os.getpid())
+        if direct is not None:
+            direct.close()
 
     # --- messages of jobs in the ledger: a sweeper publishes what is not sent here ----------------------------------
 
@@ -107,25 +108,27 @@ class Publisher:
     # --- messages that this process sends ---------------------------------------------------------------------------
 
     def publish(self, job: Job) -> None:
-        """Send the message of a job.
+        """Send the message of a job, and wait until the broker has confirmed it, where it does.
 
         Raises `BrokerUnavailableError` if the broker does not accept messages now, and any other exception if this
         message cannot be sent.
         """
-        for error in self.publish_all([job]).values():
+        for error in self.publish_all([job], confirms=True).values():
             raise error
 
-    def publish_all(self, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception]:
+    def publish_all(
+        self, jobs: Sequence[Job], producer: Any = None, *, confirms: bool = False
+    ) -> dict[str, Exception]:  # fmt: skip
         """Send the messages of jobs, in one round trip where the transport supports it.
 
         Returns, by job id, the exceptions for the messages that cannot be sent. Raises `BrokerUnavailableError`; it is
-        unknown then which were sent.
+        unknown then which were sent. Without `confirms`, RabbitMQ may lose a message later: it is published again.
         """
         try:
-            left = self._push(jobs) if self.is_own(producer) else jobs
+            left = self._push(jobs, confirms=confirms) if self.is_own(producer) else jobs
             if producer is not None or not left:
                 return self._send_all(left, producer)
-            with self._broker.producer() as own:
+            with self._broker.producer(confirms=confirms) as own:
                 return self._send_all(left, own)
         except SoftTimeLimitExceeded:
             raise
@@ -135,21 +138,23 @@ class Publisher:
             msg = f"the broker did not accept a message: {describe(error)}"
             raise BrokerUnavailableError(msg) from error
 
-    def _push(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Push messages to a Redis broker in one round trip; return the jobs whose messages Celery has to send."""
-        broker = self._redis_broker()
-        if broker is None:
+    def _push(self, jobs: Sequence[Job], *, confirms: bool) -> Sequence[Job]:
+        """Push messages without Celery, in one write where there is one; return the jobs that Celery has to send."""
+        broker = self._direct_broker()
+        if broker is None or (confirms and not broker.confirms):
             return jobs
         messages = {job.id: message for job in jobs if (message := self._write(broker, job)) is not None}
+        if not messages:
+            return jobs
         try:
-            broker.push(messages.values())
+            broker.push([*messages.values()])
         except Exception as error:  # noqa: BLE001 - Celery raises it again
             self._raise_outage(error)
             logger.info("%d messages are sent again: %s", len(messages), error)
             return jobs
         return [job for job in jobs if job.id not in messages]
 
-    def _write(self, broker: RedisBroker, job: Job) -> WireMessage | None:
+    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> WireMessage | None:
         try:
             return broker.write(job)
         except Exception as error:  # noqa: BLE001 - Celery raises it again
@@ -270,13 +275,13 @@ class Publisher:
         if self._store_place is None or time.monotonic() < self._away_until:
             return None
         try:
-            broker = self._redis_broker()
+            broker = self._direct_broker()
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - the second step raises it
             self._note_outage(error)
             return None
-        return broker if broker is not None and broker.place == self._store_place else None
+        return broker if isinstance(broker, RedisBroker) and broker.place == self._store_place else None
 
     def _note_outage(self, error: Exception) -> None:
         if self._broker.is_outage(error):
@@ -288,15 +293,13 @@ class Publisher:
         store = self._ledger().store
         return store.place if isinstance(store, MessagePushingStore) else None
 
-    def _redis_broker(self) -> RedisBroker | None:
+    def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
         """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
         pid = os.getpid()
-        if pid not in self._redis_brokers:
-            writable = is_writable(self._app)
-            self._redis_brokers[pid] = (
-                RedisBroker(self._app, self._broker, self._routing, self._send) if writable else None
-            )
-        return self._redis_brokers[pid]
+        if pid not in self._direct_brokers:
+            kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
+            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing, self._send)
+        return self._direct_brokers[pid]
 
 
 def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:

@@ -18,15 +18,16 @@ from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.failure import encode_failure
-from onejob.celery.message import (
+from onejob.celery.options import options_of
+from onejob.celery.payload import (
     REPLACED,
+    Ignored,
     decode,
     dumps,
+    encode_failure,
     replacement_depth,
     with_replacement,
 )
-from onejob.celery.options import options_of
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Outcome
@@ -184,10 +185,10 @@ def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
 # --- while the job waits --------------------------------------------------------------------------------------------
 
 
-def await_replacement(task: BoundTask, job: Job) -> Job:
+def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
     """Return a job that is canceled, because a task before its replacement was.
 
-    Raises `Ignore` if it ended as the task that replaced it, whose canvas is notified already, or if it waits on.
+    Returns `Ignored` if it ended as the task that replaced it, whose canvas is notified already, or if it waits on.
     """
     app_state = app_state_of(task.app)
     ledger, limits = app_state.ledger, app_state.settings.limits
@@ -205,7 +206,7 @@ def await_replacement(task: BoundTask, job: Job) -> Job:
         return ledger.abandon(job, f"job {broken.id} was canceled, which was to replace it")
     if ended.state.final:
         ledger.mark_canvas_notified(ended)  # by Celery: the replacement has inherited the canvas
-    raise Ignore(ended.reason)
+    return Ignored(ended.reason)
 
 
 def _find_broken(ledger: Ledger, job: Job) -> Job | None:

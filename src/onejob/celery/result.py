@@ -14,7 +14,7 @@ from celery.exceptions import TimeoutError  # noqa: A004 - the name that Celery'
 from vine import promise
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import REPLACED
+from onejob.celery.payload import REPLACED
 from onejob.celery.result_meta import CELERY_STATES, JobWithValues, meta_of
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State

@@ -8,9 +8,8 @@ from typing import Any, Self
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from onejob.celery.failure import decode_failure
-from onejob.celery.message import decode_state, loads
 from onejob.celery.options import options_of
+from onejob.celery.payload import decode_failure, decode_state, loads
 from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of

@@ -13,7 +13,7 @@ from kombu.common import Broadcast
 from kombu.compression import encoders, get_encoder
 from kombu.serialization import dumps
 
-from onejob.celery.message import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
+from onejob.celery.payload import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
 from onejob.jobs.route import Route
 
@@ -189,6 +189,11 @@ class Routing:
         # Celery sends by the exchange and the routing key as they are given, unless it regards the exchange as direct.
         given = {"exchange": route.exchange, "routing_key": route.routing_key, "exchange_type": "topic"}
         return {"queue": queue, "declare": declare} | given
+
+    def declare(self, text: str, producer: Any) -> None:
+        """Declare the queue and the exchange of an encoded route, once per connection of a producer, as Celery does."""
+        for entity in self.destination(text)["declare"]:
+            producer.maybe_declare(entity)
 
     def always_encodes(self, options: Mapping[str, Any]) -> bool:
         """Tell whether messages with these options can be encoded, whatever their arguments are."""

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import decode, replacement_depth
 from onejob.celery.options import options_of
+from onejob.celery.payload import decode, replacement_depth
 from onejob.celery.replacement import resume
 from onejob.celery.result import AsyncResult
 from onejob.celery.routing import UNPUBLISHABLE

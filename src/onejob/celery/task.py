@@ -15,9 +15,10 @@ from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
+from onejob.celery.run_end import record_retry
 from onejob.celery.submit import admit, all_admitted, check_accepted, result_of
 from onejob.celery.worker.bootstep import LedgerStep
-from onejob.celery.worker.execute import execute_message, record_retry, trace_message
+from onejob.celery.worker.execute import execute_message, trace_message
 from onejob.errors import ConfigurationError
 from onejob.observability import tracing
 

@@ -7,18 +7,12 @@ from typing import Any
 import click
 
 from onejob.cli.access import Access, find_app, needs_extra, shared_options
-from onejob.cli.activity import activity
-from onejob.cli.audit import audit
-from onejob.cli.completions import completion
 from onejob.cli.dead_letters import dead
-from onejob.cli.doctor import doctor
-from onejob.cli.duplicates import duplicates
+from onejob.cli.installation import doctor, migrate, probe
 from onejob.cli.jobs import identity, jobs, why
-from onejob.cli.migrate import migrate
 from onejob.cli.printing import clean
-from onejob.cli.probe import probe
+from onejob.cli.reports import activity, audit, duplicates, metrics, workers
 from onejob.cli.serve import keys, serve
-from onejob.cli.workers import metrics, workers
 from onejob.errors import OneJobError
 
 
@@ -72,5 +66,5 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 for group in (main, celery_group):
     for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate, doctor):
         group.add_command(command)
-for command in (demo, serve, keys, probe, completion):
+for command in (demo, serve, keys, probe):
     main.add_command(command)

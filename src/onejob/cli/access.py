@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
+import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +17,8 @@ from onejob.celery.options import tasks_of
 from onejob.cli.printing import echo
 from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
-from onejob.jobs.records import Query
+from onejob.jobs.records import AuditEntry, Query
+from onejob.observability.logs import record_audit
 from onejob.stores import display_url, kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 NEWEST = 1000
 """How many of the newest jobs are searched for the beginning of an id."""
+SOURCE = "cli"
+"""The source of entries of the audit log."""
 logger = logging.getLogger("onejob")
 
 
@@ -172,3 +177,40 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     except ImportError as error:
         msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
         raise click.ClickException(msg) from error
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What is recorded of an action."""
+
+    outcome: str = "done"
+
+
+@contextmanager
+def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -> Iterator[Attempt]:
+    """Record what happens in a block, done or refused, as the action of this user on this host."""
+    attempt = Attempt()
+    try:
+        yield attempt
+    except OneJobError as error:
+        attempt.outcome = f"refused: {error}"
+        raise
+    finally:
+        user, host = _user(), socket.gethostname()
+        entry = AuditEntry(
+            actor=user,
+            source=SOURCE,
+            address=host,
+            action=action,
+            target=target,
+            outcome=attempt.outcome,
+            detail=detail,
+        )
+        record_audit(None if ledger is None else ledger.append_audit, entry)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run under a user id without a name
+        return f"uid {os.getuid()}"

@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import Access, access
-from onejob.cli.audit import audited
-from onejob.cli.bulk import ORIGIN, bulk_options, run_bulk, selected_text
-from onejob.cli.completions import JOB, TASK
+from onejob.cli.access import Access, access, audited
 from onejob.cli.printing import (
     columns_of,
     echo,
@@ -20,6 +17,7 @@ from onejob.cli.printing import (
     print_json,
     print_table,
 )
+from onejob.cli.selection import ORIGIN, BulkOperation, BulkOptions, bulk_options, run_bulk, selected_text
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
@@ -43,8 +41,8 @@ def dead() -> None:
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select dead letters."""
     options = (
-        click.argument("job_ids", nargs=-1, type=JOB),
-        click.option("--task", type=TASK, help="Only of this task."),
+        click.argument("job_ids", nargs=-1),
+        click.option("--task", help="Only of this task."),
         click.option("--error", help="Only with this text in the reason, e.g. the name of an exception."),
         click.option("--all", "everything", is_flag=True, help="All dead letters."),
     )
@@ -55,7 +53,7 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dead.command("list")
-@click.option("--task", type=TASK, help="Only of this task.")
+@click.option("--task", help="Only of this task.")
 @click.option("--error", help="Only with this text in the reason.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 @json_option
@@ -69,7 +67,7 @@ def list_dead(access: Access, task: str | None, error: str | None, limit: int, *
 
 
 @dead.command("groups")
-@click.option("--task", type=TASK, help="Only of this task.")
+@click.option("--task", help="Only of this task.")
 @click.option(
     "--limit", default=10_000, show_default=True, type=click.IntRange(1, 1_000_000), help="Maximum number of jobs."
 )
@@ -93,7 +91,7 @@ def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -
 
 
 @dead.command("show")
-@click.argument("job_id", type=JOB)
+@click.argument("job_id")
 @json_option
 @access
 def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -120,11 +118,11 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     def send(job: Job) -> object:
         return operate(access.app, ledger, Operation.REDRIVE, job, origin=ORIGIN, forget_steps=forget_steps)
 
-    _do("redrive", "redriven", ledger, send, **options)
+    _do(ledger, BulkOperation("redrive", "redriven", send, _check_failed), **options)
 
 
 @dead.command()
-@click.argument("job_id", type=JOB)
+@click.argument("job_id")
 @click.option("--args", "args_text", help="The new positional arguments: a JSON array, such as '[1, 2]'.")
 @click.option("--kwargs", "kwargs_text", help="The new keyword arguments: a JSON object, such as '{\"order_id\": 42}'.")
 @json_option
@@ -154,23 +152,17 @@ def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | 
 def drop(access: Access, /, **options: Any) -> None:
     """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()
-    _do("drop", "dropped", ledger, lambda job: ledger.drop(job.id), **options)
+    _do(ledger, BulkOperation("drop", "dropped", lambda job: ledger.drop(job.id), _check_failed), **options)
 
 
-def _do(
-    action: str, done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, yes: bool, as_json: bool,
-    **choice: Any,
-) -> NoReturn:  # fmt: skip
+def _do(ledger: Ledger, operation: BulkOperation, *, bulk: BulkOptions, **choice: Any) -> NoReturn:
     """Act on each selected dead letter. Raises `click.UsageError` for an empty or contradictory selection."""
     try:
         selection = select_dead_letters(**choice)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     detail = selected_text({name: value for name, value in choice.items() if name != "job_ids"})
-    run_bulk(
-        ledger, action, done, selection, act,
-        check=_check_failed, dry_run=dry_run, yes=yes, as_json=as_json, detail=detail,
-    )  # fmt: skip
+    run_bulk(ledger, operation, selection, bulk, detail)
 
 
 def _check_failed(job: Job) -> None:

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.celery.options import options_of
-from onejob.cli.access import Access, access
-from onejob.cli.audit import audited
-from onejob.cli.bulk import ORIGIN, bulk_options, run_bulk, selected_text
-from onejob.cli.completions import JOB, TASK
-from onejob.cli.filters import filter_options, query_of
+from onejob.cli.access import Access, access, audited
 from onejob.cli.printing import (
     clean,
     columns_of,
@@ -25,6 +21,16 @@ from onejob.cli.printing import (
     print_job,
     print_job_list,
     print_json,
+)
+from onejob.cli.selection import (
+    ORIGIN,
+    BulkOperation,
+    BulkOptions,
+    bulk_options,
+    filter_options,
+    query_of,
+    run_bulk,
+    selected_text,
 )
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import format_timestamp, local_text
@@ -73,7 +79,7 @@ def list_jobs(access: Access, /, *, stuck: bool, count: bool, limit: int, as_jso
 
 
 @jobs.command()
-@click.argument("job_id", type=JOB)
+@click.argument("job_id")
 @click.option("--all", "everything", is_flag=True, help="Also show the arguments and the internal columns.")
 @json_option
 @access
@@ -85,7 +91,7 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 
 
 @jobs.command()
-@click.argument("job_ids", nargs=-1, required=True, type=JOB)
+@click.argument("job_ids", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
 @json_option
 @access
@@ -98,12 +104,12 @@ def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool
     if len(job_ids) == 1:
         _operate(access, name, first, as_json=as_json)
     else:
-        detail = "forced" if force else ""
-        _operate_on_many(access, name, Selection(job_ids=job_ids), as_json=as_json, detail=detail)
+        options = BulkOptions(dry_run=False, yes=False, as_json=as_json)
+        _operate_on_many(access, name, Selection(job_ids=job_ids), options, "forced" if force else "")
 
 
 @jobs.command("run-now")
-@click.argument("job_id", type=JOB)
+@click.argument("job_id")
 @json_option
 @access
 def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -112,7 +118,7 @@ def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job_id", type=JOB)
+@click.argument("job_id")
 @json_option
 @access
 def delete(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -145,9 +151,7 @@ def _operate(access: Access, name: str, job_id: str, *, as_json: bool) -> None:
 )
 @bulk_options
 @access
-def bulk(
-    access: Access, /, operation: str, *, ended_in: str | None, dry_run: bool, yes: bool, as_json: bool, **asked: Any
-) -> None:
+def bulk(access: Access, /, operation: str, *, ended_in: str | None, bulk: BulkOptions, **asked: Any) -> None:
     """Cancel, make due, redrive or delete the jobs that match the options, newest first.
 
     Without --state these are the jobs in all states that the operation applies to.
@@ -161,8 +165,7 @@ def bulk(
     query = query_of(now, **asked)
     query = replace(query, states=query.states or chosen.states, until=now if query.until is None else query.until)
     matches = _has_ended_in(ended_in) if ended_in else None
-    detail, selection = selected_text(asked), Selection(query=query, matches=matches)
-    _operate_on_many(access, operation, selection, dry_run=dry_run, yes=yes, as_json=as_json, detail=detail)
+    _operate_on_many(access, operation, Selection(query=query, matches=matches), bulk, selected_text(asked))
 
 
 def _has_ended_in(url: str) -> Callable[[Job], bool]:
@@ -180,25 +183,23 @@ def _has_ended_in(url: str) -> Callable[[Job], bool]:
     return has_ended
 
 
-def _operate_on_many(
-    access: Access, name: str, selection: Selection, *, as_json: bool, detail: str, dry_run: bool = False,
-    yes: bool = False,
-) -> NoReturn:  # fmt: skip
+def _operate_on_many(access: Access, name: str, selection: Selection, options: BulkOptions, detail: str) -> NoReturn:
     from onejob.celery.operations import Operation, operate
 
     ledger, operation = access.ledger(), Operation(name)
-    run_bulk(
-        ledger, operation.permission, operation.done, selection,
-        lambda job: operate(access.app, ledger, operation, job, origin=ORIGIN),
-        check=operation.check, dry_run=dry_run, yes=yes, as_json=as_json, detail=detail,
-    )  # fmt: skip
+
+    def act(job: Job) -> object:
+        return operate(access.app, ledger, operation, job, origin=ORIGIN)
+
+    bulk = BulkOperation(operation.permission, operation.done, act, operation.check)
+    run_bulk(ledger, bulk, selection, options, detail)
 
 
 # --- explaining -----------------------------------------------------------------------------------------------------
 
 
 @click.command()
-@click.argument("job_id", type=JOB)
+@click.argument("job_id")
 @json_option
 @access
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -221,7 +222,7 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("task", type=TASK)
+@click.argument("task")
 @click.argument("args", nargs=-1)
 @click.option("--check", is_flag=True, help="Also print how the call would be answered now, and by which job.")
 @json_option
@@ -237,7 +238,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_
         "hashed": identifier.describe(positional, keywords), "identity": identifier.identity(positional, keywords),
     }  # fmt: skip
     if check:
-        from onejob.celery.duplicate_check import check_duplicate
+        from onejob.celery.operations import check_duplicate
 
         checked = check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
         job_id = checked.existing.id if checked.existing is not None else None

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import Access, access, find_app, needs_extra
-from onejob.cli.audit import audited
+from onejob.cli.access import Access, access, audited, find_app, needs_extra
 from onejob.cli.printing import echo, json_option, print_json, print_table
-from onejob.cli.times import Duration, Time
+from onejob.cli.selection import Duration, Time, seconds_of
 from onejob.jobs.timestamps import format_timestamp, to_datetime
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate", "edit")
@@ -52,10 +53,9 @@ def serve(
 ) -> None:
     """Serve the HTTP API of a Celery app, and the dashboard below /dashboard."""
     with server_installed():
-        from onejob.api.http_limits import Limits
-        from onejob.api.server import check_host
+        from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
-        from onejob.pages.standalone import create_app_with_dashboard
+        from onejob.pages.app import create_app_with_dashboard
     celery_app = find_app(app)
     check_host(options["host"], keys)
     if keys is None:
@@ -69,19 +69,18 @@ def keys() -> None:
     """Add, list, rotate and revoke the API keys in a file."""
 
 
-def _check_future(_context: click.Context, _parameter: click.Parameter, at: float | None) -> float | None:
-    if at is not None and at <= time.time():
-        msg = f"{format_timestamp(at)} is over"
+def _future(_context: click.Context, _parameter: click.Parameter, at: float | timedelta | None) -> float | None:
+    """Return a time that is not over, in seconds since the epoch; a duration begins now."""
+    now = time.time()
+    seconds = seconds_of(at, now, sign=1)
+    if seconds is not None and seconds <= now:
+        msg = f"{format_timestamp(seconds)} is over"
         raise click.BadParameter(msg)
-    return at
+    return seconds
 
 
 expires_option = click.option(
-    "--expires",
-    "expires_at",
-    type=Time(future=True),
-    callback=_check_future,
-    help="A duration (90d, 12h) or an RFC 3339 time.",
+    "--expires", "expires_at", type=Time(), callback=_future, help="A duration (90d, 12h) or an RFC 3339 time."
 )
 
 
@@ -96,28 +95,17 @@ expires_option = click.option(
 @file_option
 @access
 def add(
-    access: Access,
-    name: str,
-    *,
-    role: str,
-    quota: str | None,
-    identity_quota: str | None,
-    expires_at: float | None,
-    own_jobs: bool,
-    tasks: tuple[str, ...],
-    file: str,
+    access: Access, /, name: str, *, role: str, file: str, quota: str | None, identity_quota: str | None, **limits: Any
 ) -> None:
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
         from onejob.jobs.quota import Quotas
-    quotas = Quotas.parse(quota, identity_quota)
-    limits = [*(["own jobs"] if own_jobs else []), *(f"task {task}" for task in tasks)]
-    detail = ", ".join([f"{file}: role {role}", *limits])
+    quotas, tasks = Quotas.parse(quota, identity_quota), limits.pop("tasks")
+    permissions = [*(["own jobs"] if limits["own_jobs"] else []), *(f"task {task}" for task in tasks)]
+    detail = ", ".join([f"{file}: role {role}", *permissions])
     with audited(access.ledger_or_none(), "keys add", name, detail):
-        text = KeyFile(file).add(
-            name, Role(role), quotas, expires_at=expires_at, own_jobs=own_jobs, tasks=frozenset(tasks) or None
-        )
+        text = KeyFile(file).add(name, Role(role), quotas, tasks=frozenset(tasks) or None, **limits)
     echo(text)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import parse_item
 from onejob.celery.current_job import current_job_or_none
-from onejob.celery.message import decode
+from onejob.celery.payload import decode
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Admission

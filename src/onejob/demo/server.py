@@ -21,7 +21,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
 from onejob.jobs.records import Query
 from onejob.pages import dashboard
-from onejob.pages.standalone import mount_dashboard
+from onejob.pages.app import mount_dashboard
 
 PAGE = Path(str(files("onejob.demo") / "page"))
 POLICY = (

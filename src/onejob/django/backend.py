@@ -12,8 +12,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.django import checks, conf, framework
 from onejob.django.framework import signals
 from onejob.django.options import check_options
-from onejob.django.results import result_of
-from onejob.django.tasks import headers_of, imported_task, register, task_of
+from onejob.django.tasks import headers_of, imported_task, register, result_of, task_of
 from onejob.jobs.transitions import new_id
 from onejob.transactions.sessions import transaction_of
 

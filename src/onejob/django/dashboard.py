@@ -17,14 +17,32 @@ from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
 
 import onejob
+from onejob.api.api_keys import Role
 from onejob.django.conf import REDACT_SETTING, celery_app
-from onejob.django.permissions import user_of
+from onejob.pages.access import User
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from onejob.pages.access import Decision
     from onejob.pages.wsgi import WSGIApp
+
+PERMISSIONS = {
+    "onejob.edit_job": Role.EDIT,
+    "onejob.operate_job": Role.OPERATE,
+    "onejob.view_job": Role.READ,
+}
+"""The permissions, and the role of a user who has one. Each role includes those below it."""
+
+
+def user_of(user: Any) -> User | None:
+    """Return an active user of Django as a user of the dashboard; None without a permission for jobs.
+
+    Raises `InvalidArgumentsError` for a user name that cannot be recorded.
+    """
+    role = next((role for permission, role in PERMISSIONS.items() if user.has_perm(permission)), None)
+    return None if role is None else User(user.get_username(), role)
+
 
 DECISION = "onejob.decision"
 """The name in the WSGI environ under which the view has its decision about the user."""

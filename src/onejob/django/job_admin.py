@@ -29,27 +29,24 @@ from onejob.api.audit import DONE, REFUSALS, Refusals, describe
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.celery.operations import Operation
 from onejob.django.conf import DASHBOARD_SETTING, celery_app
-from onejob.django.dashboard import redact_hook
-from onejob.django.permissions import user_of
+from onejob.django.dashboard import redact_hook, user_of
 from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
-from onejob.observability.audit import record
-from onejob.pages.actions import ACTIONS
-from onejob.pages.bulk import label
-from onejob.pages.form import Form
+from onejob.observability.logs import record_audit
+from onejob.pages.actions import ACTIONS, label
+from onejob.pages.context import Context
+from onejob.pages.page_request import PageRequest, Parameters
 from onejob.pages.rendering import Redirect
-from onejob.pages.site import Parameters, Site, Visit
+from onejob.pages.security import Form
 from onejob.pages.views.job import JOB
-from onejob.pages.views.jobs import JOBS
-from onejob.pages.views.palette import FIND
+from onejob.pages.views.lists import FIND, JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from onejob.pages.access import User
     from onejob.pages.actions import Action
-    from onejob.pages.rendering import Page
-    from onejob.pages.views.view import View
+    from onejob.pages.rendering import Page, View
 
 SOURCE = "admin"
 ACTION = {action.name: action for action in ACTIONS}
@@ -59,13 +56,13 @@ DjangoAdmin: Any = ModelAdmin  # Django ships no types
 
 
 @lru_cache(maxsize=8)
-def _site_of(app: Any, redact: Any) -> Site:
-    return Site(app, redact, place="in the admin")
+def _context_of(app: Any, redact: Any) -> Context:
+    return Context(app, redact, place="in the admin")
 
 
-def site() -> Site:
+def page_context() -> Context:
     """Return the project's app and its hook. Raises `ConfigurationError`, and `ImportError` for a hook's wrong path."""
-    return _site_of(celery_app(), redact_hook())
+    return _context_of(celery_app(), redact_hook())
 
 
 class JobAdmin(DjangoAdmin):  # type: ignore[misc]
@@ -98,7 +95,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         return user_of(request.user) is not None
 
     def has_module_permission(self, request: Any) -> bool:
-        """Return the same: the jobs are all that the app has in the admin."""
+        """Return whether a user has any permission for jobs, which are all that the app has in the admin."""
         return self.has_view_permission(request)
 
     # --- pages --------------------------------------------------------------------------------------------------------
@@ -123,10 +120,10 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         return self._render(request, template, user, page, extra_context)
 
     def _build(self, request: Any, view: View, names: Mapping[str, str]) -> Page | Redirect:
-        shown = site()
+        shown = page_context()
         now = shown.ledger.read_clock()
         parameters = Parameters(QueryParams(request.META.get("QUERY_STRING", "")), now)
-        return view.build(shown, Visit(parameters, names, now, timezone.get_current_timezone()))
+        return view.build(shown, PageRequest(parameters, names, now, timezone.get_current_timezone()))
 
     def _render(self, request: Any, template: str, user: User, page: Page, extra_context: Any = None) -> Any:
         context = {
@@ -166,7 +163,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         try:
             user.check(Role.OPERATE)
             form = _form_of(request)
-            result = action.run(site(), user, form, names)
+            result = action.run(page_context(), user, form, names)
         except (Problem, OneJobError) as error:
             problem = problem_from(error)
             self._record(request, user, action, names, form, problem.slug)
@@ -175,7 +172,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
             messages.error(request, problem.detail)
             return HttpResponseRedirect(self._back(form, names))
         finally:
-            site().figures.clear()
+            page_context().stats.clear()
         self._record(request, user, action, names, form, "done")
         if isinstance(result, Redirect):
             messages.success(request, result.notice)
@@ -194,7 +191,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
             actor=user.name, source=SOURCE, address=request.META.get("REMOTE_ADDR", ""), action=action.name,
             target=target, outcome=outcome, detail=detail, count=count, kind=kind,
         )  # fmt: skip
-        record(site().ledger.append_audit, entry)
+        record_audit(page_context().ledger.append_audit, entry)
         if outcome != DONE:
             return
         operation = Operation(form.text("operation"))

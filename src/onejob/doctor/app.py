@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.control import connect_to_broker
+from onejob.celery.operations import connect_to_broker
 from onejob.celery.options import options_of, tasks_of
 from onejob.doctor.finding import Check, Finding, Level, ok
 from onejob.jobs.lifecycle import State
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.config import Settings
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
 
 LONG_RUN = 10.0
 """Runs of more seconds are long: other jobs should not wait behind them."""

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from onejob.doctor.finding import Check
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Check, Installation
 
 STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
 """Those that can be examined although the ledger cannot be used: they may tell why."""

@@ -1,4 +1,4 @@
-"""Findings, and the checks that have them: what was found, what that means for the promise, and what to do."""
+"""What is examined, and the findings: what was found, what that means for the promise, and what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from celery import Celery
+
+    from onejob.config import Settings
+    from onejob.ledger.ledger import Ledger
 
 
 class Level(StrEnum):
@@ -80,3 +86,14 @@ def count_text(count: int, noun: str) -> str:
 def worst(findings: list[Finding]) -> Level:
     """Return the highest level among findings; `ok` for none."""
     return max((finding.level for finding in findings), key=lambda level: level.rank, default=Level.OK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """An installation of onejob. Nothing in it is changed by an examination."""
+
+    settings: Settings
+    ledger: Ledger
+    app: Celery | None = None
+    keys: Path | None = None
+    """The file of the API keys."""

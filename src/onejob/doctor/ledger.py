@@ -15,7 +15,7 @@ from onejob.stores import display_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
 
 MAX_SKEW = 5.0
 """By how many seconds a clock of a machine may differ from the store's without a warning."""

@@ -13,7 +13,7 @@ from onejob.stores.schema_version import HEAD, VERSIONS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
 
 FULL = 0.8
 """From this part of `max_connections` on, the server is nearly full."""
@@ -110,7 +110,7 @@ class PostgresFacts:
     row: Mapping[str, Any]
     """The row of `QUERY`."""
     pids: tuple[int, int, int]
-    """The ids of the process that the connection was told when it began, of the one that answered its first query, and
+    """The ids of the process that the connection got when it began, of the one that answered its first query, and
     of the one that answered while another connection was in a transaction."""
     schema_version: str | None
     is_pooled: bool

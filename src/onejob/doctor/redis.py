@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
 
 OLDEST = (7, 0)
 """The oldest version of Redis that runs the ledger's scripts."""
@@ -110,10 +110,10 @@ class RedisFacts:
 
     def setting(self, name: str) -> str | None:
         """Return a setting; None if the server does not tell."""
-        told = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
+        names = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
         if self.config and name in self.config:
             return self.config[name]
-        value = self.info.get(told.get(name, ""))
+        value = self.info.get(names.get(name, ""))
         return None if value is None else str(value)
 
     @property

@@ -16,7 +16,7 @@ from onejob.stores import kind_of, sqlite_path
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset({

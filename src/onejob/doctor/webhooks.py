@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
 
 EXPIRES_SOON = 14 * DAY
 READABLE_BY_OTHERS = 0o004

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.doctor.installation import Installation
+    from onejob.doctor.finding import Installation
     from onejob.jobs.records import WorkerInfo
     from onejob.ledger.reader import JobReader
 

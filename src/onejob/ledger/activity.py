@@ -87,7 +87,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Figures:
+class Stats:
     """What happened to the jobs of one task, or of several, in a slot or in all slots."""
 
     submissions: Counter[Outcome] = field(default_factory=Counter)
@@ -144,8 +144,8 @@ class Figures:
             case "wait_seconds":
                 self.wait_times.add(label, amount)
 
-    def merge(self, other: Figures) -> None:
-        """Add the figures of another task or slot."""
+    def merge(self, other: Stats) -> None:
+        """Add the stats of another task or slot."""
         self.submissions.update(other.submissions)
         self.runs.update(other.runs)
         self.lease_expiries += other.lease_expiries
@@ -160,15 +160,15 @@ _OUTCOMES = frozenset(map(str, Outcome))
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The figures of one bucket of time, by task; without entries if nothing happened."""
+    """The stats of one bucket of time, by task; without entries if nothing happened."""
 
     begin: float
-    tasks: dict[str, Figures]
+    tasks: dict[str, Stats]
     redriven: int = 0
     """Dead letters that were redriven, of all tasks."""
 
-    def totals(self) -> Figures:
-        """Return the figures of all tasks together."""
+    def totals(self) -> Stats:
+        """Return the stats of all tasks together."""
         return _sum_of(self.tasks.values())
 
 
@@ -186,16 +186,16 @@ class Activity:
         """Dead letters that were redriven."""
         return sum(slot.redriven for slot in self.slots)
 
-    def totals(self) -> Figures:
-        """Return the figures of all tasks and slots together."""
-        return _sum_of(figures for slot in self.slots for figures in slot.tasks.values())
+    def totals(self) -> Stats:
+        """Return the stats of all tasks and slots together."""
+        return _sum_of(stats for slot in self.slots for stats in slot.tasks.values())
 
-    def by_task(self) -> dict[str, Figures]:
-        """Return the figures of all slots together, by task in the order of their names."""
-        found: defaultdict[str, Figures] = defaultdict(Figures)
+    def by_task(self) -> dict[str, Stats]:
+        """Return the stats of all slots together, by task in the order of their names."""
+        found: defaultdict[str, Stats] = defaultdict(Stats)
         for slot in self.slots:
-            for task, figures in slot.tasks.items():
-                found[task].merge(figures)
+            for task, stats in slot.tasks.items():
+                found[task].merge(stats)
         return dict(sorted(found.items()))
 
 
@@ -203,7 +203,7 @@ def read_activity(ledger: JobReader, period: Period, *, length: float, now: floa
     """Return the activity of the last `length` seconds, with the slot that has just begun, in one read of the series.
 
     `length` is rounded up to whole slots, at most those that are kept. `now` is by default the time on the store's
-    clock, which is one read more. A reader that is limited to some tasks gets the figures of these only; one that is
+    clock, which is one read more. A reader that is limited to some tasks gets the stats of these only; one that is
     limited otherwise must not read any: its caller checks that.
     """
     now = ledger.read_clock() if now is None else now
@@ -222,17 +222,17 @@ def summarize(
     keyed = (((parse(name), amount) for name, amount in amounts.get(start, {}).items()) for start in starts)
     slots = [_slot_of(start, of_slot, tasks) for start, of_slot in zip(starts, keyed, strict=True)]
     activity = Activity(period, begin, end, slots)
-    means = {task: figures.run_times.mean for task, figures in activity.by_task().items()}
+    means = {task: stats.run_times.mean for task, stats in activity.by_task().items()}
     for slot in slots:
-        for task, figures in slot.tasks.items():
+        for task, stats in slot.tasks.items():
             mean = means[task]
-            if mean is not None and figures.duplicates_prevented:
-                figures.known_seconds_saved = figures.duplicates_prevented * mean
+            if mean is not None and stats.duplicates_prevented:
+                stats.known_seconds_saved = stats.duplicates_prevented * mean
     return activity
 
 
 def _slot_of(start: float, amounts: Iterable[tuple[Key | None, float]], tasks: frozenset[str] | None) -> Slot:
-    found: defaultdict[str, Figures] = defaultdict(Figures)
+    found: defaultdict[str, Stats] = defaultdict(Stats)
     redriven = 0.0
     for key, amount in amounts:
         match key:
@@ -243,9 +243,9 @@ def _slot_of(start: float, amounts: Iterable[tuple[Key | None, float]], tasks: f
     return Slot(start, dict(found), round(redriven))
 
 
-def _sum_of(figures: Iterable[Figures]) -> Figures:
-    total = Figures()
-    for each in figures:
+def _sum_of(stats: Iterable[Stats]) -> Stats:
+    total = Stats()
+    for each in stats:
         total.merge(each)
     return total
 
@@ -259,25 +259,25 @@ def activity_to_dict(activity: Activity) -> dict[str, Any]:
         "period": activity.period,
         "begin": to_datetime(activity.begin),
         "end": to_datetime(activity.end),
-        "totals": {"redriven": activity.redriven, **_figures_to_dict(activity.totals())},
-        "tasks": [{"task": task, **_figures_to_dict(figures)} for task, figures in activity.by_task().items()],
+        "totals": {"redriven": activity.redriven, **_stats_to_dict(activity.totals())},
+        "tasks": [{"task": task, **_stats_to_dict(stats)} for task, stats in activity.by_task().items()],
         "slots": [
-            {"begin": to_datetime(slot.begin), "redriven": slot.redriven, **_figures_to_dict(slot.totals())}
+            {"begin": to_datetime(slot.begin), "redriven": slot.redriven, **_stats_to_dict(slot.totals())}
             for slot in activity.slots
         ],
     }
 
 
-def _figures_to_dict(figures: Figures) -> dict[str, Any]:
+def _stats_to_dict(stats: Stats) -> dict[str, Any]:
     return {
-        "submissions": dict(figures.submissions),
-        "duplicates_prevented": figures.duplicates_prevented,
-        "seconds_saved": figures.seconds_saved,
-        "runs": dict(figures.runs),
-        "failed_share": figures.failed_share,
-        "lease_expiries": figures.lease_expiries,
-        "run_seconds": _durations_to_dict(figures.run_times),
-        "wait_seconds": _durations_to_dict(figures.wait_times),
+        "submissions": dict(stats.submissions),
+        "duplicates_prevented": stats.duplicates_prevented,
+        "seconds_saved": stats.seconds_saved,
+        "runs": dict(stats.runs),
+        "failed_share": stats.failed_share,
+        "lease_expiries": stats.lease_expiries,
+        "run_seconds": _durations_to_dict(stats.run_times),
+        "wait_seconds": _durations_to_dict(stats.wait_times),
     }
 
 

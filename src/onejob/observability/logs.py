@@ -1,4 +1,7 @@
-"""Job events as log records: a logfmt line (`name=value`), or a line of JSON."""
+"""Job events as log records: a logfmt line (`name=value`), or a line of JSON; and the audit log.
+
+The audit log has what operators did, who logged in, and which requests were refused, with when and from where.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 import logging
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
+from onejob.errors import OneJobError
 from onejob.jobs.timestamps import format_timestamp
 from onejob.observability import tracing
 from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
@@ -15,11 +20,17 @@ from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from onejob.jobs.records import AuditEntry
     from onejob.observability.events import JobEvent, Listener, Value
 
 logger = logging.getLogger("onejob.jobs")
 _errors = logging.getLogger("onejob")
+_audit_logger = logging.getLogger("onejob.audit")
 _PLAIN = re.compile(r"[\w.:@/+\-]+", re.ASCII)
+TEXT_LIMIT = 500
+"""Characters of each text in an entry of the audit log."""
+API_KEY = re.compile(r"onejob_[\w-]+")
+REDACTED = "[redacted]"
 
 
 def log(event: JobEvent) -> None:
@@ -116,3 +127,26 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
+
+
+def record_audit(append: Callable[[AuditEntry], object] | None, entry: AuditEntry) -> None:
+    """Log an entry, and `append` it to the audit log of a ledger, if there is one.
+
+    Its texts are escaped and cut, and API keys in them left out. A failure is logged, and never fails what the entry
+    reports.
+    """
+    entry = _clean(entry)
+    fields = asdict(entry)
+    text = " ".join(f"{name}={fields[name]!r}" for name in ("actor", "address", "target", "outcome", "detail", "count"))
+    _audit_logger.info("%s %s %s", entry.source, entry.action, text)
+    try:
+        if append is not None:
+            append(entry)
+    except OneJobError as error:
+        _audit_logger.error("the audit log has no entry of %s %s: %s", entry.action, entry.target, error)  # noqa: TRY400 - known
+
+
+def _clean(entry: AuditEntry) -> AuditEntry:
+    texts: dict[str, Any] = {name: value for name, value in asdict(entry).items() if isinstance(value, str)}
+    texts = {name: one_line(API_KEY.sub(REDACTED, text)[:TEXT_LIMIT])[:TEXT_LIMIT] for name, text in texts.items()}
+    return replace(entry, **texts)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -16,6 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from onejob.errors import DuplicateJobError, JobInterrupted, describe
 from onejob.jobs.lifecycle import Transition
+from onejob.observability import tracing
 from onejob.observability.events import EVENT_NAMES, one_line
 from onejob.observability.metrics import end_of
 from onejob.observability.tracing import EMPTY, trace_of
@@ -24,7 +27,7 @@ from onejob.webhooks.job import WebhookPayload
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from opentelemetry.trace import Span, SpanContext
+    from opentelemetry.trace import Span, SpanContext, TracerProvider
     from opentelemetry.trace import Tracer as OpenTelemetryTracer
 
     from onejob.jobs.model import Admission, Job
@@ -214,3 +217,46 @@ def _kept_in(job: Job) -> SpanContext:
 def _job_attributes(job: Job) -> dict[str, Any]:
     own = {"onejob.task": job.task, "onejob.job.id": job.id, "messaging.message.id": job.id}
     return own | ({"messaging.destination.name": job.queue} if job.queue else {})
+
+
+FLUSH_MILLISECONDS = 2000
+"""Limit for the export of the last spans of a pool's child."""
+
+
+def instrument(tracer_provider: TracerProvider | None = None) -> None:
+    """Trace the submissions, runs, steps and webhooks of this process, and of the children that it forks.
+
+    `tracer_provider`: None for OpenTelemetry's global one, which may also be set later. A repeated call replaces the
+    provider.
+    """
+    tracing.install(SpanTracer(trace.get_tracer("onejob", version("onejob"), tracer_provider)))
+
+    def flush(**_: Any) -> None:
+        """Export the last spans of a pool's child, whose exit runs no `atexit` handlers."""
+        provider: Any = tracer_provider or trace.get_tracer_provider()
+        if hasattr(provider, "force_flush"):  # only that of an SDK
+            provider.force_flush(FLUSH_MILLISECONDS)
+
+    signals.worker_process_shutdown.disconnect(dispatch_uid=_UID)
+    signals.worker_process_shutdown.connect(flush, weak=False, dispatch_uid=_UID)
+
+
+def uninstrument() -> None:
+    """Make no more spans. Spans that have begun are finished."""
+    tracing.install(None)
+    signals.worker_process_shutdown.disconnect(dispatch_uid=_UID)
+
+
+_UID = "onejob.opentelemetry.flush"
+
+
+class OneJobInstrumentor:
+    """Calls `instrument` for `opentelemetry-instrument`, which finds this class by its entry point."""
+
+    def instrument(self, *, tracer_provider: TracerProvider | None = None, **_: Any) -> None:
+        """Call `instrument`. Options of other instrumentors are ignored."""
+        instrument(tracer_provider)
+
+    def uninstrument(self, **_: Any) -> None:
+        """Call `uninstrument`."""
+        uninstrument()

@@ -14,7 +14,7 @@ from onejob.api.auth import check_expiry, find_key
 from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import check_name
-from onejob.pages.cookies import read_cookie
+from onejob.pages.security import read_cookie
 
 if TYPE_CHECKING:
     import os

@@ -1,25 +1,224 @@
-"""What the forms of the pages do."""
+"""What the forms of the pages do, on one job or on many: a selection, its preview, and portions that end in time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from starlette.datastructures import QueryParams
 
 from onejob.api.api_keys import Role
-from onejob.api.problems import problem_from
+from onejob.api.job_reads import COUNT_LIMIT
+from onejob.api.problems import Problem, problem_from
 from onejob.api.request_models import check_arguments
-from onejob.celery.operations import edit, operate, parse_arguments
-from onejob.errors import OneJobError
-from onejob.pages.bulk import label, operation_of, preview_bulk, run_bulk
-from onejob.pages.rendering import Redirect, job_path
-from onejob.pages.views.edit import edit_page
+from onejob.api.response_models import Cursor, decode_cursor
+from onejob.api.routes.jobs import is_valid_id
+from onejob.celery.operations import Operation, edit, operate, parse_arguments
+from onejob.errors import NoDeadLetterError, OneJobError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.records import Query
+from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
+from onejob.ledger.failure_groups import group_key, in_group
+from onejob.ledger.search import count_matching, search
+from onejob.pages.context import deadline, job_rows
+from onejob.pages.page_request import JobFilter, Parameters
+from onejob.pages.rendering import Page, Redirect, job_path
+from onejob.pages.views.job import edit_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from onejob.jobs.model import Job
     from onejob.pages.access import User
-    from onejob.pages.form import Form
-    from onejob.pages.rendering import Page
-    from onejob.pages.site import Site
+    from onejob.pages.context import Context
+    from onejob.pages.security import Form
+
+IDS_LIMIT = 1000
+PORTION = 1000
+"""How many jobs a portion has at most."""
+PORTION_SECONDS = 1.0
+"""After how many seconds a portion ends."""
+EXAMPLES = 10
+"""How many jobs a preview lists."""
+MESSAGES = 20
+"""How many messages of refusals a page has."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkForm:
+    """The fields of a form that selects jobs: by ids, by a filter, or by a group of dead letters."""
+
+    operation: Operation
+    ids: tuple[str, ...]
+    filter: str
+    """The filter, as the query of the URL of the list."""
+    group: str
+    """The id of the oldest dead letter of a group, which is processed last; "" for no group.
+
+    The error that the group has in common is neither in forms nor in the audit log.
+    """
+    until: float
+    """Jobs that were created later are not selected."""
+    back: str
+    """The page to go back to."""
+
+    @classmethod
+    def parse(cls, form: Form, now: float) -> Self:
+        """Read a form. Raises `Problem` if it selects nothing, or for an unknown operation or an invalid field."""
+        operation, until, scope = operation_of(form), _time_of(form, "until") or now, form.text("scope")
+        ids: tuple[str, ...] = ()
+        group = form.text("group") if scope == "group" else ""
+        if scope == "group" and not group:
+            raise Problem("invalid-request", "the field group must be the id of a dead letter")
+        if scope not in {"group", "matching"}:
+            ids = tuple(dict.fromkeys(filter(is_valid_id, form.texts("id"))))
+            if not 0 < len(ids) <= IDS_LIMIT:
+                detail = f"select 1 to {IDS_LIMIT} jobs, or choose all that match: {len(ids)} are selected"
+                raise Problem("invalid-request", detail)
+        back = form.text("back")
+        return cls(operation, ids, form.text("filter"), group, min(until, now), back if _is_path(back) else "/jobs")
+
+    @property
+    def scope(self) -> str:
+        """How the jobs are selected."""
+        return "group" if self.group else "ids" if self.ids else "matching"
+
+    def selection(self, context: Context, cursor: str | None = None) -> Selection:
+        """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
+        if self.ids:
+            return Selection(job_ids=self.ids)
+        matches = partial(in_group, key=group_key(self._oldest(context))) if self.group else None
+        return Selection(query=self.query(context, cursor), matches=matches)
+
+    def is_processed(self, context: Context) -> bool:
+        """Return whether earlier portions have processed the whole group."""
+        job = context.ledger.get_or_none(self.group) if self.group else None
+        return bool(self.group) and (job is None or job.state is not State.FAILED)
+
+    def _oldest(self, context: Context) -> Job:
+        job = context.job(self.group)
+        if job.state is not State.FAILED:
+            raise NoDeadLetterError(job.id, job.state)
+        return job
+
+    def query(self, context: Context, cursor: str | None = None) -> Query:
+        """Return the query for a portion. It has no states if the operation applies to none of the filter's.
+
+        Durations in the filter are those before the preview, so that each portion selects by the same times.
+        """
+        if self.group:
+            oldest = self._oldest(context)
+            query = Query(states=frozenset({State.FAILED}), task=oldest.task, since=oldest.created_at, limit=PORTION)
+        else:
+            query = JobFilter.parse(Parameters(QueryParams(self.filter), self.until), context).query(limit=PORTION)
+        states = (query.states or frozenset(State)) & self.operation.states
+        until = self.until if query.until is None else min(query.until, self.until)
+        return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
+
+    def describe(self) -> str:
+        """Return the selection in words."""
+        if self.group:
+            return f"the dead letters with the same task and error as job {self.group}"
+        return f"{len(self.ids)} selected jobs" if self.ids else f"all jobs that match {self.filter or 'no filter'}"
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return the hidden fields of the next form."""
+        own = [("operation", self.operation.value), ("scope", self.scope), ("filter", self.filter), ("back", self.back)]
+        return [*own, ("until", repr(self.until)), ("group", self.group), *(("id", job_id) for job_id in self.ids)]
+
+
+def preview_bulk(context: Context, _user: User, form: Form, _path: Any) -> Page:
+    """Show how many jobs an operation would change, and ask for a confirmation."""
+    bulk = BulkForm.parse(form, context.ledger.read_clock())
+    count, is_complete, jobs = _preview(context, bulk)
+    data = _data(bulk, "confirm") | {"count": count, "is_complete": is_complete, "jobs": job_rows(context, jobs)}
+    return Page(template="bulk.html", title=f"{label(bulk.operation)}?", data=data)
+
+
+def _preview(context: Context, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
+    """Return how many jobs an operation applies to, whether these are all, and some of them."""
+    if bulk.scope == "matching":
+        query = bulk.query(context)
+        if not query.states:
+            return 0, True, []
+        counted = count_matching(context.ledger, query, limit=COUNT_LIMIT, is_over=deadline())
+        examples = (
+            search(context.ledger, replace(query, limit=EXAMPLES), is_over=deadline()).jobs if counted.count else []
+        )
+        return counted.count, counted.is_complete, list(examples)
+    selection = bulk.selection(context)
+    if selection.query is not None:
+        selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))
+    checked = bulk_apply(
+        context.ledger, selection, lambda _job: None, check=bulk.operation.check, dry_run=True, is_over=deadline(1.0)
+    )
+    found = context.ledger.get_many(checked.done[:EXAMPLES])
+    return len(checked.done), checked.next is None, [found[each] for each in checked.done[:EXAMPLES] if each in found]
+
+
+def run_bulk(context: Context, user: User, form: Form, _path: Any) -> Page:
+    """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
+    bulk, cursor = BulkForm.parse(form, context.ledger.read_clock()), form.text("cursor") or None
+    done, refused = form.number("done"), form.number("refused")
+    result = BulkResult() if cursor and bulk.is_processed(context) else _run_portion(context, user, bulk, cursor)
+    data = _data(bulk, "running" if result.next else "finished") | {
+        "done": done + len(result.done),
+        "refused": refused + len(result.refused),
+        "messages": list(result.refused.values())[:MESSAGES],
+        "cursor": None if result.next is None else Cursor(*result.next).encode(),
+    }
+    return Page(template="bulk.html", title=label(bulk.operation), data=data)
+
+
+def _run_portion(context: Context, user: User, bulk: BulkForm, cursor: str | None) -> BulkResult:
+    selection = bulk.selection(context, cursor)
+    if selection.query is not None and not selection.query.states:
+        raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
+    act = partial(_operate_each, context, user, bulk.operation)
+    return bulk_apply(context.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
+
+
+def _operate_each(context: Context, user: User, operation: Operation, job: Job) -> None:
+    operate(context.app, context.ledger, operation, job, origin=context.origin_of(user))
+
+
+def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
+    return {
+        "step": step, "operation": bulk.operation.value, "label": label(bulk.operation),
+        "participle": bulk.operation.done, "selection": bulk.describe(), "fields": bulk.fields(), "back": bulk.back,
+    }  # fmt: skip
+
+
+def label(operation: Operation) -> str:
+    """Return an operation as the text of a button."""
+    return operation.value.replace("_", " ").capitalize()
+
+
+def operation_of(form: Form) -> Operation:
+    """Return the operation of a form. Raises `Problem` for an unknown one."""
+    try:
+        return Operation(form.text("operation"))
+    except ValueError:
+        raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
+
+
+def _time_of(form: Form, name: str) -> float | None:
+    """Return the seconds since the epoch in a field, None without one. Raises `Problem`."""
+    text = form.text(name)
+    try:
+        at = float(text) if text else None
+    except ValueError:
+        at = math.nan
+    if at is not None and not math.isfinite(at):
+        raise Problem("invalid-request", f"the field {name} must be a time, in seconds")
+    return at
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text is a path of this dashboard, and no URL of another site."""
+    return text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
 
 
 class Action(NamedTuple):
@@ -27,29 +226,31 @@ class Action(NamedTuple):
 
     name: str
     path: str
-    run: Callable[[Site, User, Form, Mapping[str, str]], Redirect | Page]
+    run: Callable[[Context, User, Form, Mapping[str, str]], Redirect | Page]
     role: Role = Role.OPERATE
     changes: bool = True
 
 
-def _operate(site: Site, user: User, form: Form, path: Mapping[str, str]) -> Redirect:
+def _operate(context: Context, user: User, form: Form, path: Mapping[str, str]) -> Redirect:
     """Do an operation on one job."""
-    operation, job = operation_of(form), site.job(path["job_id"])
+    operation, job = operation_of(form), context.job(path["job_id"])
     forget_steps = form.text("forget_steps") == "1"
-    after = operate(site.app, site.ledger, operation, job, origin=site.origin_of(user), forget_steps=forget_steps)
+    after = operate(
+        context.app, context.ledger, operation, job, origin=context.origin_of(user), forget_steps=forget_steps
+    )
     if after is None:
         return Redirect("/jobs", f"Job {job.id} is {operation.done}.")
     return Redirect(job_path(job.id), f"{label(operation)}: the job is {after.state} now.")
 
 
-def _edit(site: Site, _user: User, form: Form, path: Mapping[str, str]) -> Redirect | Page:
+def _edit(context: Context, _user: User, form: Form, path: Mapping[str, str]) -> Redirect | Page:
     """Submit the job of a dead letter anew with other arguments."""
-    site.check_values_shown("editing them")
-    job, texts = site.job(path["job_id"]), (form.text("args"), form.text("kwargs"))
+    context.check_values_shown("editing them")
+    job, texts = context.job(path["job_id"]), (form.text("args"), form.text("kwargs"))
     try:
         args = parse_arguments(texts[0], "args", list)
         kwargs = parse_arguments(texts[1], "kwargs", dict)
-        admission = edit(site.app, site.ledger, job.id, args=args, kwargs=kwargs, check=check_arguments)
+        admission = edit(context.app, context.ledger, job.id, args=args, kwargs=kwargs, check=check_arguments)
     except OneJobError as error:
         return edit_page(job, *texts, error=str(error), outcome=problem_from(error).slug)
     return Redirect(job_path(admission.job.id), f"Submitted with other arguments: {admission.outcome}.")

@@ -18,14 +18,12 @@ from starlette.routing import Match
 from onejob.api.api_keys import Role, session_of
 from onejob.api.audit import DONE, REFUSALS, RequestAudit
 from onejob.api.checked_request import check_cookies
-from onejob.api.job_watcher import JobWatcher
+from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
 from onejob.celery.batching import PerLoop
 from onejob.errors import JobNotFoundError, StoreError
-from onejob.pages import forgery
 from onejob.pages.access import COOKIE, SESSION_SECONDS
-from onejob.pages.cookies import delete_cookie, read_cookies, set_cookie
-from onejob.pages.form import read_form
+from onejob.pages.context import KeyedCache
 from onejob.pages.live import (
     ASK_AGAIN,
     POLL_SECONDS,
@@ -36,10 +34,17 @@ from onejob.pages.live import (
     stream_job,
     version_name,
 )
-from onejob.pages.page_cache import KeyedCache
+from onejob.pages.page_request import PageRequest, Parameters
 from onejob.pages.rendering import Page, Redirect, render_csv, render_html, render_json, zone_of
-from onejob.pages.site import Parameters, Visit
-from onejob.pages.static_files import serve_static
+from onejob.pages.security import (
+    CSRF_FIELD,
+    Tokens,
+    delete_cookie,
+    read_cookies,
+    read_form,
+    remember_cookie,
+    set_cookie,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -50,8 +55,8 @@ if TYPE_CHECKING:
 
     from onejob.pages.access import Access, User
     from onejob.pages.actions import Action
-    from onejob.pages.form import Form
-    from onejob.pages.site import Site
+    from onejob.pages.context import Context
+    from onejob.pages.security import Form
     from onejob.pages.views import View
 
     Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -61,6 +66,8 @@ SOURCE = "dashboard"
 FORMATS = ("html", "json", "csv")
 FRESH_SECONDS = 0.5
 """How long a page is shown to others who update it."""
+READ = ("GET", "HEAD")
+"""The methods of a mount, which has no attribute for them."""
 STREAMS_PER_USER = 100
 """How many pages of one user get events at once in a process, so that nobody takes all connections."""
 DELETED = "deleted"
@@ -75,16 +82,16 @@ NOTICE_LIMIT = 300
 class Endpoints:
     """The endpoints, on one app."""
 
-    def __init__(self, site: Site, access: Access, closing: Event) -> None:
-        self._site = site
+    def __init__(self, context: Context, access: Access, closing: Event) -> None:
+        self._context = context
         self._access = access
         self._closing = closing
-        self._tokens = forgery.Tokens(site.ledger)
-        self._audit = RequestAudit(site.ledger, source=SOURCE)
+        self._tokens = Tokens(context.ledger)
+        self._audit = RequestAudit(context.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
-        self._feeds = PerLoop(lambda: ChangeFeed(site.ledger, closing))
-        self._watchers = PerLoop(lambda: JobWatcher(site.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
+        self._feeds = PerLoop(lambda: ChangeFeed(context.ledger, closing))
+        self._watchers = PerLoop(lambda: JobWatcher(context.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -104,9 +111,9 @@ class Endpoints:
         return self._guarded(show_page, view.name, view.role)
 
     def _build(self, view: View, request: Request) -> Page | Redirect:
-        now = self._site.ledger.read_clock()
+        now = self._context.ledger.read_clock()
         parameters = Parameters(request.query_params, now)
-        return view.build(self._site, Visit(parameters, request.path_params, now, zone_of(request)))
+        return view.build(self._context, PageRequest(parameters, request.path_params, now, zone_of(request)))
 
     async def _respond(self, page: Page | Redirect, request: Request, user: User | None) -> Response:
         if isinstance(page, Redirect):
@@ -122,11 +129,11 @@ class Endpoints:
         response = await run_in_threadpool(self._render, page, request, user, notice)
         if notice:
             delete_cookie(response, request, NOTICE_COOKIE)
-        forgery.remember_cookie(request, response)
+        remember_cookie(request, response)
         return response
 
     def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
-        token, has_login = self._tokens.token_of(request, user), self._access.keys is not None
+        token, has_login = self._tokens.token_of(request, _name_of(user)), self._access.keys is not None
         return render_html(page, request, user, token=token, notice=notice, has_login=has_login)
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -139,10 +146,10 @@ class Endpoints:
             form = await self._read_form(request, user)
             request.state.form = form
             try:
-                result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
+                result = await run_in_threadpool(action.run, self._context, user, form, request.path_params)
             finally:
                 self._pages.clear()
-                self._site.figures.clear()
+                self._context.stats.clear()
             request.state.outcome = result.outcome if isinstance(result, Page) else DONE
             return await self._respond(result, request, user)
 
@@ -151,7 +158,7 @@ class Endpoints:
     async def _read_form(self, request: Request, user: User | None) -> Form:
         """Return the form that a page has sent to this user. Raises `Problem` for a forged one."""
         form = await read_form(request)
-        await run_in_threadpool(self._tokens.check, request, form.text(forgery.FIELD), user)
+        await run_in_threadpool(self._tokens.check, request, form.text(CSRF_FIELD), _name_of(user))
         return form
 
     # --- live ---------------------------------------------------------------------------------------------------------
@@ -171,7 +178,7 @@ class Endpoints:
             if job_id is None:
                 events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
             else:
-                job = await run_in_threadpool(self._site.job, job_id)
+                job = await run_in_threadpool(self._context.job, job_id)
                 events = stream_job(watcher, job, user.name, is_open)
             return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
@@ -189,20 +196,13 @@ class Endpoints:
     def _read_version(self, job_id: str | None, seen: str | None) -> str:
         """Return the version of the ledger or of a job; of a deleted one once. Raises `JobNotFoundError`."""
         if job_id is None:
-            return self._versions.get("ledger", lambda: version_name(read_version(self._site.ledger)))
+            return self._versions.get("ledger", lambda: version_name(read_version(self._context.ledger)))
         try:
-            return version_name(self._site.job(job_id))
+            return version_name(self._context.job(job_id))
         except JobNotFoundError:
             if seen in {None, DELETED}:
                 raise
             return DELETED
-
-    async def static(self, request: Request) -> Response:
-        """Respond with a static file, which needs no login."""
-        try:
-            return serve_static(request)
-        except Problem as problem:
-            return problem.response()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,9 @@ class Endpoints:
     async def wrong_method(self, request: Request, _error: Exception) -> Response:
         """Refuse a method that no route of the path has; Starlette's error names those of one route."""
         routes: list[Route] = request.app.routes
-        matching = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        matching = [
+            getattr(route, "methods", READ) for route in routes if route.matches(request.scope)[0] is not Match.NONE
+        ]
         return await self._respond_to(wrong_method({*chain(*matching)}), request, None)
 
     def _guarded(self, handler: Handler, name: str, role: Role) -> Endpoint:
@@ -269,7 +271,7 @@ class Endpoints:
 
     async def _record(self, request: Request, name: str, role: Role, outcome: str) -> None:
         form: Form | None = getattr(request.state, "form", None)
-        fields = [] if form is None else form.described(without=forgery.FIELD)
+        fields = [] if form is None else form.described(without=CSRF_FIELD)
         await self._audit.record(request, name, role, outcome=outcome, fields=fields)
 
     async def _respond_to(self, error: Exception, request: Request, user: User | None) -> Response:
@@ -297,6 +299,10 @@ async def _counted(watcher: JobWatcher, user: User, events: AsyncGenerator[bytes
         async with aclosing(events):
             async for event in events:
                 yield event
+
+
+def _name_of(user: User | None) -> str:
+    return "" if user is None else user.name
 
 
 def _login_page(problem: Problem | None = None) -> Page:

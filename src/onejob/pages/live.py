@@ -1,4 +1,4 @@
-"""Tells open pages that something has changed: one poller per process, however many pages are open.
+"""Sends events to open pages when something has changed: one poller per process, however many pages are open.
 
 In a WSGI server each open stream would keep a thread: there a response ends at once, and the browser asks again.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from threading import Event
 
-    from onejob.api.job_watcher import JobWatcher
+    from onejob.api.job_reads import JobWatcher
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
@@ -28,9 +28,9 @@ logger = logging.getLogger("onejob.pages")
 
 POLL_SECONDS = 1.0
 CURRENT_SECONDS = 5.0
-"""How often an open page is told that nothing has changed, which also keeps its stream open."""
+"""How often an open page gets the event that nothing has changed, which also keeps its stream open."""
 QUIET_SECONDS = 60.0
-"""After so long without a change pages are told to reload: not every value is a part of the version."""
+"""After so long without a change pages reload: not every value is a part of the version."""
 ASK_AGAIN_SECONDS = 2.0
 """After how long a browser asks again where nothing is streamed."""
 ASK_AGAIN = format_sse_event(retry=int(ASK_AGAIN_SECONDS * 1000))
@@ -42,7 +42,7 @@ Version: TypeAlias = "tuple[object, ...]"
 
 
 class ChangeFeed:
-    """Reads a few figures of a ledger every second while anybody waits, and wakes the waiters when they differ."""
+    """Reads a few totals of a ledger every second while anybody waits, and wakes the waiters when they differ."""
 
     def __init__(self, ledger: Ledger, closing: Event) -> None:
         self._ledger = ledger

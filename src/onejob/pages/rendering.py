@@ -1,4 +1,4 @@
-"""Renders what a page shows as HTML, JSON or CSV: one value, three formats."""
+"""Renders what a page shows as HTML, JSON or CSV: one value, three formats; with its charts and static files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
+from onejob.api.api_keys import Role
 from onejob.jobs.timestamps import duration_text, format_timestamp
-from onejob.pages import forgery
-from onejob.pages.charts import draw_bars, draw_timeline
-from onejob.pages.cookies import read_cookies
+from onejob.pages.security import CSRF_FIELD, read_cookies
 from onejob.pages.static_files import static_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from onejob.pages.access import User
+    from onejob.pages.context import Context
+    from onejob.pages.page_request import PageRequest
 
 ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
@@ -60,6 +61,15 @@ class Redirect(NamedTuple):
 
     path: str
     notice: str = ""
+
+
+class View(NamedTuple):
+    """A page: its name, its path, the function that builds it, and the role that may see it."""
+
+    name: str
+    path: str
+    build: Callable[[Context, PageRequest], Page | Redirect]
+    role: Role = Role.READ
 
 
 def job_path(job_id: str) -> str:
@@ -101,7 +111,7 @@ def render_html(
         **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=partial(_url, base),
         link=partial(_link, base, path, given), when=partial(_when, zone), notice=notice, has_login=has_login,
         page_query=parameters, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
-        csrf_field=forgery.FIELD, csrf_token=token, is_get=request.method == "GET",
+        csrf_field=CSRF_FIELD, csrf_token=token, is_get=request.method == "GET",
     )  # fmt: skip
     return HTMLResponse(text, page.status)
 
@@ -199,3 +209,90 @@ def duration(seconds: float | None) -> str:
 def short(job_id: str) -> str:
     """Return a job's id, shortened to what people compare: its end, since the beginning of a UUIDv7 is a time."""
     return job_id if len(job_id) <= 16 else f"…{job_id[-8:]}"  # noqa: PLR2004
+
+
+WIDTH, HEIGHT = 720.0, 120.0
+"""The size of the coordinate system of a bar chart; the style sheet gives its size on the page."""
+GAP = 0.18
+"""The share of a bar's width that is left between two."""
+SPAN_WIDTH = 1000.0
+SMALLEST_SPAN = 3.0
+"""How wide a span is drawn at least, so that short ones can be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One part of a stacked bar: its rectangle, and the series that colours it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    series: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """A bar chart: its parts, a transparent column over each bar with a title, and the largest sum."""
+
+    bars: list[Bar]
+    columns: list[Bar]
+    top: float
+    width: float = WIDTH
+    height: float = HEIGHT
+
+
+def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: Sequence[str]) -> BarChart:
+    """Return stacked bars: one for each row, of the numbers that it has by the names in `series`.
+
+    `labels`: the text of each row, which becomes the title of its column.
+    """
+    top = max((sum(float(row.get(name) or 0) for name in series) for row in rows), default=0.0)
+    step = WIDTH / max(len(rows), 1)
+    bars, columns = [], []
+    for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
+        x, base = round(index * step + step * GAP / 2, 2), HEIGHT
+        numbers = [(name, float(row.get(name) or 0)) for name in series]
+        for name, number in numbers:
+            if number:
+                height = round(number / top * HEIGHT, 2)
+                base -= height
+                bars.append(Bar(x, round(base, 2), round(step * (1 - GAP), 2), height, name))
+        parts = ", ".join(f"{number:g} {name.replace('_', ' ')}" for name, number in numbers if number) or "nothing"
+        columns.append(Bar(round(index * step, 2), 0.0, round(step, 2), HEIGHT, "column", f"{label}: {parts}"))
+    return BarChart(bars, columns, top)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One line of a timeline: rectangles of spans, and marks of events."""
+
+    bars: list[Bar]
+    marks: list[Bar]
+
+
+def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Lane:
+    """Return the picture of spans (`begin`, `end`, `kind`, `label`) and events (`at`, `label`) on one axis of time."""
+    times = [each[name] for each in spans for name in ("begin", "end")] + [each["at"] for each in events]
+    if not times:
+        return Lane([], [])
+    begin, end = min(times), max(times)
+    length = max(float((end - begin).total_seconds()), 1e-6)
+
+    def x_of(at: datetime) -> float:
+        return round(float((at - begin).total_seconds()) / length * SPAN_WIDTH, 2)
+
+    bars = [
+        Bar(
+            min(x_of(span["begin"]), SPAN_WIDTH - SMALLEST_SPAN), 0.0,
+            max(x_of(span["end"]) - x_of(span["begin"]), SMALLEST_SPAN), 24.0, span["kind"], span["label"],
+        )
+        for span in spans
+    ]  # fmt: skip
+    marks = [Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", _title(event)) for event in events]
+    return Lane(bars, marks)
+
+
+def _title(event: Mapping[str, Any]) -> str:
+    return f"{event['label']}: {event['detail']}" if event["detail"] else str(event["label"])

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import mimetypes
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from starlette.responses import Response
-
-from onejob.api.problems import Problem
+from starlette.staticfiles import StaticFiles
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Scope
 
-TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-"""The media types by suffix: a file of another kind is not served."""
-CACHED = {"cache-control": "public, max-age=31536000, immutable"}
-
-
-@cache
-def _contents() -> dict[str, bytes]:
-    folder = files("onejob.pages") / "static"
-    names = sorted(each.name for each in folder.iterdir() if each.name.rpartition(".")[2] in TYPES)
-    return {name: (folder / name).read_bytes() for name in names}
+CACHED = "public, max-age=31536000, immutable"
+mimetypes.add_type("text/javascript", ".js")  # as Python has it from 3.12 on, whatever the system says
 
 
 @cache
 def static_version() -> str:
     """Return a digest of all static files, which is a part of their URLs."""
-    return hashlib.sha256(b"".join(_contents().values())).hexdigest()[:12]
+    contents = sorted((each.name, each.read_bytes()) for each in (files("onejob.pages") / "static").iterdir())
+    return hashlib.sha256(b"".join(content for _, content in contents)).hexdigest()[:12]
 
 
-def serve_static(request: Request) -> Response:
-    """Respond with a static file. One of another version, as during a rolling deployment, is not cached."""
-    name = request.path_params["name"]
-    content = _contents().get(name)
-    if content is None:
-        raise Problem("not-found", "no such file")
-    headers = CACHED if request.path_params["version"] == static_version() else {}
-    return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
+class VersionedFiles(StaticFiles):
+    """The files below `/static/{version}`. One of another version, as during a rolling deployment, is not cached."""
+
+    def __init__(self) -> None:
+        super().__init__(packages=[("onejob.pages", "static")])
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Respond with a file. Raises `HTTPException`."""
+        response = await super().get_response(path, scope)
+        if scope["path_params"]["version"] == static_version():
+            response.headers["cache-control"] = CACHED
+        return response

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.ledger.sweep import LEASE_ERROR
-from onejob.testing.points import Hook, parse_point
-from onejob.testing.transactions import is_in_django_transaction
+from onejob.testing.ledger import Hook, is_in_django_transaction, parse_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +41,7 @@ class Fault:
     kind: FaultKind
     point: str
     declared: tuple[str, ...] = ()
-    """The points that `faults` was told; () for a fault that a crash matrix has found."""
+    """The points that `faults` was given; () for a fault that a crash matrix has found."""
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.point}"
@@ -151,5 +150,5 @@ def _add_hook(
     worker: InProcessWorker, point: str, task: str | None, action: Callable[[Job], object], name: str
 ) -> None:
     full = parse_point(point)
-    told = f"{name}(at={full!r}{f', task={task}' if task else ''})"
-    worker.ledger.hooks.append(Hook(full, task, action, told))
+    description = f"{name}(at={full!r}{f', task={task}' if task else ''})"
+    worker.ledger.hooks.append(Hook(full, task, action, description))

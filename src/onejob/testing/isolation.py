@@ -23,13 +23,11 @@ from onejob.celery.result import AsyncResult
 from onejob.config import NAMES, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores.django_database import alias_of
-from onejob.testing.clock import Clock
+from onejob.testing.job_run import app_of
 from onejob.testing.jobs import Jobs
 from onejob.testing.ledger import RecordingLedger
-from onejob.testing.named_tasks import app_of
-from onejob.testing.publisher import IsolatedPublisher
-from onejob.testing.store import IsolatedStore, empty_ledger
-from onejob.testing.worker import InProcessWorker
+from onejob.testing.store import Clock, IsolatedStore, empty_ledger
+from onejob.testing.worker import InProcessWorker, IsolatedPublisher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

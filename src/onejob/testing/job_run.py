@@ -6,21 +6,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from celery import signals
+from celery import current_app, signals
 
 from onejob.celery.call import Call, Caller, build
-from onejob.celery.message import dumps, loads
+from onejob.celery.payload import dumps, loads
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.testing.points import Hook
+from onejob.testing.ledger import Hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from onejob.jobs.model import Job
     from onejob.testing.worker import InProcessWorker
+
+
+def celery_task(app: Any, task: Any) -> Any:
+    """Return the task of an app that is named as text, or that runs a task of `django.tasks`; any other as it is.
+
+    Raises `ConfigurationError` for a name that the app does not have.
+    """
+    name = task if isinstance(task, str) else getattr(task, "module_path", None)
+    if name is None:
+        return task
+    if name not in app.tasks:
+        msg = f"app {app.main!r} has no task {name!r}: import its module, and name it as `onejob jobs list` does"
+        raise ConfigurationError(msg)
+    return app.tasks[name]
+
+
+def app_of(task: Any) -> Any:
+    """Return the app of a task; for a name, or a task of `django.tasks`, the current one."""
+    return getattr(task, "app", None) or current_app
 
 
 @dataclass(frozen=True)
@@ -62,19 +81,35 @@ class JobRun:
         return self.retry_in is not None
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What a run begins with, as `Jobs.run_job` takes it."""
+
+    attempt: int
+    retries: int
+    steps: Mapping[str, Any]
+    canceled: bool
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for an attempt that cannot be, or that has no earlier one to keep the steps."""
+        if self.attempt < 1 or (self.attempt == 1 and self.steps):
+            msg = (
+                f"attempt={self.attempt} with steps={sorted(self.steps)}: attempts count from 1, and only an earlier "
+                "one keeps steps"
+            )
+            raise ConfigurationError(msg)
+
+
 def run_in(
-    worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, attempt: int | None,
-    retries: int, steps: Mapping[str, Any], canceled: bool,
-) -> JobRun:  # fmt: skip
+    worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Conditions
+) -> JobRun:
     """Run the body of a task as a job of an isolated app."""
-    attempt = attempt if attempt is not None else 2 if steps else 1
     check_task(worker, task, "run_job")
-    _check(attempt, steps)
-    job = _submit(worker, task, args, kwargs, retries)
-    for number in range(1, attempt):
-        _lose_attempt(worker, job, steps if number == 1 else {})
+    job = _submit(worker, task, args, kwargs, given.retries)
+    for number in range(1, given.attempt):
+        _lose_attempt(worker, job, given.steps if number == 1 else {})
     ledger = worker.ledger
-    if canceled:
+    if given.canceled:
         ledger.hooks.append(Hook("after_start", task.name, lambda started: ledger.cancel(started.id)))
     worker.app_state.publisher.publish(job)
     with _watched_errors(job.id) as errors:
@@ -94,14 +129,6 @@ def check_task(worker: InProcessWorker, task: Any, function: str) -> None:
         raise ConfigurationError(msg)
 
 
-def _check(attempt: int, steps: Mapping[str, Any]) -> None:
-    if attempt < 1 or (attempt == 1 and steps):
-        msg = (
-            f"attempt={attempt} with steps={sorted(steps)}: attempts count from 1, and only an earlier one keeps steps"
-        )
-        raise ConfigurationError(msg)
-
-
 def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:
     """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
     submission = build(Call(task, Caller.of(worker.app), args, kwargs, {"retries": retries}, source="run_job"))
@@ -117,7 +144,7 @@ def _lose_attempt(worker: InProcessWorker, job: Job, steps: Mapping[str, Any]) -
     assert claimed is not None  # noqa: S101 - for the type checker: the job is new, and nobody else's
     for name, value in steps.items():
         ledger.keep_step(claimed, name, dumps(value, f"the value of step {name!r}", limits))
-    ledger.release(claimed, "an earlier attempt, as run_job was told")
+    ledger.release(claimed, "an earlier attempt, as given to run_job")
 
 
 @contextmanager

@@ -5,27 +5,97 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.call import dump_models
+from onejob.celery.options import options_of
+from onejob.celery.payload import dumps, loads
 from onejob.celery.result_meta import JobWithValues
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
-from onejob.testing.assertions import describe_mismatch, find_matches
 from onejob.testing.fault import freeze, lose_worker
-from onejob.testing.job_run import check_task, run_in
-from onejob.testing.matrix import recover, run_matrix, survive
-from onejob.testing.named_tasks import celery_task
+from onejob.testing.job_run import Conditions, celery_task, check_task, run_in
+from onejob.testing.matrix import Trial, recover, run_matrix, survive
 from onejob.testing.store import Outage
+from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from onejob.celery.app_state import AppState
-    from onejob.testing.clock import Clock
     from onejob.testing.fault import Fault
     from onejob.testing.job_run import JobRun
     from onejob.testing.ledger import RecordingLedger, SubmittedJob
     from onejob.testing.matrix import CrashReport
-    from onejob.testing.store import IsolatedStore
+    from onejob.testing.store import Clock, IsolatedStore
     from onejob.testing.worker import InProcessWorker
+
+SHOWN = 20
+"""How many submissions a message shows."""
+
+
+def find_matches(
+    task: Any, submitted: Sequence[SubmittedJob], args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome | None
+) -> list[SubmittedJob]:
+    """Return the submissions of a task with some arguments, or with any if none are given, and an outcome, if given."""
+    found = [each for each in submitted if outcome in {None, each.outcome}]
+    if not args and not kwargs:
+        return found
+    wanted = _arguments(task, args, kwargs)
+    return [each for each in found if _arguments(task, each.args, each.kwargs) == wanted]
+
+
+def describe_mismatch(
+    task: Any, submitted: Sequence[SubmittedJob], found: Sequence[SubmittedJob], args: tuple[Any, ...],
+    kwargs: dict[str, Any], *, times: int, outcome: Outcome | None,
+) -> str:  # fmt: skip
+    """Return the message of a failed assertion: what was expected, the nearest submission, and all that there were."""
+    having = f" with the outcome {outcome}" if outcome else ""
+    call = f"{task.name}{_call(args, kwargs)}" if args or kwargs else str(task.name)
+    lines = [f"{call} was submitted {len(found)} times{having}, expected {times}"]
+    own = [each for each in submitted if each.task == task.name]
+    if own and not found and (args or kwargs):
+        lines.append(f"nearest: {_nearest(task, own, args, kwargs, outcome)}")
+    lines += ["submitted:" if submitted else "nothing was submitted", *map(_line_of, submitted[:SHOWN])]
+    if len(submitted) > SHOWN:
+        lines.append(f"  and {len(submitted) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def _nearest(
+    task: Any, submitted: Sequence[SubmittedJob], args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome | None
+) -> str:
+    """Return how the submission differs that differs least."""
+    wanted = _arguments(task, args, kwargs)
+
+    def differences(each: SubmittedJob) -> list[str]:
+        given = _arguments(task, each.args, each.kwargs)
+        differing = [name for name in {**wanted, **given} if _value(given, name) != _value(wanted, name)]
+        texts = [f"{name} is {_value(given, name)}, expected {_value(wanted, name)}" for name in differing]
+        return texts + (
+            [f"outcome is {each.outcome}, expected {outcome}"] if outcome not in {None, each.outcome} else []
+        )
+
+    texts = sorted((differences(each) for each in submitted), key=lambda found: (len(found), found))
+    return "; ".join(texts[0])
+
+
+def _value(arguments: dict[str, Any], name: str) -> str:
+    return repr(arguments[name]) if name in arguments else "missing"
+
+
+def _arguments(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name, as they arrive in a worker. Raises `InvalidArgumentsError`."""
+    args, kwargs = dump_models(task, args, kwargs, {})
+    named = options_of(task).identifier.arguments(args, kwargs)
+    decoded: dict[str, Any] = loads(dumps(named, "the arguments", Limits()))
+    return decoded
+
+
+def _line_of(each: SubmittedJob) -> str:
+    return f"  {each.task}{_call(each.args, each.kwargs)} {each.outcome}, job {each.job_id}"
+
+
+def _call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 
 
 class Jobs:
@@ -62,16 +132,9 @@ class Jobs:
         Raises `InvalidArgumentsError` and `InvalidPayloadError` as a submission does, and `ConfigurationError` for a
         task that is no `onejob.Task` of this app.
         """
-        return run_in(
-            self.worker,
-            celery_task(self.app, task),
-            args,
-            kwargs,
-            attempt=attempt,
-            retries=retries,
-            steps=steps or {},
-            canceled=canceled,
-        )
+        attempt = attempt if attempt is not None else 2 if steps else 1
+        given = Conditions(attempt, retries, steps or {}, canceled)
+        return run_in(self.worker, celery_task(self.app, task), args, kwargs, given)
 
     def run_all(self) -> int:
         """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
@@ -163,17 +226,17 @@ class Jobs:
     def survive(self, fault: Fault, task: Any, *args: Any, **kwargs: Any) -> JobWithValues:
         """Submit a job, have the fault happen to its run, recover, and return the job, whose effects the test asserts.
 
-        Raises `AssertionError` if no run has reached the fault's point, or one has passed points that `faults` was not
-        told.
+        Raises `AssertionError` if no run has reached the fault's point, or one has passed points that are not among
+        those of `faults`.
         """
         task = celery_task(self.app, task)
-        job, happened = survive(self.worker, lambda: task.apply_async(args, kwargs), task.name, fault, lambda: None)
+        job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
         passed = dict.fromkeys(point for run in self.ledger.runs if run.job_id == job.id for point in run.points)
         if not happened:
             msg = f"{fault}: no run has reached this point. A run passes {', '.join(passed)}"
             raise AssertionError(msg)
         if others := [point for point in passed if fault.declared and point not in fault.declared]:
-            msg = f"{task.name} has points that faults(...) was not told: {', '.join(others)}"
+            msg = f"{task.name} has points that faults(...) does not name: {', '.join(others)}"
             raise AssertionError(msg)
         return JobWithValues.of(job)
 
@@ -200,11 +263,8 @@ class Jobs:
         __tracebackhide__ = True
         check_task(self.worker, task, "crash_matrix")
         task = celery_task(self.app, task)
-        call = f"{task.name}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
-        return run_matrix(
-            self.worker, lambda: task.apply_async(args, kwargs), task.name, call, effects=effects, setup=setup,
-            processes=processes, in_child=in_child,
-        )  # fmt: skip
+        trial = Trial(self.worker, task, args, kwargs, effects=effects, setup=setup, in_child=in_child)
+        return run_matrix(trial, f"{task.name}{_call(args, kwargs)}", processes=processes)
 
     def check_faults(self) -> None:
         """Raise `AssertionError` for faults that were to happen at points that no run has reached."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.message import decode, loads
+from onejob.celery.payload import decode, loads
 from onejob.errors import ConfigurationError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.ledger.ledger import Ledger
-from onejob.testing.points import RecordedRun
-from onejob.testing.transactions import PendingWrite
 from onejob.transactions.sessions import OpenTransaction
 
 if TYPE_CHECKING:
@@ -22,7 +22,112 @@ if TYPE_CHECKING:
     from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
-    from onejob.testing.points import Hook
+
+_POINT = re.compile(
+    r"(before|after)_(start|progress:\d+|step:.+|complete|fail|retry|abandon|release|replace|release_identity)"
+)
+
+
+class WorkerLost(BaseException):
+    """Raised within a run to end it as the death of its worker does: no `except Exception` of a body catches it."""
+
+
+@dataclass
+class RecordedRun:
+    """What one run has written to the ledger."""
+
+    job_id: str
+    task: str
+    token: int
+    attempt: int
+    points: list[str] = field(default_factory=list)
+    progress: list[Any] = field(default_factory=list)
+    steps: dict[str, Any] = field(default_factory=dict)
+    """The steps that this run has kept, by name."""
+    retry_in: float | None = None
+    """Seconds until the retry that it has requested; None: it has requested none."""
+
+
+@dataclass(eq=False)
+class Hook:
+    """An action that is carried out once, when a run of a task reaches a point. `task` is None for that of any task."""
+
+    point: str
+    task: str | None
+    action: Callable[[Job], object]
+    description: str = ""
+
+    def matches(self, point: str, job: Job) -> bool:
+        """Return whether this is the point, and the task."""
+        return point == self.point and self.task in {None, job.task}
+
+
+def parse_point(text: str) -> str:
+    """Return the full name of a point. Raises `ConfigurationError` for text that names none."""
+    point = text if text.startswith(("before_", "after_")) else f"after_{text}"
+    if not _POINT.fullmatch(point):
+        msg = (
+            f"{text!r} is no point of a run: write before_ or after_ and start, progress:1, step:NAME, complete, fail, "
+            "retry, abandon, release or replace, such as 'before_step:charge'"
+        )
+        raise ConfigurationError(msg)
+    return point
+
+
+@dataclass(eq=False)
+class PendingWrite:
+    """A write that waits for the end of a user's transaction."""
+
+    transaction: Any
+    job: Job
+    on_commit: Callable[[], object]
+    on_rollback: Callable[[], object]
+    on_silent_commit: Callable[[], object] = lambda: None
+    """What else is done for a commit in a test case of Django, which calls nobody."""
+    ended: bool = False
+
+    def __call__(self) -> None:
+        """Do what the commit does, once."""
+        if not self.ended:
+            self.ended = True
+            self.on_commit()
+
+    def settle(self) -> None:
+        """End the write if its transaction has ended without calling it, or will never call it in a test case."""
+        if self.ended:
+            return
+        if not self._is_registered():
+            self.ended = True
+            self.on_rollback()
+        elif _only_test_case_is_open(self.transaction):
+            self()
+            self.on_silent_commit()
+
+    def _is_registered(self) -> bool:
+        session = getattr(self.transaction, "_session", None)
+        if session is not None:
+            return any(each.call is self for each in session.info.get("onejob", ()))
+        return any(entry[1] is self for entry in _django(self.transaction).run_on_commit)
+
+
+def is_in_django_transaction() -> bool:
+    """Return whether a block of Django's `atomic` is open, besides those of a test case."""
+    database: Any = sys.modules.get("django.db")
+    return database is not None and any(
+        not getattr(block, "_from_testcase", False)
+        for connection in database.connections.all(initialized_only=True)
+        for block in connection.atomic_blocks
+    )
+
+
+def _django(transaction: Any) -> Any:
+    return transaction._connection  # noqa: SLF001 - the wrapper of onejob, which shows the driver's connection only
+
+
+def _only_test_case_is_open(transaction: Any) -> bool:
+    """Return whether all open blocks are those that Django's TestCase rolls back at its end."""
+    blocks = getattr(_django(transaction), "atomic_blocks", None)
+    return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks or ())
 
 
 @dataclass(frozen=True)

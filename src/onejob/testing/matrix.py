@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError
@@ -85,19 +84,46 @@ def advise(points: Sequence[str], problems: Sequence[Survival]) -> str:
     )
 
 
-def run_matrix(
-    worker: InProcessWorker, submit: Callable[[], Any], task: str, call: str, *, effects: Callable[[], Any] | None,
-    setup: Callable[[], object], processes: bool, in_child: Callable[[], object],
-) -> CrashReport:  # fmt: skip
-    """Run a task under all faults. Raises `AssertionError` with the report if one does harm."""
+@dataclass(frozen=True)
+class Trial:
+    """A call of a task that runs under faults, in the worker of a test."""
+
+    worker: InProcessWorker
+    task: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    _: KW_ONLY
+    effects: Callable[[], Any] | None = None
+    """Returns the effects of the call; None: only the end of the job is compared."""
+    setup: Callable[[], object] = lambda: None
+    """Removes the effects."""
+    in_child: Callable[[], object] = lambda: None
+    """Is called in each child process before the run."""
+
+    def submit(self) -> str:
+        """Submit the call, and return the id of its job."""
+        return str(self.task.apply_async(self.args, self.kwargs).id)
+
+    def look(self) -> Any:
+        """Return the effects, None without a function for them."""
+        return None if self.effects is None else self.effects()
+
+    def look_before(self) -> Any:
+        """Return the effects before a run, or the type of what `effects` raises, as nothing is there to look at."""
+        try:
+            return deepcopy(self.look())
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return type(error)
+
+
+def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
+    """Run a call under all faults. Raises `AssertionError` with the report if one does harm."""
     __tracebackhide__ = True
-    setup()
-    look = effects or (lambda: None)
-    before = _look_before(look)
-    prepare = partial(_prepare, worker, look, setup, before)
-    clean = partial(_run_clean, worker, submit, look, prepare)
-    job, expected = clean()
-    if effects is not None and expected == before:
+    worker = trial.worker
+    trial.setup()
+    before = trial.look_before()
+    job, expected = _run_clean(trial, before)
+    if trial.effects is not None and expected == before:
         msg = (
             f"effects() did not change in a run without a fault: it is {expected!r} before and after, so that it does "
             "not see the effects. Return what the task changes, such as a count; effects=None checks the recovery only"
@@ -105,12 +131,12 @@ def run_matrix(
         raise ConfigurationError(msg)
     points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
     if processes:
-        _check_visible(worker, clean, expected, in_child)
+        _check_visible(trial, before, expected)
     report = CrashReport(call, points, expected)
     for fault in faults_at(points, processes=processes):
-        prepare()
-        survived, happened = survive(worker, submit, task, fault, in_child)
-        found, problem = _compare(look, expected)
+        _prepare(trial, before)
+        survived, happened = survive(trial, fault)
+        found, problem = _compare(trial, expected)
         if survived.state is not job.state:
             problem = f"the job is {survived.state} ({survived.reason}), without a fault {job.state}"
         if not happened:
@@ -121,14 +147,12 @@ def run_matrix(
     return report
 
 
-def survive(
-    worker: InProcessWorker, submit: Callable[[], Any], task: str, fault: Fault, in_child: Callable[[], object]
-) -> tuple[Job, bool]:
-    """Run a job under a fault, recover it, and return it with whether the fault has happened."""
-    job_id = submit().id
-    inject(worker, fault, task)
+def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
+    """Run a call under a fault, recover its job, and return it with whether the fault has happened."""
+    worker, job_id = trial.worker, trial.submit()
+    inject(worker, fault, trial.task.name)
     if fault.kind is FaultKind.KILLED:
-        with _in_children(worker, in_child):
+        with _in_children(trial):
             recover(worker)
     else:
         recover(worker)
@@ -149,12 +173,13 @@ def recover(worker: InProcessWorker) -> None:
 
 
 @contextmanager
-def _in_children(worker: InProcessWorker, in_child: Callable[[], object]) -> Iterator[None]:
+def _in_children(trial: Trial) -> Iterator[None]:
     """Have runs be in child processes, until one is killed."""
+    worker = trial.worker
 
     def prepare() -> None:
         forget_inherited_connections()
-        in_child()
+        trial.in_child()
 
     def execute(request: Any) -> None:
         if execute_in_child(worker, request, prepare):
@@ -168,21 +193,11 @@ def _in_children(worker: InProcessWorker, in_child: Callable[[], object]) -> Ite
         worker.execute = worker.execute_here
 
 
-def _look_before(effects: Callable[[], Any]) -> Any:
-    """Return what `effects` returns before a run, or the type of what it raises, as nothing is there to look at."""
-    try:
-        return deepcopy(effects())
-    except Exception as error:  # noqa: BLE001 - of the user's function
-        return type(error)
-
-
-def _prepare(
-    worker: InProcessWorker, effects: Callable[[], Any], setup: Callable[[], object], before: Any
-) -> None:  # fmt: skip
+def _prepare(trial: Trial, before: Any) -> None:
     """Forget all jobs and effects. Raises `ConfigurationError` if the effects of an earlier run are still there."""
-    worker.clear()
-    setup()
-    found = _look_before(effects)
+    trial.worker.clear()
+    trial.setup()
+    found = trial.look_before()
     if found != before:
         msg = (
             f"effects() is {found!r} before a run, and was {before!r} before the first one: the effects of an earlier "
@@ -191,29 +206,25 @@ def _prepare(
         raise ConfigurationError(msg)
 
 
-def _run_clean(
-    worker: InProcessWorker, submit: Callable[[], Any], effects: Callable[[], Any], prepare: Callable[[], object],
-) -> tuple[Job, Any]:  # fmt: skip
-    """Run a job without a fault, and return it with its effects."""
-    prepare()
-    job_id = submit().id
-    recover(worker)
-    job = worker.ledger.get(job_id)
+def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
+    """Run a call without a fault, and return its job with its effects."""
+    _prepare(trial, before)
+    job_id = trial.submit()
+    recover(trial.worker)
+    job = trial.worker.ledger.get(job_id)
     if job.error is not None:
         msg = (
             f"without any fault, the job is {job.state} already: {job.reason}. Test the crashes of a job that succeeds"
         )
         raise AssertionError(msg)
-    return job, deepcopy(effects())
+    return job, deepcopy(trial.look())
 
 
-def _check_visible(
-    worker: InProcessWorker, clean: Callable[..., tuple[Job, Any]], expected: Any, in_child: Callable[[], object]
-) -> None:
+def _check_visible(trial: Trial, before: Any, expected: Any) -> None:
     """Raise `ConfigurationError` if `effects` does not see the effects of another process."""
     try:
-        with _in_children(worker, in_child):
-            _, found = clean()
+        with _in_children(trial):
+            _, found = _run_clean(trial, before)
     except AssertionError as error:
         found = str(error)
     if found != expected:
@@ -225,15 +236,15 @@ def _check_visible(
         raise ConfigurationError(msg)
 
 
-def _compare(effects: Callable[[], Any], expected: Any) -> tuple[Any, str]:
+def _compare(trial: Trial, expected: Any) -> tuple[Any, str]:
     """Return the effects, and what is wrong with them."""
     try:
-        found = effects()
+        found = trial.look()
     except AssertionError as error:
         return None, f"effects: {str(error) or 'the assertion failed'}"
     return found, "" if found == expected else f"effects: {found!r}, without a fault {expected!r}"
 
 
 def _line(each: Survival) -> str:
-    told = each.problem or "survived"
-    return f"  {each.fault!s:<40} {each.job.state}, attempts {each.job.attempt}: {told}"
+    outcome = each.problem or "survived"
+    return f"  {each.fault!s:<40} {each.job.state}, attempts {each.job.attempt}: {outcome}"

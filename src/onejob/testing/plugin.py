@@ -91,7 +91,7 @@ class _Guard:
     @pytest.fixture(autouse=True)
     def _refuse_own_ledger(self, request: pytest.FixtureRequest) -> Iterator[None]:
         """Refuse the app's own ledger in a test, unless its marker says `isolated=False`."""
-        from onejob.testing.refusal import guarded
+        from onejob.testing.mixin import guarded
 
         if not (_options_of(request.node) or {}).get("isolated", True):
             yield

@@ -1,4 +1,4 @@
-"""The store of a test: SQLite in a temporary file, which a test can make unavailable."""
+"""The store of a test: SQLite in a temporary file, on a clock that the test moves; it can be unavailable."""
 
 from __future__ import annotations
 
@@ -6,19 +6,42 @@ import atexit
 import os
 import shutil
 import tempfile
+import time
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onejob.errors import StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.sqlite import SQLiteStore
-from onejob.testing.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob.stores.sqlite.transaction import Transaction
+
+
+class Clock:
+    """Seconds since the epoch, ahead of the machine's by `offset` seconds. A store of a test reads this clock."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+
+    def __call__(self) -> float:
+        """Return the time, in whole microseconds."""
+        return (time.time_ns() // 1000 + round(self.offset * 1e6)) / 1e6
+
+    def travel(self, seconds: float = 0.0, **units: float) -> None:
+        """Advance the clock by `seconds`, or by `minutes`, `hours`, `days`, as `datetime.timedelta` takes them.
+
+        Raises `ConfigurationError` for a negative time: leases and tokens rely on a clock that does not go back.
+        """
+        ahead = timedelta(seconds=seconds, **units).total_seconds()
+        if ahead < 0:
+            msg = f"travel takes a time ahead, not {ahead:g} s: the clock of a ledger does not go back"
+            raise ConfigurationError(msg)
+        self.offset += ahead
 
 
 class IsolatedStore(SQLiteStore):

@@ -10,23 +10,37 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.imports import symbol_by_name
 from kombu.transport import memory
 
-from onejob.celery.message import loads
 from onejob.celery.options import tasks_of
+from onejob.celery.payload import loads
+from onejob.celery.publisher import Publisher
 from onejob.errors import OneJobError, StoreUnavailableError
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
-from onejob.testing.points import WorkerLost
-from onejob.webhooks.cloudevent import build_event
-from onejob.webhooks.job import WEBHOOK, WebhookPayload
+from onejob.testing.ledger import WorkerLost
+from onejob.webhooks.job import WEBHOOK, WebhookPayload, build_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.celery.app_state import AppState
     from onejob.jobs.model import Job
-    from onejob.testing.clock import Clock
     from onejob.testing.ledger import RecordingLedger
-    from onejob.testing.store import IsolatedStore
+    from onejob.testing.store import Clock, IsolatedStore
+
+
+class IsolatedPublisher(Publisher):
+    """A publisher that calls `after_publish` when messages were sent."""
+
+    after_publish: Callable[[], object] = staticmethod(lambda: None)
+
+    def publish_all(
+        self, jobs: Sequence[Job], producer: Any = None, *, confirms: bool = False
+    ) -> dict[str, Exception]:  # fmt: skip
+        """Send the messages of jobs."""
+        errors = super().publish_all(jobs, producer, confirms=confirms)
+        self.after_publish()
+        return errors
+
 
 HOSTNAME = "test@localhost"
 RUN_LIMIT = 1000

@@ -14,10 +14,8 @@ from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, Sto
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
 from onejob.observability import tracing
-from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError
-from onejob.webhooks.cloudevent import build_body, build_event, build_headers
-from onejob.webhooks.job import LEASE, WebhookPayload
-from onejob.webhooks.transport import LookupBusyError
+from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError, LookupBusyError
+from onejob.webhooks.job import LEASE, WebhookPayload, build_body, build_event, build_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

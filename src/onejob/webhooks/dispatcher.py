@@ -12,10 +12,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.errors import InvalidArgumentsError
-from onejob.webhooks.fair_slots import FairSlots
-from onejob.webhooks.ip_policy import parse_ip
+from onejob.webhooks.client import FairSlots
 from onejob.webhooks.job import WebhookPayload
-from onejob.webhooks.url import WebhookUrl
+from onejob.webhooks.settings import WebhookUrl, parse_ip
 
 if TYPE_CHECKING:
     from collections.abc import Callable

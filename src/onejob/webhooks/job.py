@@ -1,16 +1,21 @@
-"""A webhook is a job of the same ledger, which follows the job whose end it reports."""
+"""A webhook as a job: its submission, its payload, and the request that reports the end of the job it follows."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 
 from onejob.jobs.model import Submission
+from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.observability.tracing import trace_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from onejob.jobs.model import Job
 
 WEBHOOK = WEBHOOK_TASK
@@ -51,3 +56,46 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
         payload=json.dumps(payload), lease=LEASE, source="webhook", wake_task=job.task,
         submitter=submitter, host=host, options=json.dumps(trace_of(job.options)),
     )  # fmt: skip
+
+
+Headers: TypeAlias = list[tuple[bytes | str, bytes | str]]
+MEDIA_TYPE = "application/cloudevents+json"
+
+
+def build_event(job: Job, *, source: str) -> str:
+    """Return the event about an ended job, as JSON: all but its id, which differs between the webhooks of the job."""
+    event = {
+        "specversion": "1.0",
+        "source": source,
+        "type": f"onejob.job.{job.state}",
+        "subject": job.id,
+        "time": format_timestamp(job.finished_at or job.created_at),
+        "datacontenttype": "application/json",
+        "data": job_to_dict(job),
+    }
+    return json.dumps(event, default=_to_json, separators=(",", ":"))
+
+
+def build_body(event: str, webhook_id: str) -> str:
+    """Return the body that every attempt of a webhook sends: an event that `build_event` returned, with its id."""
+    return f'{{"id":{json.dumps(webhook_id)},{event.removeprefix("{")}'
+
+
+def build_headers(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:
+    """Return the headers of one attempt at the time `at`, with one signature per secret, in their order."""
+    from standardwebhooks import Webhook
+
+    return [
+        ("content-type", MEDIA_TYPE),
+        ("user-agent", "onejob"),
+        ("accept", "*/*"),
+        ("webhook-id", webhook_id),
+        ("webhook-timestamp", str(int(at.timestamp()))),
+        ("webhook-signature", " ".join(Webhook(secret).sign(webhook_id, at, body) for secret in secrets)),
+    ]
+
+
+def _to_json(value: Any) -> str:
+    if isinstance(value, datetime):
+        return format_timestamp(value.timestamp())
+    raise TypeError

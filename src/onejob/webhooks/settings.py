@@ -1,22 +1,79 @@
-"""The settings of webhooks: `onejob_webhook_<name>` in Celery's configuration."""
+"""The settings of webhooks, and which URLs and addresses they permit."""
 
 from __future__ import annotations
 
 import base64
+import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
-from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, Self
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.policy import check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from ipaddress import IPv4Network, IPv6Network
 
-    from onejob.webhooks.ip_policy import Network
+Address: TypeAlias = "IPv4Address | IPv6Address"
+Network: TypeAlias = "IPv4Network | IPv6Network"
+GLOBAL_UNICAST = ip_network("2000::/3")
+"""The globally routed unicast addresses of IPv6; all others are local, reserved or multicast."""
+NAT64 = ip_network("64:ff9b::/96")
+"""RFC 6052: a NAT64 gateway translates these to the IPv4 address in their last 32 bits."""
+NOT_PUBLIC: tuple[Network, ...] = (
+    ip_network("192.0.0.0/24"),  # protocol assignments
+    ip_network("192.88.99.0/24"),  # relays of 6to4
+    ip_network("168.63.129.16/32"),  # Azure platform services: reachable only from inside Azure
+    ip_network("2001::/23"),  # protocol assignments, Teredo among them
+    ip_network("2001:db8::/32"),  # documentation
+    ip_network("2002::/16"),  # 6to4
+    ip_network("3fff::/20"),  # documentation
+)
+"""Networks that `is_global` accepts in some version of Python, and that are unroutable or internal."""
+
+
+def is_public(address: Address) -> bool:
+    """Return whether an address, or the IPv4 address embedded in it, is on the public internet."""
+    address = embedded_ipv4(address)
+    if isinstance(address, IPv6Address) and address not in GLOBAL_UNICAST:
+        return False
+    special = address.is_multicast or address.is_reserved or address.is_unspecified
+    return address.is_global and not special and not is_within(address, NOT_PUBLIC)
+
+
+def is_within(address: Address, networks: Iterable[Network]) -> bool:
+    """Return whether an address is in one of the networks."""
+    return any(address in network for network in networks)
+
+
+def embedded_ipv4(address: Address) -> Address:
+    """Return the IPv4 address to which an IPv4-mapped or NAT64 address is translated; any other one unchanged."""
+    if isinstance(address, IPv4Address):
+        return address
+    return address.ipv4_mapped or (IPv4Address(address.packed[-4:]) if address in NAT64 else address)
+
+
+def unmap(address: Address) -> Address:
+    """Return the IPv4 address of an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`); any other one unchanged."""
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def parse_ip(host: str) -> Address | None:
+    """Return the address if a host is one, in any notation that resolvers accept (`0x7f.1`); None for a name."""
+    try:
+        return ip_address(host.strip("[]"))
+    except ValueError:
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
+
 
 SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 """Seconds between a failed attempt and the next one; the schedule that Standard Webhooks recommends."""
@@ -140,3 +197,71 @@ def _is_secret(secret: object) -> bool:
     except ValueError:
         return False
     return len(key) in KEY_BYTES
+
+
+URL_LIMIT = 2000
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<rest>(?:[/?][a-z0-9._~:/?\[\]@!$&'()*+,;=%-]*)?)",
+    re.ASCII | re.IGNORECASE,
+)
+LOOPBACK = (ip_address("127.0.0.1"), ip_address("::1"))
+"""The addresses of `localhost`, and of every name below it (RFC 6761)."""
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class WebhookUrl(NamedTuple):
+    """A parsed URL. `path` includes the query."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, url: object) -> WebhookUrl:
+        """Parse a URL. Raises `InvalidArgumentsError`, whose message omits the URL, because it may contain a secret."""
+        if not isinstance(url, str) or len(url) > URL_LIMIT:
+            msg = f"a webhook_url is a string of at most {URL_LIMIT} characters"
+            raise InvalidArgumentsError(msg)
+        match = _URL.fullmatch(url)
+        if match is None:
+            msg = (
+                "a webhook_url is https://HOST[:PORT][/PATH][?QUERY] in ASCII, without a user, a password or a "
+                "fragment; write an international name in punycode, and anything else percent-encoded"
+            )
+            raise InvalidArgumentsError(msg)
+        scheme, rest = match["scheme"].lower(), match["rest"]
+        port = int(match["port"] or DEFAULT_PORTS[scheme])
+        return cls(scheme, match["host"].lower(), port, rest if rest.startswith("/") else f"/{rest}")
+
+
+def check_url(url: object, settings: WebhookSettings) -> None:
+    """Raise `InvalidArgumentsError` for a URL that the settings do not allow.
+
+    A host name is not resolved here, except `localhost`: its addresses are checked in every attempt.
+    """
+    target = WebhookUrl.parse(url)
+    is_local = f".{target.host.rstrip('.')}".endswith(".localhost")
+    address = LOOPBACK[0] if is_local else parse_ip(target.host)
+    addresses = LOOPBACK if is_local else [address]
+    if any(each is not None and may_connect(each, target, settings) for each in addresses):
+        return
+    if address is None and (settings.allow or _is_allowed_port(target, settings)):
+        return
+    if address is not None and not is_public(address):
+        msg = "the webhook_url is an address that is not public, and onejob_webhook_allow does not include it"
+        raise InvalidArgumentsError(msg)
+    ports = ", ".join(map(str, settings.ports)) or "none"
+    schemes = "https or http" if settings.allows_http else "https"
+    msg = f"a webhook_url is {schemes} on port {ports} (onejob_webhook_ports), not {target.scheme} on {target.port}"
+    raise InvalidArgumentsError(msg)
+
+
+def may_connect(address: Address, target: WebhookUrl, settings: WebhookSettings) -> bool:
+    """Return whether a webhook may connect to an address: it is in `allow`, or is public on an allowed port."""
+    return is_within(unmap(address), settings.networks) or (is_public(address) and _is_allowed_port(target, settings))
+
+
+def _is_allowed_port(target: WebhookUrl, settings: WebhookSettings) -> bool:
+    return target.port in settings.ports and (target.scheme == "https" or settings.allows_http)

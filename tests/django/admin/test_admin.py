@@ -9,7 +9,7 @@ from uuid import uuid4
 from onejob.celery.options import tasks_of
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.pages.bulk import PORTION
+from onejob.pages.actions import PORTION
 from tests.cases import for_each
 from tests.django.admin.staff import STAFF, on_every_store
 from tests.doors import DOORS, ERROR, Door, completed, queued, running

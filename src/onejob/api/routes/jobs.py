@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Header, Request
 from fastapi import Query as QueryParameter
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, repeated_check, requires_role
 from onejob.api.callers import permissions_of
-from onejob.api.job_pages import Include, JobPages
-from onejob.api.job_watcher import WAITS_PER_CALLER, JobWatcher
+from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import (
     CURSOR_LIMIT,
@@ -40,7 +39,7 @@ from onejob.api.response_models import (
 )
 from onejob.celery.batching import Batcher, Deferred, PerLoop
 from onejob.errors import JobNotFoundError
-from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI evaluates the hints
+from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
@@ -68,37 +67,64 @@ KEEPALIVE_INTERVAL = 15.0
 CHECK_INTERVAL = 1.0
 """Seconds for which the answer of the app, whether it permits a stream, is not asked for again."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
-Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
-Argument = Annotated[
-    str | None,
-    QueryParameter(
-        max_length=255, pattern=r"^[^\x00]*$", description="`name=value`, or a part of a text among the arguments."
-    ),
+Text = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+Timestamp = Annotated[
+    float, BeforeValidator(parse_timestamp), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
 Cursor = Annotated[
-    str | None,
-    QueryParameter(
-        max_length=CURSOR_LIMIT, description="`next` of the previous page.",
-        json_schema_extra={"pattern": CURSOR_PATTERN},
-    ),
+    str, Field(max_length=CURSOR_LIMIT, description="`next` of the previous page.",
+               json_schema_extra={"pattern": CURSOR_PATTERN})
 ]  # fmt: skip
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
-Included = Annotated[list[Include] | None, QueryParameter(description="Large fields to list, which a list leaves out.")]
-Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 GROUPED_LIMIT = 10_000
 """How many dead letters are grouped at most."""
 GroupLimit = Annotated[int, QueryParameter(ge=1, le=GROUPED_LIMIT)]
-Offset = Annotated[
-    int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip, after the cursor if there is one.")
-]
-Timestamp = Annotated[
-    float | None,
-    BeforeValidator(parse_timestamp),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
-    QueryParameter(description="RFC 3339, with a time zone: jobs submitted at or after `since`, and before `until`."),
-]
+Limit = Annotated[int, Field(ge=1, le=200)]
+
+
+class JobFilter(BaseModel):
+    """Conditions on jobs, combined with AND."""
+
+    task: Text | None = None
+    identity: Text | None = None
+    submitter: Text | None = None
+    since: Timestamp | None = Field(None, description="Only jobs submitted at this time or later: RFC 3339.")
+    until: Timestamp | None = Field(None, description="Only jobs submitted before this time.")
+
+    def query(self, **values: Any) -> Query:
+        """Return a query with these conditions and more fields."""
+        names = ("task", "identity", "submitter", "since", "until")
+        return Query(**{name: getattr(self, name) for name in names}, **values)
+
+
+class PageRequest(BaseModel):
+    """Which part of a list is returned."""
+
+    cursor: Cursor | None = None
+    limit: Limit = 50
+    include: list[Include] | None = Field(None, description="Large fields to list, which a list leaves out.")
+
+
+class ListRequest(JobFilter, PageRequest):
+    """The query parameters of a list of jobs."""
+
+    state: list[State] | None = None
+    queue: Text | None = None
+    worker: Text | None = None
+    argument: Text | None = Field(None, description="`name=value`, or a part of a text among the arguments.")
+    offset: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        0, description="How many jobs to skip, after the cursor if there is one."
+    )
+    count: bool = False
+
+
+class DeadLettersRequest(PageRequest):
+    """The query parameters of a list of dead letters."""
+
+    task: Text | None = None
+    error: Text | None = Field(None, description="A substring of the failure reason.")
 
 
 class JobRoutes:
@@ -226,56 +252,31 @@ class JobRoutes:
         return await self._authenticate_again(request)
 
     @requires_role(Role.READ)
-    async def list_jobs(
-        self,
-        request: Request,
-        *,
-        state: Annotated[list[State] | None, QueryParameter()] = None,
-        task: Filter = None,
-        identity: Filter = None,
-        submitter: Filter = None,
-        queue: Filter = None,
-        worker: Filter = None,
-        argument: Argument = None,
-        since: Timestamp = None,
-        until: Timestamp = None,
-        cursor: Cursor = None,
-        offset: Offset = 0,
-        limit: Limit = 50,
-        count: bool = False,
-        include: Included = None,
-    ) -> Response:
+    async def list_jobs(self, request: Request, asked: Annotated[ListRequest, QueryParameter()]) -> Response:
         """List jobs, newest first.
 
         `count`: also return the number of all matching jobs, in total and by state, up to 10,000. A page ends after
         about a megabyte: follow `next`, however many jobs it has.
         """
-        position = decode_cursor(cursor)
-        query = Query(
-            states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, queue=queue, node=worker,
-            arguments=None if argument is None else argument_text(argument), since=since, until=until, limit=limit,
-            **(position | {"offset": offset + position.get("offset", 0)}),
+        position = decode_cursor(asked.cursor)
+        query = asked.query(
+            states=frozenset(asked.state or ()), queue=asked.queue, node=asked.worker,
+            arguments=None if asked.argument is None else argument_text(asked.argument), limit=asked.limit,
+            **(position | {"offset": asked.offset + position.get("offset", 0)}),
         )  # fmt: skip
-        return await self.pages.respond(query, permissions_of(request), include or (), count=count)
+        return await self.pages.respond(query, permissions_of(request), asked.include or (), count=asked.count)
 
     @requires_role(Role.OPERATE)
     async def list_dead_letters(
-        self,
-        request: Request,
-        *,
-        task: Filter = None,
-        error: Filter = None,
-        cursor: Cursor = None,
-        limit: Limit = 50,
-        include: Included = None,
+        self, request: Request, asked: Annotated[DeadLettersRequest, QueryParameter()]
     ) -> Response:
-        """List dead letters, newest first. `error`: a substring of the failure reason."""
-        query = replace(dead_letters(task, error, limit), **decode_cursor(cursor))
-        return await self.pages.respond(query, permissions_of(request), include or ())
+        """List dead letters, newest first."""
+        query = replace(dead_letters(asked.task, asked.error, asked.limit), **decode_cursor(asked.cursor))
+        return await self.pages.respond(query, permissions_of(request), asked.include or ())
 
     @requires_role(Role.OPERATE)
     def group_dead_letters(
-        self, request: Request, *, task: Filter = None, limit: GroupLimit = GROUPED_LIMIT
+        self, request: Request, *, task: Text | None = None, limit: GroupLimit = GROUPED_LIMIT
     ) -> FailureGroupsView:
         """Group the newest `limit` dead letters by task and error; the group in which a job failed last is the first.
 

@@ -26,12 +26,10 @@ from onejob.api.response_models import (
     job_view,
     submit_response,
 )
-from onejob.api.routes.jobs import ID_LIMIT
+from onejob.api.routes.jobs import ID_LIMIT, JobFilter, Text
 from onejob.celery.operations import Operation, edit, operate
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query
-from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.dead_letters import select_dead_letters
 from onejob.ledger.failure_groups import PATTERN_LIMIT, GroupKey, in_group
@@ -43,19 +41,16 @@ if TYPE_CHECKING:
 
     from onejob.api.routes.jobs import JobRoutes
     from onejob.jobs.model import Job
+    from onejob.jobs.records import Query
     from onejob.ledger.bulk import BulkResult
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
 EMPTY = EmptyBody()
 JsonObject = Annotated[EmptyBody, Body()]
-Filter = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
 JobIds = Annotated[list[JobId], Field(max_length=1000)]
 Limit = Annotated[int, Field(ge=1, le=1000), WHOLE]
-Timestamp = Annotated[
-    float, BeforeValidator(parse_timestamp), WithJsonSchema({"type": "string", "format": "date-time"})
-]
 
 
 def _has(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +76,8 @@ class RedriveRequest(BaseModel):
     )
 
     job_ids: JobIds = []
-    task: Filter | None = None
-    error: Filter | None = Field(None, description="A substring of the failure reason.")
+    task: Text | None = None
+    error: Text | None = Field(None, description="A substring of the failure reason.")
     all: bool = Field(default=False, description="All dead letters, up to the limit.")
     limit: Limit = 100
     dry_run: bool = Field(default=False, description="Only list the dead letters that would be redriven.")
@@ -132,8 +127,8 @@ class BulkGroup(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    task: Filter
-    error_type: Filter
+    task: Text
+    error_type: Text
     pattern: Annotated[str, StringConstraints(max_length=PATTERN_LIMIT, pattern=r"^[^\x00]*$")]
 
     def matches(self, job: Job) -> bool:
@@ -141,7 +136,7 @@ class BulkGroup(BaseModel):
         return in_group(job, GroupKey(self.task, self.error_type, self.pattern))
 
 
-class BulkFilter(BaseModel):
+class BulkFilter(JobFilter):
     """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
 
     model_config = ConfigDict(
@@ -154,13 +149,8 @@ class BulkFilter(BaseModel):
 
     state: Annotated[
         list[Annotated[State, Field(strict=False)]], BeforeValidator(_as_list), WithJsonSchema(STATES_SCHEMA)
-    ] = []
-    task: Filter | None = None
-    identity: Filter | None = None
-    submitter: Filter | None = None
-    since: Timestamp | None = Field(None, description="Only jobs submitted at this time or later.")
-    until: Timestamp | None = Field(None, description="Only jobs submitted before this time.")
-    error: Filter | None = Field(None, description="A substring of the reason.")
+    ] = Field([])
+    error: Text | None = Field(None, description="A substring of the reason.")
     group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
 
 
@@ -199,10 +189,9 @@ class BulkRequest(BaseModel):
 
     def _query(self, chosen: BulkFilter) -> Query:
         tasks = None if chosen.group is None else frozenset({chosen.group.task})
-        return Query(
-            states=frozenset(chosen.state) or self.operation.states, task=chosen.task, tasks=tasks,
-            identity=chosen.identity, submitter=chosen.submitter, since=chosen.since, until=chosen.until,
-            reason=chosen.error, limit=self.limit, **decode_cursor(self.cursor),
+        return chosen.query(
+            states=frozenset(chosen.state) or self.operation.states, tasks=tasks, reason=chosen.error,
+            limit=self.limit, **decode_cursor(self.cursor),
         )  # fmt: skip
 
     @model_validator(mode="after")

@@ -1,4 +1,7 @@
-"""`POST /jobs`: concurrent requests are submitted in batches, and each gets its own response."""
+"""`POST /jobs`, in batches, and `POST /duplicates/check`, which stores nothing.
+
+Concurrent requests are submitted in batches, and each gets its own response.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 from pydantic import WrapValidator
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import URL
 from starlette.responses import Response
 
@@ -17,17 +21,15 @@ from onejob.api.auth import direct_handler, requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.api.problems import Problem
-from onejob.api.request_models import MAX_DELAY, RequestReader
-from onejob.api.response_models import ValidatedSubmission, submit_response
+from onejob.api.request_models import MAX_DELAY, CallRequest, RequestReader
+from onejob.api.response_models import DuplicateCheckView, ValidatedSubmission, job_view, submit_response
 from onejob.celery.async_submissions import admit_batch
 from onejob.celery.batching import Batcher, Deferred, PerLoop
 from onejob.celery.call import Call, Caller, Prepared, check_webhook_url, prepare, seconds_until
+from onejob.celery.operations import check_duplicate
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.submit import check_accepted
-from onejob.errors import (
-    ConfigurationError,
-    OneJobError,
-)
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.submitter import submitting_as
 from onejob.observability import tracing
 
@@ -198,3 +200,38 @@ def _unquote(header: str) -> str:
 
 def _json(content: str | bytes, status: int, headers: dict[str, str] | None = None) -> Response:
     return Response(content, status, headers, "application/json")
+
+
+HIDDEN_ANSWER = "A job that the caller is not permitted to read would answer this call."
+
+
+def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
+    """Return the endpoint that checks calls of these tasks."""
+    reader = RequestReader(tasks, CallRequest)
+
+    @requires_role(Role.READ)
+    async def check(request: CheckedRequest, body: Any) -> DuplicateCheckView:  # noqa: ARG001 - for OpenAPI
+        """Return how a submission of `task`, `kwargs` and `on_duplicate` would be answered now. Nothing is stored.
+
+        `existing` is null for a job that the caller does not see.
+        """
+        call, permissions = await reader.read(request), permissions_of(request)
+        permissions.check("submit", call.task)
+        return await run_in_threadpool(_check_duplicate, app, call, permissions)
+
+    # For OpenAPI only, as for a submission.
+    check.__annotations__["body"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
+    return check
+
+
+def _check_duplicate(app: Celery, body: CallRequest, permissions: Permissions) -> DuplicateCheckView:
+    with unique_on_errors():
+        found = check_duplicate(
+            app, body.task, (), body.kwargs, submitter=permissions.caller.submitter, on_duplicate=body.on_duplicate
+        )
+    is_visible = found.existing is not None and permissions.visibility.includes(found.existing)
+    return DuplicateCheckView(
+        task=found.task, identity=found.identity, hashed_text=found.hashed_text, fingerprint=found.fingerprint,
+        outcome=found.outcome, reason=found.reason if found.existing is None or is_visible else HIDDEN_ANSWER,
+        existing=job_view(found.existing) if found.existing is not None and is_visible else None,
+    )  # fmt: skip

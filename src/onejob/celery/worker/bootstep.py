@@ -22,8 +22,7 @@ from onejob.celery.webhooks import WebhookDispatcher
 from onejob.celery.worker.broker_acks import choose_acks
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.queue_progress import QueueWatch
-from onejob.celery.worker.request import log_errors
-from onejob.celery.worker.revocations import Revocations
+from onejob.celery.worker.request import Revocations, log_errors
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import sweep

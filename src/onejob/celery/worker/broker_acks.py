@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis, virtual
 
-from onejob.celery.message import MARK
 from onejob.celery.options import tasks_of
+from onejob.celery.payload import MARK
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:

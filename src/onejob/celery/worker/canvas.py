@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
-from celery.exceptions import Ignore
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.failure import decode_failure, encode_failure
-from onejob.celery.message import REPLACED, loads
+from onejob.celery.payload import REPLACED, Ignored, decode_failure, encode_failure, loads
 from onejob.errors import OneJobError, StoreError, describe
 from onejob.jobs.lifecycle import State
 from onejob.ledger.publication import note_canvas_error
@@ -30,7 +28,8 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     ledger = app_state.ledger
     followed = ledger.get_or_none(str(job.follows_id))
     if followed is not None and not followed.state.final:
-        _release_and_ignore(app_state, job, f"waits for the end of {followed.id}")
+        # It is published again when the followed job ends, or after one lease.
+        return Ignored(ledger.release(job, f"waits for the end of {followed.id}").reason)
     if followed is not None and followed.state is State.COMPLETED:
         ended = ledger.complete(job, followed.result or "null")
     elif followed is not None and followed.state is State.CANCELED:
@@ -38,12 +37,6 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     else:
         ended = _fail_follower(ledger, job, followed)
     return return_end(task, request, app_state, ended)
-
-
-def _release_and_ignore(app_state: AppState, job: Job, reason: str) -> NoReturn:
-    """Release a follower: it is published again when the followed job ends, or after one lease."""
-    app_state.ledger.release(job, reason)
-    raise Ignore(reason)
 
 
 def _fail_follower(ledger: Ledger, job: Job, followed: Job | None) -> Job:
@@ -56,17 +49,20 @@ def _fail_follower(ledger: Ledger, job: Job, followed: Job | None) -> Job:
 
 
 def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
-    """Return the result, or raise the failure, of a job that has ended, so that Celery notifies its canvas."""
+    """Return the result, or raise the failure, of a job that has ended, so that Celery notifies its canvas.
+
+    Returns `Ignored` for a job that was canceled, or whose replacement notifies the canvas.
+    """
     if job.reason == REPLACED:
         app_state.ledger.mark_canvas_notified(job)
-        raise Ignore(job.reason)
+        return Ignored(job.reason)
     watch_canvas(request, job)
     if job.state is State.COMPLETED:
         return loads(job.result or "null")
     if job.state is State.FAILED:
         raise decode_failure(job.id, job.error)
     report_canceled(task, request, app_state, job)
-    raise Ignore(job.reason)
+    return Ignored(job.reason)
 
 
 def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -17,10 +18,8 @@ from celery.worker import state as worker_state
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of, tasks_of
-from onejob.celery.worker.contact import LATE_FACTOR, StoreContact
-from onejob.celery.worker.probe_file import ProbeFile
 from onejob.celery.worker.request import Request, log_errors, members_of, signaled_requests
-from onejob.errors import StoreError
+from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.observability.events import HEARTBEAT_LATE, JobEvent, one_line
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Renewal
     from onejob.jobs.records import Registration
     from onejob.observability.events import Value
+
 
 logger = logging.getLogger("onejob")
 FORK_PATIENCE = 2.0
@@ -200,3 +200,105 @@ def active_requests() -> list[Request]:
     """Return the runs that this node's pool has accepted and that have not surely ended."""
     accepted = {*members_of(worker_state.active_requests), *members_of(signaled_requests)}
     return [request for request in accepted if isinstance(request, Request)]
+
+
+# --- contact: only after it may a sweeper end expired leases ---------------------------------------------------------
+
+
+LATE_FACTOR = 1.5
+"""A renewal is late after this many intervals since the previous one."""
+
+
+class StoreContact:
+    """The times at which a worker renewed its leases.
+
+    While the store is away, the leases of all workers expire, and each worker renews its own as soon as the store is
+    back. So a worker ends no lease before `settling` seconds have passed since its contact was last broken.
+
+    `shortest`: the shortest lease of the app. A break is a gap in which a lease can expire that is renewed every
+    `interval` seconds: a shorter outage ends no lease. All in seconds.
+    `clock` returns seconds that only grow.
+    """
+
+    def __init__(
+        self, *, settling: float, shortest: float, interval: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._settling = settling
+        self._longest_gap = max(shortest - interval, LATE_FACTOR * interval)
+        self._since = self._latest = -math.inf
+
+    def reached(self) -> float:
+        """Record that the leases were renewed now; return the seconds since the previous time (infinite at first)."""
+        previous, self._latest = self._latest, self._clock()
+        gap = self._latest - previous
+        if gap > self._longest_gap:
+            self._since = self._latest
+        return gap
+
+    @property
+    def steady(self) -> bool:
+        """Whether every worker that is alive has had the time to renew its leases."""
+        now = self._clock()
+        return now - self._latest <= self._longest_gap and now - self._since >= self._settling
+
+
+# --- the file of a probe on the same machine -------------------------------------------------------------------------
+
+
+MAX_AGE = 60.0
+"""For how many seconds a file is fresh, by default."""
+WIDTH = 20
+
+
+class ProbeFile:
+    """The file at `path`; without a path nothing is written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def create(self) -> None:
+        """Create the file, empty. Raises `ConfigurationError` if it cannot be written."""
+        if not self._path:
+            return
+        try:
+            Path(self._path).write_text("", encoding="ascii")
+        except OSError as error:
+            msg = f"onejob_probe_file={self._path!r} cannot be written: {error}. Name a file in a writable folder"
+            raise ConfigurationError(msg) from error
+
+    def touch(self) -> None:
+        """Tell that the worker is alive."""
+        if self._path:
+            with suppress(OSError):  # the probe will tell
+                os.utime(self._path)
+
+    def write_contact(self) -> None:
+        """Tell that the store has accepted a heartbeat. A reader sees the former time, or this one."""
+        if self._path:
+            with suppress(OSError):
+                file = os.open(self._path, os.O_WRONLY)
+                try:
+                    os.pwrite(file, f"{time.time():0{WIDTH}.6f}".encode("ascii"), 0)
+                finally:
+                    os.close(file)
+
+    def remove(self) -> None:
+        """Remove the file: the worker ends."""
+        if self._path:
+            Path(self._path).unlink(missing_ok=True)
+
+
+def find_fault(path: Path, now: float, *, max_age: float = MAX_AGE, ready: bool = False) -> str | None:
+    """Return why the worker of a file is not alive, or not `ready`; None if it is. `now`: seconds since the epoch."""
+    try:
+        alive_at, text = path.stat().st_mtime, path.read_text(encoding="ascii")
+    except OSError as error:
+        return f"no worker writes {path}: {error.strerror}"
+    if now - alive_at > max_age:
+        return f"the worker of {path} has not moved for {now - alive_at:.0f} s"
+    if ready and not text:
+        return f"the worker of {path} has not reached the store yet"
+    if ready and now - float(text) > max_age:
+        return f"the worker of {path} has not reached the store for {now - float(text):.0f} s"
+    return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery.worker import state as worker_state
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.worker.contact import LATE_FACTOR
+from onejob.celery.worker.heartbeat import LATE_FACTOR
 from onejob.celery.worker.request import members_of
 from onejob.jobs.records import RESERVED_LIMIT
 

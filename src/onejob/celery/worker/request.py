@@ -19,8 +19,8 @@ from celery.worker import state as worker_state
 from celery.worker.state import task_ready
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import claim_of
-from onejob.celery.failure import encode_failure
+from onejob.celery.current_job import claim_of, draining
+from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from onejob.celery.app_state import AppState
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
+
 
 logger = logging.getLogger("onejob")
 T = TypeVar("T")
@@ -292,3 +293,37 @@ def log_errors(job_id: str) -> Iterator[None]:
         logger.error("job %s: the ledger failed, the job recovers when its lease expires: %s", job_id, error)  # noqa: TRY400 - no stack
     except Exception:
         logger.exception("job %s: its message could not be published, the sweeper will", job_id)
+
+
+# --- revocations: these jobs may have no message to be dropped -------------------------------------------------------
+
+
+BATCH = 100
+"""How many jobs are read at once."""
+
+
+class Revocations:
+    """Handles each id that a worker of Celery remembers as revoked once, for as long as Celery remembers it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._handled: set[str] = set()
+
+    def tick(self) -> None:
+        """Cancel the jobs whose ids are new, in batches, until the worker shuts down. Raises `StoreError`."""
+        revoked = [str(task_id) for task_id in list(worker_state.revoked)]
+        self._handled.intersection_update(revoked)
+        new = [task_id for task_id in revoked if task_id not in self._handled]
+        for start in range(0, len(new), BATCH):
+            if draining.is_set():
+                return
+            self._cancel(new[start : start + BATCH])
+
+    def _cancel(self, batch: list[str]) -> None:
+        """Cancel the live jobs of a batch; one that fails is tried again at the next tick."""
+        jobs = self._ledger.store.get_many(batch)
+        self._handled.update(task_id for task_id in batch if task_id not in jobs)
+        for job in jobs.values():
+            with log_errors(job.id):
+                cancel_revoked(self._ledger, job)
+                self._handled.add(job.id)

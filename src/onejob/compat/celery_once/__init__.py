@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from onejob.compat.aliases import alias
-from onejob.compat.celery_once.exceptions import AlreadyQueued
+from onejob.compat.celery_once.helpers import AlreadyQueued
 from onejob.compat.celery_once.tasks import QueueOnce
+from onejob.compat.shims import alias
 
 __version__ = "3.0.1"
 __all__ = ["AlreadyQueued", "QueueOnce", "install"]

@@ -1,10 +1,24 @@
-"""The text of a lock, as celery-once makes it, so that both can name the same one."""
+"""The text of a lock, as celery-once makes it, so that both can name the same one; and its exception."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from onejob.compat.aliases import import_class
+from onejob.compat.shims import import_class
+from onejob.errors import OneJobError
+
+
+class AlreadyQueued(OneJobError):  # noqa: N818 - celery-once's name
+    """A submission is a duplicate, and is not `graceful`."""
+
+    def __init__(self, countdown: float) -> None:
+        super().__init__(countdown)
+        self.countdown = countdown
+        """Seconds until the lock would expire in celery-once: the rest of `timeout`. Here the end of the job counts."""
+        self.message = f"Expires in {countdown} seconds"
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def import_backend(config: Any) -> Any:

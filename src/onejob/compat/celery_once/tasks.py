@@ -10,10 +10,9 @@ from celery.result import EagerResult
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
-from onejob.compat.celery_once.exceptions import AlreadyQueued
-from onejob.compat.celery_once.helpers import import_backend, queue_once_key
-from onejob.compat.notices import notice_once
+from onejob.compat.celery_once.helpers import AlreadyQueued, import_backend, queue_once_key
 from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, check_place, shares_locks
+from onejob.compat.shims import notice_once
 from onejob.errors import ConfigurationError, DuplicateJobError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from onejob.compat.aliases import alias
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
 from onejob.compat.celery_singleton.singleton import Singleton, clear_locks
+from onejob.compat.shims import alias
 
 __version__ = "0.3.1"
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onejob.compat.aliases import import_class
+from onejob.compat.shims import import_class
 
 DEFAULT_BACKEND = "celery_singleton.backends.redis.RedisBackend"
 _REDIS = ("redis://", "rediss://", "unix://")

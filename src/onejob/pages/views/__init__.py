@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from onejob.pages.views.audit import AUDIT
-from onejob.pages.views.dead_letters import DEAD_LETTERS
-from onejob.pages.views.duplicates import DUPLICATES
-from onejob.pages.views.edit import EDIT
-from onejob.pages.views.job import JOB
-from onejob.pages.views.jobs import JOBS
-from onejob.pages.views.overview import OVERVIEW
-from onejob.pages.views.palette import FIND, PALETTE
-from onejob.pages.views.tasks import TASKS
-from onejob.pages.views.view import View
-from onejob.pages.views.workers import WORKERS
+from onejob.pages.rendering import View
+from onejob.pages.views.activity import DUPLICATES, OVERVIEW, TASKS
+from onejob.pages.views.job import EDIT, JOB
+from onejob.pages.views.lists import AUDIT, DEAD_LETTERS, FIND, JOBS, PALETTE, WORKERS
 
 __all__ = ["VIEWS", "View"]
 

@@ -6,19 +6,19 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.call_text import curl_call, python_call
-from onejob.celery.message import decode, loads
-from onejob.celery.operations import Operation
+from onejob.api.api_keys import Role
+from onejob.api.problems import Problem
+from onejob.celery.operations import Operation, curl_call, python_call
 from onejob.celery.options import options_of, tasks_of
+from onejob.celery.payload import loads
+from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import values_of
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
-from onejob.pages.job_rows import job_row
-from onejob.pages.rendering import Page, Redirect
-from onejob.pages.site import parse_json
-from onejob.pages.views.view import View
+from onejob.pages.context import UNREADABLE, job_row, parse_json, read_message
+from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
-    from onejob.pages.site import Site, Visit
+    from onejob.pages.context import Context
+    from onejob.pages.page_request import PageRequest
 
 FOLLOWER_LIMIT = 100
 """How many followers are shown."""
@@ -36,15 +37,15 @@ CUT = 4000
 CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
 
 
-def _build(site: Site, visit: Visit) -> Page | Redirect:
-    if not visit.path["job_id"]:
+def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
+    if not request.path["job_id"]:
         return Redirect("/jobs")
-    job, now = site.job(visit.path["job_id"]), visit.now
-    redact = None if site.redact is None else site.reason
-    explanation = explain(site.ledger, job.id, format_time=_format_in(visit.zone), redact=redact)
+    job, now = context.job(request.path["job_id"]), request.now
+    redact = None if context.redact is None else context.reason
+    explanation = explain(context.ledger, job.id, format_time=_format_in(request.zone), redact=redact)
     job = explanation.job
     data = {
-        "job": _fields(site, job),
+        "job": _fields(context, job),
         "now": to_datetime(now),
         "lease_left": None if job.lease_until is None else job.lease_until - now,
         "stuck": explanation.stuck,
@@ -52,50 +53,53 @@ def _build(site: Site, visit: Visit) -> Page | Redirect:
         **_timeline(job, explanation.history, now),
         "history": [values_of(entry) | {"at": to_datetime(entry.at)} for entry in explanation.history],
         "steps": [
-            {"name": name, "value": site.redacted(job, f"step {name}", json.loads(value))}
-            for name, value in site.ledger.steps(job).items()
+            {"name": name, "value": context.redacted(job, f"step {name}", json.loads(value))}
+            for name, value in context.ledger.steps(job).items()
         ],
         "duplicates": [_duplicate(each) for each in reversed(explanation.duplicates)],
-        **_related(site, job),
+        **_related(context, job),
         "operations": [operation.value for operation in Operation if job.state in operation.states],
-        "can_edit": job.state is State.FAILED and job.task in tasks_of(site.app) and site.redact is None,
-        "show_all": visit.parameters.text("all") == "1",
+        "can_edit": job.state is State.FAILED
+        and job.task in tasks_of(context.app)
+        and context.redact is None
+        and read_message(job) is not None,
+        "show_all": request.parameters.text("all") == "1",
         "cut": CUT,
     }
     return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
 
 
-def _fields(site: Site, job: Job) -> dict[str, Any]:
+def _fields(context: Context, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
-    fields = site.fields(job) | {"error": parse_json(job.error)}
-    fields |= {name: site.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
+    fields = context.fields(job) | {"error": parse_json(job.error)}
+    fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
     times = {
         name: None if (at := getattr(job, name)) is None else to_datetime(at)
         for name in ("lease_until", "expires_at", "identity_until", "key_retained_until", "wake_at")
     }
     return fields | times | {
-        "arguments": site.arguments(job), "worker": job.node,
+        "arguments": context.arguments(job), "worker": job.node,
         "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
-        "fingerprint": job.fingerprint if site.redact is None else None,
+        "fingerprint": job.fingerprint if context.redact is None else None,
         "holds_identity": job.holds_identity, "run_seconds": job.run_seconds,
         "publish_error": job.publish_error, "canvas_pending": job.canvas_pending,
-        **_rule(site, job), **_calls(site, job),
+        **_rule(context, job), **_calls(context, job),
     }  # fmt: skip
 
 
-def _rule(site: Site, job: Job) -> dict[str, Any]:
+def _rule(context: Context, job: Job) -> dict[str, Any]:
     """Return which arguments decide about the identity of a job, if the app has its task."""
-    task: Any = tasks_of(site.app).get(job.task)
+    task: Any = tasks_of(context.app).get(job.task)
     unique_on = None if task is None else task.unique_on
     described = "a function of the arguments" if callable(unique_on) else unique_on
     return {"unique_on": described, "is_task_known": task is not None}
 
 
-def _calls(site: Site, job: Job) -> dict[str, Any]:
+def _calls(context: Context, job: Job) -> dict[str, Any]:
     """Return the submission of a job as text, unless its arguments may not be shown."""
-    if site.redact is not None or not job.payload:
+    if context.redact is not None or read_message(job) is None:
         return {"as_python": None, "as_curl": None}
-    exposed = job.task in tasks_of(site.app) and options_of(tasks_of(site.app)[job.task]).expose
+    exposed = job.task in tasks_of(context.app) and options_of(tasks_of(context.app)[job.task]).expose
     return {"as_python": python_call(job), "as_curl": curl_call(job, "http://127.0.0.1:8000") if exposed else None}
 
 
@@ -135,23 +139,23 @@ def _duplicate(duplicate: Duplicate) -> dict[str, Any]:
     return fields | {"at": to_datetime(duplicate.at), "is_redelivery": not duplicate.submission_nonce}
 
 
-def _related(site: Site, job: Job) -> dict[str, Any]:
+def _related(context: Context, job: Job) -> dict[str, Any]:
     """Return the followers of a job, its webhooks, and the canvas that waits for it."""
-    found = site.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
-    followed = None if job.follows_id is None else site.ledger.get_or_none(job.follows_id)
-    options = loads(job.options)
+    found = context.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
+    followed = None if job.follows_id is None else context.ledger.get_or_none(job.follows_id)
+    options, message = loads(job.options), read_message(job)
     return {
-        "followed": None if followed is None else job_row(site, followed),
-        "followers": [job_row(site, each) for each in found if each.task != WEBHOOK],
-        "webhooks": [_webhook(site, each) for each in found if each.task == WEBHOOK],
+        "followed": None if followed is None else job_row(context, followed),
+        "followers": [job_row(context, each) for each in found if each.task != WEBHOOK],
+        "webhooks": [_webhook(context, each) for each in found if each.task == WEBHOOK],
         "canvas": [_canvas_part(name, options[name]) for name in CANVAS_PARTS if options.get(name)],
-        "replaced_by": decode(job.payload).replaced_by or [],
+        "replaced_by": (message and message.replaced_by) or [],
     }
 
 
-def _webhook(site: Site, webhook: Job) -> dict[str, Any]:
+def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
     """Return a delivery, whose values are its own and not those of the job that it follows."""
-    fields = {name: value for name, value in job_row(site, webhook).items() if name in WEBHOOK_FIELDS}
+    fields = {name: value for name, value in job_row(context, webhook).items() if name in WEBHOOK_FIELDS}
     return fields | {
         "url": WebhookPayload.from_job(webhook).url,
         "result": parse_json(webhook.result),
@@ -174,4 +178,25 @@ def _format_in(zone: tzinfo) -> Callable[[float], str]:
     return lambda at: datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-JOB = View("job", "/jobs/{job_id:path}", _build)
+JOB = View("job", "/jobs/{job_id:path}", _build_job)
+
+
+def _build_edit(context: Context, request: PageRequest) -> Page:
+    context.check_values_shown("editing them")
+    job = context.job(request.path["job_id"])
+    if job.state is not State.FAILED:
+        raise NoDeadLetterError(job.id, job.state)
+    if read_message(job) is None:
+        raise Problem("invalid-arguments", UNREADABLE)
+    payload = json.loads(job.payload)  # as stored, so that a date among the arguments remains one
+    return edit_page(job, pretty(payload["args"]), pretty(payload["kwargs"]))
+
+
+def edit_page(job: Job, args: str, kwargs: str, *, error: str | None = None, outcome: str = "done") -> Page:
+    """Return the form with these JSON texts, and why they were refused; `outcome`: for the audit log."""
+    data = {"job": {"id": job.id, "task": job.task}, "args": args, "kwargs": kwargs, "error": error}
+    status = 200 if error is None else 422
+    return Page(template="edit.html", title="Redrive with other arguments", data=data, status=status, outcome=outcome)
+
+
+EDIT = View("edit", "/edit/{job_id:path}", _build_edit, Role.EDIT)

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from onejob.compat.celery_once.exceptions import AlreadyQueued
+from onejob.compat.celery_once.helpers import AlreadyQueued
 
 MAX_LENGTH = 50
 

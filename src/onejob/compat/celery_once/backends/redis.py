@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlparse
 from redis import StrictRedis
 from redis.lock import Lock
 
-from onejob.compat.celery_once.exceptions import AlreadyQueued
+from onejob.compat.celery_once.helpers import AlreadyQueued
 from onejob.errors import ConfigurationError
 
 NO_EXPIRY = -1

@@ -1,0 +1,102 @@
+"""What is about a whole ledger: liveness, readiness, metrics, the activity, and the audit log."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from fastapi import Query, Request
+from starlette.responses import Response
+
+from onejob.api.api_keys import Role
+from onejob.api.auth import requires_role
+from onejob.api.callers import permissions_of
+from onejob.api.problems import Problem
+from onejob.api.response_models import ActivityView, AuditEntryView
+from onejob.celery.operations import connect_to_broker
+from onejob.celery.prometheus import CONTENT_TYPE, cached_metrics
+from onejob.celery.ttl_cache import TTLCache
+from onejob.jobs.model import values_of
+from onejob.jobs.records import Period
+from onejob.ledger.activity import LENGTHS, activity_to_dict, read_activity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+
+    from onejob.ledger.ledger import Ledger
+
+logger = logging.getLogger("onejob.api")
+T = TypeVar("T")
+
+CACHE_SECONDS = 1.0
+"""How long results are cached, so that frequent probes do not reach the store and the broker."""
+Before = Annotated[int | None, Query(ge=1, le=2**62, description="The `id` of the last entry of the previous page.")]
+Limit = Annotated[int, Query(ge=1, le=200)]
+
+
+class LedgerRoutes:
+    """The endpoints about a whole ledger, for one app."""
+
+    def __init__(self, app: Celery, ledger: Ledger) -> None:
+        self._app = app
+        self._ledger = ledger
+        self._broker = TTLCache(self._connect_to_broker, CACHE_SECONDS)
+        self._worker_count = TTLCache(lambda: len(ledger.store.workers()), CACHE_SECONDS)
+        self._metrics = cached_metrics(ledger)
+
+    @requires_role(None)
+    async def healthz(self) -> dict[str, str]:
+        """Respond, as a liveness probe."""
+        return {"status": "ok"}
+
+    @requires_role(None)
+    def readyz(self, *, workers: bool = False) -> dict[str, Any]:
+        """Check that the ledger is available, and report whether the broker is, and how many workers there are.
+
+        Without the broker jobs are still accepted, and published when it is back: `status` is `degraded` then.
+        `workers`: require at least one worker. By default none is required, since jobs can be submitted without one.
+        """
+        count = _call_or_log("the store", self._worker_count)
+        checks = {"store": count is not None, "broker": _call_or_log("the broker", self._broker) is not None}
+        if count is None:
+            raise Problem("not-ready", "the store is unavailable", checks=checks, workers=count)
+        if workers and not count:
+            raise Problem("not-ready", "no worker has sent a heartbeat recently", checks=checks, workers=count)
+        return {"status": "ok" if checks["broker"] else "degraded", "checks": checks, "workers": count}
+
+    @requires_role(Role.READ)
+    def metrics(self, request: Request) -> Response:
+        """Return the metrics of the ledger in the Prometheus text format."""
+        permissions_of(request).check_operator()
+        return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
+
+    @requires_role(Role.READ)
+    def get_activity(self, request: Request, period: Period = Period.MINUTE) -> ActivityView:
+        """Return what happened in the last hour by minute, or in the last seven days by hour.
+
+        Refused to a caller that is limited to its own jobs or to some tasks.
+        """
+        permissions_of(request).check_operator()
+        activity = read_activity(self._ledger, period, length=LENGTHS[period])
+        return ActivityView(**activity_to_dict(activity))
+
+    @requires_role(Role.OPERATE)
+    def list_audit(self, request: Request, before: Before = None, limit: Limit = 50) -> list[AuditEntryView]:
+        """List what operators did and which requests were refused, newest first."""
+        permissions_of(request).check_operator()
+        return [AuditEntryView(**values_of(each)) for each in self._ledger.audit(limit=limit, before=before)]
+
+    def _connect_to_broker(self) -> bool:
+        with connect_to_broker(self._app):
+            return True
+
+
+def _call_or_log(name: str, call: Callable[[], T]) -> T | None:
+    """Return the result of a call; None, with a warning in the log, if it fails."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - a driver may raise anything
+        logger.warning("%s is unavailable: %r", name, error)
+        return None

@@ -1,0 +1,221 @@
+"""What the ledger stores as JSON: the call of a job with its publish options, and the failure of a run.
+
+A stored failure is never imported or unpickled: it becomes an instance of its own class only if this process has loaded
+that class already, and `JobFailedError` otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.exceptions import EncodeError
+from kombu.utils import json
+
+from onejob.errors import InvalidPayloadError, JobFailedError, clean
+from onejob.uniqueness.canonical_json import deeper_than, plain_encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onejob.uniqueness.canonical_json import Limits
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+TRANSIENT = frozenset(
+    "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_id "
+    "task_type retries".split()
+)
+"""Options that apply to one publication, or that the ledger stores in columns of their own."""
+CANVAS = ("link", "link_error", "chain", "chord", "group_id")
+"""Options that make a canvas wait for the end of the job."""
+MARK = "onejob_job"
+"""The header of a message that the ledger has published: the id of its job, so that a copied header marks no other."""
+SUBMITTER_HEADER = "onejob_submitter"
+"""The header of a message with the name of its submitter, if that has own jobs."""
+OWN_HEADERS = (MARK, "onejob_claim")
+ENVELOPE_DEPTH = 3
+"""How many levels deeper a message is nested than the arguments in it."""
+_ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
+"""An escape in JSON as Python writes it: a pair of surrogates is one character, a lone surrogate is invalid."""
+REPLACED = "replaced by another task, whose end it gets"
+"""The reason of a job whose id `Task.replace` gave to a task that does not run at once, or not in the ledger."""
+
+
+class Message(NamedTuple):
+    """The content of a payload. `task` is the job's own task, unless `Task.replace` replaced it by another."""
+
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    replaced_by: list[str] | None = None
+    """For a job that waits for what replaced it: the ids of the tasks that come before."""
+
+
+def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits) -> str:
+    """Return the payload of a job. Raises `InvalidPayloadError` as `dumps` does."""
+    return dumps({"task": task, "args": list(args), "kwargs": dict(kwargs)}, "the arguments", limits)
+
+
+def decode(payload: str) -> Message:
+    """Return the message in a payload of `encode`."""
+    return Message(**json.loads(payload))
+
+
+def with_replacement(payload: str, earlier: list[str]) -> str:
+    """Return the payload of a job that waits for what replaced it; `earlier`: the ids of the tasks that come before."""
+    return str(json.dumps({**json.loads(payload), "replaced_by": earlier}))
+
+
+def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
+    """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
+    stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    if isinstance(headers := stored.get("headers"), dict):  # a retry copies those of its message
+        stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
+    return dumps(stored, "the options", limits)
+
+
+def with_parents(options: str, parents: Mapping[str, str]) -> str:
+    """Return publish options (JSON) with the ids of the submitting run and of the first job of its tree, or a trace."""
+    return str(json.dumps(loads(options) | parents))
+
+
+MODELS = ". Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
+
+
+def dumps(value: object, what: str, limits: Limits) -> str:
+    """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
+
+    Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
+    """
+    try:
+        text = _dumps(value)
+    except (TypeError, ValueError, RecursionError, EncodeError) as error:
+        hint = MODELS if "is not JSON serializable" in str(error) else ""
+        msg = f"{what} cannot be stored as JSON: {error}{hint}"
+        raise InvalidPayloadError(msg) from error
+    if _has_unstorable(text):
+        msg = (
+            f"{what} have a NUL character or a lone surrogate, which stores cannot keep: remove it, or encode the bytes"
+        )
+        raise InvalidPayloadError(msg)
+    if text.count("[") + text.count("{") > limits.depth and deeper_than(loads(text), limits.depth + ENVELOPE_DEPTH):
+        msg = f"{what} are nested deeper than {limits.depth} levels, which not every JSON parser accepts"
+        raise InvalidPayloadError(msg)
+    if len(text) > limits.size:
+        msg = (
+            f"{what} take {len(text)} bytes as JSON, the limit is {limits.size}: "
+            "store them elsewhere and pass a reference"
+        )
+        raise InvalidPayloadError(msg)
+    return text
+
+
+_dump_plain = plain_encoder(ascii_only=True, sort_keys=False, separators=(", ", ": "))
+
+
+def _dumps(value: object) -> str:
+    """Return the same ASCII text as kombu's `json.dumps`; the standard library is faster for plain values."""
+    try:
+        return _dump_plain(value)
+    except TypeError:
+        return str(json.dumps(value, allow_nan=False))
+
+
+def _has_unstorable(text: str) -> bool:
+    may_match = "\\u0000" in text or "\\ud" in text  # fast: few texts contain either
+    return may_match and any(escape["bad"] for escape in _ESCAPE.finditer(text))
+
+
+def loads(text: str) -> Any:
+    """Return the value of a JSON text of `dumps`."""
+    return json.loads(text)
+
+
+def encode_state(state: str, meta: object) -> dict[str, object]:
+    """Return the progress of a job that is in a state of the application's own, as set by `Task.update_state`."""
+    return {"state": state, "meta": meta}
+
+
+def decode_state(progress: Any) -> tuple[str | None, Any]:
+    """Return the state and the meta in a progress, or None and the progress itself."""
+    if isinstance(progress, dict) and progress.keys() == {"state", "meta"}:
+        return progress["state"], progress["meta"]
+    return None, progress
+
+
+def replacement_depth(options: str) -> int:
+    """Return how often `Task.replace` has passed on the id of a job with these options (JSON)."""
+    return int(loads(options).get("replaced_task_nesting") or 0)
+
+
+def has_canvas(options: Mapping[str, Any]) -> bool:
+    """Tell whether a canvas (links, chain, chord) waits for the end of a job with these options."""
+    return any(options.get(name) for name in CANVAS)
+
+
+def _to_name(value: Any) -> Any:
+    """Return the name of a kombu queue or exchange, and any other value as it is."""
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) and hasattr(value, "declare") else value
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+MESSAGE_LIMIT = 4_000
+TRACEBACK_LIMIT = 16_000
+
+
+class Ignored(NamedTuple):
+    """In place of the result of a message: Celery must record nothing."""
+
+    reason: str
+
+
+def encode_failure(error: BaseException) -> str:
+    """Return the JSON of an exception: module, type, message, args (when JSON has them) and traceback."""
+    text = "".join(traceback.format_exception(error))
+    return str(
+        json.dumps(
+            {
+                "module": type(error).__module__,
+                "type": type(error).__qualname__,
+                "message": clean(str(error))[:MESSAGE_LIMIT],
+                "args": _args(error),
+                "traceback": clean(text)[-TRACEBACK_LIMIT:],
+            }
+        )
+    )
+
+
+def decode_failure(job_id: str, text: str | None) -> BaseException:
+    """Return the exception in a text of `encode_failure`."""
+    failure: dict[str, Any] = json.loads(text) if text else {"type": "unknown", "message": ""}
+    error = _rebuild(failure)
+    return error or JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
+
+
+def _args(error: BaseException) -> list[Any] | None:
+    try:
+        text = json.dumps(list(error.args))
+    except Exception:  # noqa: BLE001 - any exception must be storable, whatever its arguments are
+        return None
+    return list(error.args) if len(text) <= MESSAGE_LIMIT and clean(text) == text else None
+
+
+def _rebuild(failure: dict[str, Any]) -> BaseException | None:
+    error_class: object = sys.modules.get(str(failure.get("module")))
+    for part in str(failure.get("type")).split("."):
+        error_class = getattr(error_class, part, None)
+    if not (isinstance(error_class, type) and issubclass(error_class, Exception)):
+        return None
+    args = failure.get("args")
+    try:
+        return error_class(*args) if args is not None else error_class(failure.get("message"))
+    except Exception:  # noqa: BLE001 - a class may reject these arguments; the caller gets a JobFailedError then
+        return None

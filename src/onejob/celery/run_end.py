@@ -1,0 +1,208 @@
+"""How a run ends: what its body raised becomes an `End`, and each end is applied to the ledger in one place."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.call import Call, build, delay_of, resolve_call
+from onejob.celery.current_job import RunningJob, draining
+from onejob.celery.payload import encode, encode_failure, encode_options, with_parents
+from onejob.celery.replacement import replace_and_publish
+from onejob.celery.submit import check_task
+from onejob.errors import (
+    JobCanceled,
+    JobInterrupted,
+    JobReleased,
+    LeaseLost,
+    StaleTokenError,
+    StoreError,
+    StoreRefusedError,
+    describe,
+)
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.transitions import new_nonce
+from onejob.observability import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from onejob.celery.options import BoundTask
+    from onejob.jobs.model import Job
+
+T = TypeVar("T")
+logger = logging.getLogger("onejob")
+PAUSE = 0.5
+"""Seconds between two attempts to reach the store."""
+REQUEUE_DELAY = 1.0
+"""Seconds until a job that rejected its message with `requeue=True` runs again."""
+
+
+class End(NamedTuple):
+    """The end of a run that raised an exception."""
+
+    transition: Transition | None
+    """Of the job; None: the end is in the ledger already, or the job is no longer this run's."""
+    reason: str = ""
+    error: str | None = None
+    """The failure as JSON."""
+    delay: float | None = None
+    """Seconds until the next run; None: the store decides."""
+    counts: bool = True
+    """Whether a retry counts as one."""
+    is_silent: bool = False
+    """Whether Celery records nothing. Otherwise it records the exception."""
+
+
+def end_of(error: BaseException, *, has_ended: bool) -> End:
+    """Return how a run ends that raised an exception; `has_ended`: whether a retry has ended it already."""
+    if isinstance(error, Reject):  # Celery also wraps the error of a failed `Task.retry` in it
+        reason = error.reason  # type: ignore[attr-defined] # missing in the stubs
+        error = reason if isinstance(reason, Exception) else error
+    if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
+        return End(Transition.RELEASE, f"its run could not reach the store: {error}", is_silent=True)
+    if isinstance(error, JobInterrupted):
+        return _end_of_interrupt(error)
+    if isinstance(error, Retry | Ignore | Reject):
+        return End(None) if has_ended else _end_of_signal(error)
+    if isinstance(error, Exception) and not isinstance(error, StaleTokenError):
+        return End(Transition.FAIL, describe(error), encode_failure(error))
+    return End(None)
+
+
+def _end_of_interrupt(error: JobInterrupted) -> End:
+    if isinstance(error, JobCanceled):
+        return End(Transition.ABANDON, "canceled on request", is_silent=True)
+    if isinstance(error, JobReleased):
+        # Due at once, for the sweeper of another worker: this one may still consume messages.
+        return End(Transition.RELEASE, "its worker is shutting down", delay=0.0, is_silent=True)
+    return End(None, str(error), is_silent=True)
+
+
+def _end_of_signal(signal: Retry | Ignore | Reject) -> End:
+    if isinstance(signal, Retry):
+        return End(Transition.RETRY, delay=signal.when if isinstance(signal.when, int | float) else 0.0)
+    if isinstance(signal, Ignore):
+        return End(Transition.ABANDON, "the task raised Ignore")
+    if signal.requeue:  # type: ignore[attr-defined] # missing in the stubs
+        return End(Transition.RETRY, str(signal), delay=REQUEUE_DELAY, counts=False, is_silent=True)
+    return End(Transition.FAIL, "the task rejected its message", encode_failure(signal))
+
+
+def apply_end(end: End, task: BoundTask, run: RunningJob) -> None:
+    """Record the end of a run, when the store can be reached. Raises `StaleTokenError` if another run has the job."""
+    job, ledger = run.job, app_state_of(task.app).ledger
+    if end.transition is Transition.FAIL:
+        end_run(job.id, partial(ledger.fail, job, end.error or "", end.reason))
+    elif end.transition is Transition.ABANDON:
+        end_run(job.id, partial(ledger.abandon, job, end.reason))
+    elif end.transition is Transition.RETRY:
+        end_run(job.id, partial(_run_again, task, job, end.delay or 0.0, retries=job.retries + end.counts))
+    elif end.transition is Transition.RELEASE:
+        wait_for_store(job.id, partial(ledger.release, job, end.reason, wake_in=end.delay))
+
+
+# --- the store may be away --------------------------------------------------------------------------------------------
+
+
+def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
+    """Repeat an operation of a run until the store carries it out, and return its result, so that no run is in vain.
+
+    Whatever keeps the store from it is waited for: an outage, a full disk, a password that was changed. Only a
+    `StoreRefusedError` is an answer to this very write. The worker's heartbeat renews the lease as soon as the store is
+    back. Raises the latest `StoreError` if the worker shuts down, and what else `operation` raises. A fenced write
+    raises `StaleTokenError` if another run has the job then; for the end of a run, see `end_run`.
+    """
+    waited = False
+    while True:
+        try:
+            return operation()
+        except StoreRefusedError:
+            raise
+        except StoreError as error:
+            if not waited:
+                logger.warning("job %s: its run waits for the store: %s", job_id, error)
+            waited = True
+            if draining.wait(PAUSE):
+                raise
+
+
+def end_run(job_id: str, change: Callable[..., T]) -> T:
+    """Apply a change that ends a run, as `wait_for_store` does: one request, also if its reply is lost."""
+    return wait_for_store(job_id, partial(change, request_id=new_nonce()))
+
+
+# --- one more run -----------------------------------------------------------------------------------------------------
+
+
+def _run_again(task: BoundTask, job: Job, delay: float, *, retries: int, request_id: str) -> None:
+    changes: dict[str, Any] = {"payload": job.payload, "options": job.options, "retries": retries}
+    ledger = app_state_of(task.app).ledger
+    retry = partial(ledger.retry, error=None, reason=_retry_reason(delay), request_id=request_id)
+    _publish_again(task, retry, job, delay, changes)
+
+
+def _publish_again(
+    task: BoundTask, change: Callable[..., Job], job: Job, delay: float, values: Mapping[str, Any]
+) -> Job:
+    """Apply a change after which a job waits for its next run, and publish it if that is due."""
+    publisher = app_state_of(task.app).publisher
+    message = publisher.message_of(job, **values) if delay <= 0 else None
+    again = change(job, delay=delay, message=message, **values)
+    if delay <= 0 and not again.state.final:
+        publisher.try_publish(again, pushed=message)
+    return again
+
+
+def record_retry(run: RunningJob, call: Call) -> Job:
+    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
+
+    Within `Task.replace`, the job goes on as the task of the call. Otherwise another task raises `TaskIdReusedError`,
+    and another route than the job's own what a submission raises.
+    """
+    if not run.replaced:
+        check_task(run.job, str(call.task.name))
+    change = partial(_replace if run.replaced else _retry, call, run.job)
+    try:
+        job = end_run(run.id, change)
+    except StaleTokenError:
+        raise LeaseLost(run.id) from None
+    run.ended = True
+    return job
+
+
+def _replace(call: Call, job: Job, *, request_id: str) -> Job:
+    return replace_and_publish(call.task.app, job, build(call), request_id=request_id)
+
+
+def _retry(call: Call, job: Job, *, request_id: str) -> Job:
+    task, (args, kwargs, options) = call.task, resolve_call(call)
+    app_state, delay = app_state_of(task.app), delay_of(options)
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
+    app_state.routing.check_message(payload, sent_options)
+    encoded = encode_options(sent_options, app_state.settings.limits)
+    if trace := tracing.trace_of(job.options):
+        encoded = with_parents(encoded, trace)
+    changes = {"payload": payload, "options": encoded, "route": route, "retries": options.get("retries") or 0}
+    reason = _retry_reason(delay)
+    retry = partial(app_state.ledger.retry, error=_encode_current_error(), reason=reason, request_id=request_id)
+    return _publish_again(task, retry, job, delay, changes)
+
+
+def _retry_reason(delay: float) -> str:
+    """Return the reason of a retry, with the exception that is being handled."""
+    cause = sys.exc_info()[1]
+    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
+    return f"runs again in {delay:g} s{because}" if delay > 0 else f"runs again at once{because}"
+
+
+def _encode_current_error() -> str | None:
+    """Return the JSON of the exception that is being handled."""
+    cause = sys.exc_info()[1]
+    return encode_failure(cause) if isinstance(cause, Exception) else None

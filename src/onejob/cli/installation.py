@@ -1,0 +1,171 @@
+"""The installation: `doctor` examines it, `migrate` changes the schema of the ledger, `probe` looks at a worker."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from onejob.celery.worker.heartbeat import MAX_AGE, find_fault
+from onejob.cli.access import Access, access
+from onejob.cli.printing import echo, json_option, print_json
+from onejob.doctor.finding import Level, worst
+from onejob.stores import display_url, kind_of
+
+if TYPE_CHECKING:
+    from onejob.doctor.finding import Finding
+    from onejob.stores.migrate import Status
+
+LIMITS = (Level.WARNING, Level.ERROR)
+
+
+@click.command()
+@json_option
+@click.option(
+    "--fail-on", type=click.Choice([str(level) for level in LIMITS]), default=str(Level.ERROR), show_default=True,
+    help="The lowest level with which the exit code is 1.",
+)  # fmt: skip
+@click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), help="The file of API keys, to examine it.")
+@click.option(
+    "--migrate", is_flag=True,
+    help="Find what is left of celery-singleton and celery-once in the app, the PATHS and Redis, and locks by SET NX.",
+)  # fmt: skip
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@access
+def doctor(
+    access: Access, fail_on: str, keys: Path | None, paths: tuple[Path, ...], *, migrate: bool, as_json: bool
+) -> None:
+    """Examine the ledger, the app's settings, the broker and the workers. Nothing is changed.
+
+    Every finding says what was found, what it means, and what to do. With -A module the app's settings are examined,
+    too. Exit code 1: there is an error (or a warning, with --fail-on warning).
+
+    With --migrate only the leftovers of other libraries are looked for, and the exit code is 1 if there are any above
+    level info. PATHS are Python files, or folders of them.
+    """
+    if migrate:
+        _find_leftovers(access.app, paths, as_json=as_json)
+    if paths:
+        msg = "PATHS are read with --migrate only"
+        raise click.UsageError(msg)
+    from onejob.doctor.examine import examine
+    from onejob.doctor.finding import Installation
+
+    installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app, keys=keys)
+    findings = examine(installation)
+    _show(findings, as_json=as_json)
+    raise SystemExit(1 if worst(findings).rank >= Level(fail_on).rank else 0)
+
+
+def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoReturn:
+    from onejob.doctor.leftovers import find_leftovers
+
+    if app is None and not paths:
+        msg = "--migrate examines an app (-A module), source files (PATHS), or both: name one"
+        raise click.UsageError(msg)
+    findings = find_leftovers(app, paths)
+    _show(findings, as_json=as_json)
+    is_left = worst(findings).rank > Level.INFO.rank
+    if not is_left and not as_json:
+        echo("nothing is left of celery-singleton or celery-once")
+    raise SystemExit(1 if is_left else 0)
+
+
+def _show(findings: list[Finding], *, as_json: bool) -> None:
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    elif findings:
+        print_findings(findings)
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """Print findings, the worst first, and how many there are of each level."""
+    for finding in sorted(findings, key=lambda finding: -finding.level.rank):
+        echo(f"{finding.level:<8} {finding.subject}: {finding.problem}")
+        if finding.meaning:
+            echo(f"{'':<8} means: {finding.meaning}")
+        if finding.remedy:
+            echo(f"{'':<8} to do: {finding.remedy}")
+    counts = Counter(finding.level for finding in findings)
+    echo(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))
+
+
+@click.group()
+def migrate() -> None:
+    """Create or upgrade the ledger's tables in PostgreSQL or SQLite."""
+
+
+@migrate.command()
+@access
+def up(access: Access) -> None:
+    """Upgrade the ledger to the newest schema; create it where there is none."""
+    from onejob.stores import migrate as migrations
+
+    url, namespace = access.place()
+    before, after = migrations.status(url, namespace), migrations.upgrade(url, namespace)
+    if not before.pending:
+        _print_status(after, as_json=False)
+        return
+    what = f"upgraded from {before.current} to" if before.current else "created with"
+    schema = f", schema {namespace}" if kind_of(url) == "postgresql" else ""
+    echo(f"the ledger in {display_url(url)}{schema} was {what} {before.head}: {', '.join(before.pending)}")
+
+
+@migrate.command()
+@json_option
+@access
+def status(access: Access, *, as_json: bool) -> None:
+    """Print the version of the ledger's schema. Exit code 1 when `up` has something to do."""
+    from onejob.stores import migrate as migrations
+
+    found = migrations.status(*access.place(may_create=False))
+    _print_status(found, as_json=as_json)
+    raise SystemExit(1 if found.pending else 0)
+
+
+@migrate.command()
+@click.option("--from", "start", help="The present schema version.  [default: none]")
+@access
+def sql(access: Access, start: str | None) -> None:
+    """Print the SQL of `up` without a connection to the database."""
+    from onejob.stores import migrate as migrations
+
+    echo(migrations.sql(*access.place(), start), end="")
+
+
+@migrate.command("fence")
+def fence_table() -> None:
+    """Print the table that onejob.fence needs in a database other than the ledger's."""
+    from onejob.transactions.fence import TABLE
+
+    echo(f"{TABLE};")
+
+
+def _print_status(status: Status, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(status))
+        return
+    pending = f"to do: {', '.join(status.pending)}" if status.pending else "nothing to do"
+    echo(f"schema version {status.current or 'none'}, newest {status.head}: {pending}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--ready", is_flag=True, help="Also require that it has reached the store.")
+@click.option(
+    "--max-age", default=MAX_AGE, show_default=True, type=click.FloatRange(min=0, min_open=True), metavar="SECONDS"
+)
+def probe(file: Path, max_age: float, *, ready: bool) -> None:
+    """Tell whether the worker that writes FILE (its onejob_probe_file) is alive. Exit code 1: it is not.
+
+    It reads the file, and needs neither the app nor the store. With --ready the worker must also have sent a heartbeat
+    to the store within --max-age, which has to be longer than a third of onejob_lease.
+    """
+    fault = find_fault(file, time.time(), max_age=max_age, ready=ready)
+    if fault is not None:
+        raise click.ClickException(fault)
+    echo("ok")

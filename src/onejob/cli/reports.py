@@ -1,0 +1,184 @@
+"""What a ledger has recorded: `duplicates`, `activity`, `audit`, `workers` and `metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onejob.cli.access import Access, access, needs_extra
+from onejob.cli.printing import duplicate_fields, echo, fields_of, json_option, print_json, print_table
+from onejob.cli.selection import Time, seconds_of
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import AuditEntry, Period
+from onejob.jobs.timestamps import local_text
+from onejob.ledger.activity import LENGTHS, activity_to_dict, read_activity
+from onejob.ledger.duplicate_stats import summarize_duplicates
+from onejob.ledger.reader import AUDIT_LIMIT
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from onejob.jobs.records import WorkerInfo
+    from onejob.ledger.ledger import Ledger
+
+OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITTED)
+
+
+@click.command()
+@click.argument("job_id", required=False)
+@click.option("--by", default=str(GroupBy.TASK), show_default=True, type=click.Choice([str(by) for by in GroupBy]))
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of lines.")
+@json_option
+@access
+def duplicates(access: Access, job_id: str | None, by: str, limit: int, *, as_json: bool) -> None:
+    """Count duplicates and the runs that they saved; with JOB_ID, list the duplicates of that job."""
+    ledger = access.ledger()
+    if job_id is None:
+        _print_statistics(ledger, GroupBy(by), limit, as_json=as_json)
+    else:
+        _print_duplicates(ledger, job_id, as_json=as_json)
+
+
+def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool) -> None:
+    found = summarize_duplicates(ledger, by, limit=limit)
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    lines = (
+        (
+            each.name or "(unnamed)", each.runs, _seconds_or_unknown(each.seconds),
+            *(each.counts[outcome] for outcome in OUTCOMES), each.redelivered,
+        )
+        for each in found
+    )  # fmt: skip
+    print_table((str(by), "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered"), lines)
+
+
+def _seconds_or_unknown(saved: float | None) -> str:
+    return "?" if saved is None else f"{saved:.1f}"
+
+
+def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:
+    job, found = ledger.get(job_id), ledger.duplicates(job_id)
+    if as_json:
+        print_json([duplicate_fields(each) for each in found])
+        return
+    lines = (
+        (
+            local_text(each.at), each.outcome, each.submitter or "(unnamed)", each.source, each.host,
+            "different" if each.arguments_differ else "same", each.answered_by,
+        )
+        for each in found
+    )  # fmt: skip
+    print_table(("at", "outcome", "submitter", "source", "host", "arguments", "answered by"), lines)
+    if job.duplicate_count > DUPLICATE_LIMIT:
+        echo(f"These are the newest of {job.duplicate_count}.")
+
+
+ACTIVITY_COLUMNS = (
+    "submissions", "prevented", "seconds saved", "runs", "failed", "run p50", "run p95", "wait p50", "wait p95",
+)  # fmt: skip
+
+
+@click.command()
+@click.option(
+    "--period", default=str(Period.MINUTE), show_default=True, type=click.Choice([str(period) for period in Period]),
+    help="The last hour by minute, or the last seven days by hour.",
+)  # fmt: skip
+@json_option
+@access
+def activity(access: Access, period: str, *, as_json: bool) -> None:
+    """Count submissions, prevented duplicates and runs, by time and by task; with their times in seconds."""
+    chosen = Period(period)
+    found = activity_to_dict(read_activity(access.ledger(), chosen, length=LENGTHS[chosen]))
+    if as_json:
+        print_json(found)
+        return
+    total = ("total", *_cells(found["totals"]))
+    slots = [(local_text(each["begin"]), *_cells(each)) for each in found["slots"] if not _is_empty(each)]
+    print_table((f"{period} from", *ACTIVITY_COLUMNS), [*slots, total])
+    echo("")
+    print_table(("task", *ACTIVITY_COLUMNS), [*((each["task"], *_cells(each)) for each in found["tasks"]), total])
+
+
+def _is_empty(stats: dict[str, Any]) -> bool:
+    return not (stats["submissions"] or stats["runs"] or stats["wait_seconds"]["count"])
+
+
+def _cells(stats: dict[str, Any]) -> list[object]:
+    run, wait = stats["run_seconds"], stats["wait_seconds"]
+    seconds = [_seconds_text(times[name]) for times in (run, wait) for name in ("p50", "p95")]
+    share = stats["failed_share"]
+    return [
+        sum(stats["submissions"].values()), stats["duplicates_prevented"],
+        _seconds_text(stats["seconds_saved"]) or "?", sum(stats["runs"].values()),
+        "" if share is None else f"{share:.1%}", *seconds,
+    ]  # fmt: skip
+
+
+def _seconds_text(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.3g}" if seconds < 1 else f"{seconds:.1f}"
+
+
+PAGE_SIZE = 200
+AUDIT_COLUMNS = ("at", "source", "actor", "address", "action", "target", "outcome", "count", "detail")
+
+
+@click.command()
+@click.option("--since", type=Time(), help="Only entries of this time or later: 90m, 1d, 2026-01-31T12:00:00Z.")
+@click.option(
+    "--limit", default=50, show_default=True, type=click.IntRange(1, AUDIT_LIMIT), help="Maximum number of entries."
+)
+@json_option
+@access
+def audit(access: Access, since: float | timedelta | None, limit: int, *, as_json: bool) -> None:
+    """List what operators did and which requests were refused, newest first."""
+    ledger = access.ledger()
+    found = [fields_of(entry) for entry in _read(ledger, seconds_of(since, ledger.read_clock()), limit)]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(AUDIT_COLUMNS, ([entry[name] for name in AUDIT_COLUMNS] for entry in found))
+
+
+def _read(ledger: Ledger, since: float | None, limit: int) -> list[AuditEntry]:
+    found: list[AuditEntry] = []
+    before: int | None = None
+    while len(found) < limit:
+        page = ledger.audit(limit=min(PAGE_SIZE, limit - len(found)), before=before)
+        wanted = [entry for entry in page if since is None or entry.at >= since]
+        found += wanted
+        if not page or len(wanted) < len(page):
+            break
+        before = page[-1].id
+    return found
+
+
+@click.command()
+@json_option
+@access
+def workers(access: Access, *, as_json: bool) -> None:
+    """List the workers whose latest heartbeat is still valid."""
+    found = access.ledger().store.workers()
+    if as_json:
+        print_json([fields_of(worker) for worker in found])
+    else:
+        headings = ("node", "latest heartbeat", "pool", "concurrency", "queues", "tasks")
+        print_table(headings, map(_row, found))
+
+
+def _row(worker: WorkerInfo) -> list[object]:
+    seen_at = fields_of(worker)["seen_at"]
+    return [worker.name, seen_at, worker.pool, worker.concurrency, " ".join(worker.queues), len(worker.tasks)]
+
+
+@click.command()
+@access
+def metrics(access: Access) -> None:
+    """Print the metrics as `GET /metrics` does, in the text format of Prometheus."""
+    with needs_extra("metrics", "`onejob metrics`"):
+        from onejob.celery.prometheus import render_metrics
+    echo(render_metrics(access.ledger()).decode(), end="")

@@ -1,0 +1,213 @@
+"""The lists: jobs, dead letters, workers with their queues, and the audit log; and finding a job in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from onejob.api.api_keys import Role
+from onejob.api.job_reads import COUNT_LIMIT
+from onejob.api.routes.jobs import is_valid_id
+from onejob.celery.operations import queue_lengths
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import values_of
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.failure_groups import GROUP_LIMIT, FailureGroup, group_failures
+from onejob.ledger.search import count_matching, search
+from onejob.pages.context import deadline, job_row, job_rows
+from onejob.pages.page_request import PAGE_SIZES, JobFilter, cursor_after, cursor_before
+from onejob.pages.rendering import Page, Redirect, View, job_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Backlog, WorkerInfo
+    from onejob.ledger.search import SearchResult
+    from onejob.pages.context import Context
+    from onejob.pages.page_request import PageRequest
+
+
+def _build_jobs(context: Context, request: PageRequest) -> Page:
+    parameters, ledger = request.parameters, context.ledger
+    job_filter, cursor = JobFilter.parse(parameters, context), parameters.text("cursor")
+    limit = int(parameters.choice("limit", PAGE_SIZES))
+    is_over = deadline()
+    found = search(ledger, job_filter.query(limit=limit, cursor=cursor), is_over=is_over)
+    states = ledger.count_states(limit=COUNT_LIMIT)
+    data: dict[str, Any] = {
+        "filter": job_filter.to_dict(),
+        "is_filtered": not job_filter.is_empty,
+        "is_first": cursor is None,
+        "jobs": job_rows(context, found.jobs),
+        "next": _next_cursor(found),
+        "searched_to": None if found.searched_to is None else to_datetime(found.searched_to),
+        "now": to_datetime(request.now),
+        "states": states,
+        "count_limit": COUNT_LIMIT,
+        "tasks": sorted({*context.tasks(ledger.workers()), *([job_filter.task] if job_filter.task else [])}),
+        "page_size": limit,
+    }
+    if cursor is None:
+        data["matching"] = _capped(states) if job_filter.is_empty else _count(context, job_filter, found, is_over)
+    return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
+
+
+def _next_cursor(found: SearchResult) -> str | None:
+    if found.after is not None:
+        return cursor_after(found.after)
+    return None if found.searched_to is None else cursor_before(found.searched_to)
+
+
+def _capped(states: Mapping[State, int]) -> dict[str, Any]:
+    """Return how many jobs there are, capped."""
+    count = sum(states.values())
+    return {"count": min(count, COUNT_LIMIT), "is_complete": count < COUNT_LIMIT}
+
+
+def _count(context: Context, job_filter: JobFilter, found: SearchResult, is_over: Callable[[], bool]) -> dict[str, Any]:
+    """Return how many jobs match: capped, or of those that were searched in the time of a request."""
+    if found.after is None:
+        return {"count": len(found.jobs), "is_complete": found.searched_to is None}
+    counted = count_matching(context.ledger, job_filter.query(limit=0), limit=COUNT_LIMIT, is_over=is_over)
+    return {"count": counted.count, "is_complete": counted.is_complete}
+
+
+JOBS = View("jobs", "/jobs", _build_jobs)
+
+
+def _find(context: Context, request: PageRequest) -> Redirect:
+    """Go to the job that has the given id, or else to the jobs with the text among their arguments."""
+    text = request.parameters.text("q")
+    if text is None:
+        return Redirect("/jobs")
+    if context.redact is not None or (is_valid_id(text) and context.ledger.get_or_none(text) is not None):
+        return Redirect(job_path(text))
+    return Redirect(f"/jobs?{urlencode({'argument': text})}")
+
+
+def _list_tasks(context: Context, _request: PageRequest) -> Page:
+    return Page(template="palette.html", title="Tasks", data={"tasks": sorted(context.tasks(context.ledger.workers()))})
+
+
+PALETTE = View("palette", "/palette", _list_tasks)
+FIND = View("find", "/find", _find)
+
+
+READ_LIMIT = 10_000
+"""How many dead letters are read at most: the newest ones."""
+
+
+def _build_dead_letters(context: Context, request: PageRequest) -> Page:
+    task, since = request.parameters.text("task"), request.parameters.at("since")
+    found = context.stats.get(("dead", task), lambda: group_failures(context.ledger, task=task, limit=READ_LIMIT))
+    chosen = [each for each in found if not since or each.last_at >= since]
+    total = sum(group.count for group in chosen)
+    data = {
+        "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]), "total": total,
+        "group_count": len(chosen), "is_capped": total >= READ_LIMIT,
+        "since": request.parameters.text("since"), "now": to_datetime(request.now),
+    }  # fmt: skip
+    return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
+
+
+def _group_rows(context: Context, groups: list[FailureGroup]) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "task": group.task, "error_type": group.error_type, "message": group.message, "count": group.count,
+            "first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at), "pattern": group.pattern,
+            "job_ids": list(group.job_ids), "oldest_id": group.oldest_id,
+        }
+        for group in groups
+    ]  # fmt: skip
+    return rows if context.redact is None else _redacted(context, rows)
+
+
+def _redacted(context: Context, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with messages as they may be shown, and without patterns."""
+    newest = [row["job_ids"][0] for row in rows]
+    jobs = context.ledger.get_many(newest)
+    for row, job_id in zip(rows, newest, strict=True):
+        row["message"] = context.reason(jobs[job_id], row["message"]) if job_id in jobs else ""
+        row["pattern"] = None
+    return rows
+
+
+DEAD_LETTERS = View("dead_letters", "/dead", _build_dead_letters)
+
+
+RUNS_LIMIT = 500
+"""How many runs are listed at most."""
+
+
+def _build_workers(context: Context, request: PageRequest) -> Page:
+    workers, now = context.ledger.workers(), request.now
+    runs = context.ledger.find(Query(states=frozenset({State.RUNNING}), limit=RUNS_LIMIT, light=True))
+    by_node: dict[str, list[Job]] = defaultdict(list)
+    for job in runs:
+        by_node[job.node].append(job)
+    alive = [_worker_row(worker, by_node.pop(worker.name, []), context, now) for worker in workers]
+    data = {
+        "now": to_datetime(now),
+        "workers": alive,
+        "lost": [
+            {"name": name, "runs": [_run(context, each, now) for each in by_node[name]]} for name in sorted(by_node)
+        ],
+        "queues": _queues(context, workers),
+        "backlog_limit": COUNT_LIMIT,
+    }
+    return Page(template="workers.html", title="Workers", data=data, rows="workers", live="ledger")
+
+
+def _worker_row(worker: WorkerInfo, runs: Sequence[Job], context: Context, now: float) -> dict[str, Any]:
+    return {
+        "name": worker.name, "seen_at": to_datetime(worker.seen_at), "is_late": context.is_late(worker, now),
+        "pool": worker.pool, "concurrency": worker.concurrency, "queues": list(worker.queues),
+        "tasks": list(worker.tasks), "runs": [_run(context, job, now) for job in runs],
+    }  # fmt: skip
+
+
+def _run(context: Context, job: Job, now: float) -> dict[str, Any]:
+    left = None if job.lease_until is None else job.lease_until - now
+    return job_row(context, job) | {"lease_left": left, "is_lease_expired": left is not None and left <= 0}
+
+
+def _queues(context: Context, workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
+    backlog = context.ledger.backlog(tasks=context.tasks(workers), limit=COUNT_LIMIT)
+    consumers: dict[str, list[str]] = defaultdict(list)
+    for worker in workers:
+        for queue in worker.queues:
+            consumers[queue].append(worker.name)
+    names = sorted({*consumers, *(each.queue for each in backlog if each.queue)})
+    lengths = queue_lengths(context.app, names)
+    return [_queue(name, consumers[name], backlog, lengths[name]) for name in names]
+
+
+def _queue(name: str, consumers: list[str], backlog: Sequence[Backlog], messages: int | None) -> dict[str, Any]:
+    own = [each for each in backlog if each.queue == name]
+    oldest = min((each.oldest_run_at for each in own), default=None)
+    return {
+        "queue": name, "waiting_jobs": sum(each.count for each in own), "messages": messages, "consumers": consumers,
+        "oldest_at": None if oldest is None else to_datetime(oldest),
+    }  # fmt: skip
+
+
+WORKERS = View("workers", "/workers", _build_workers)
+
+
+PAGE_SIZE = 100
+
+
+def _build_audit(context: Context, request: PageRequest) -> Page:
+    before = request.parameters.number("before")
+    entries = [
+        values_of(entry) | {"at": to_datetime(entry.at)}
+        for entry in context.ledger.audit(limit=PAGE_SIZE, before=before)
+    ]
+    data = {"entries": entries, "next": entries[-1]["id"] if len(entries) == PAGE_SIZE else None}
+    return Page(template="audit.html", title="Audit log", data=data, rows="entries")
+
+
+AUDIT = View("audit", "/audit", _build_audit, Role.OPERATE)

@@ -1,0 +1,442 @@
+"""What onejob sends is, byte for byte, what Celery's `send_task` sends: to a Redis broker in one round trip."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+import kombu.exceptions
+import pytest
+import redis
+from celery import Celery, signals
+from kombu import Queue
+from kombu.messaging import Producer
+from kombu.transport.redis import Channel
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import Broker
+from onejob.celery.message_templates import MessageTemplate, kind_of
+from onejob.celery.payload import encode
+from onejob.celery.publisher import DECLARE
+from onejob.celery.redis_broker import RedisBroker
+from onejob.errors import BrokerUnavailableError
+from tests.cases import for_each
+from tests.celery.harness import DATABASES, House
+from tests.services import start_redis
+from tests.submissions import submission_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from onejob.jobs.model import Job, Submission, WireMessage
+
+
+class Pair:
+    """An app that sends messages by Celery, and writes them for its broker."""
+
+    kind: Any = RedisBroker
+
+    def __init__(self, house: House, **settings: Any) -> None:
+        self.house = house
+        self.app = house.another_app(**settings)
+        self.broker = Broker(self.app, 2.0)
+        house.at_close.callback(self.broker.close)
+        routing = app_state_of(self.app).routing
+        self.send: Any = app_state_of(self.app).publisher._send
+        self.writer: Any = self.kind(self.app, self.broker, routing, lambda *given: self.send(*given))  # noqa: PLW0108 - a test replaces it
+
+    def submission(
+        self, kwargs: dict[str, Any] | None = None, args: tuple[Any, ...] = (), **options: Any
+    ) -> Submission:
+        """Return a submission of `add`; `options` are those of the call."""
+        task: Any = self.app.tasks["add"]
+        own = {name: options.pop(name) for name in ("retries", "task_id") if name in options}
+        new = submission_of(task, {"a": 1, "b": 2}, **options)
+        limits = app_state_of(self.app).settings.limits
+        payload = encode("add", args, kwargs or {}, limits)
+        return replace(new, payload=payload, retries=own.get("retries", 0), id=own.get("task_id", new.id))
+
+    def sent(self, submission: Submission) -> list[Any]:
+        """Return what Celery pushes."""
+        with self.broker.producer() as producer:
+            self.send(submission, producer, DECLARE)
+        return self.popped()
+
+    def write(self, submission: Submission) -> WireMessage | None:
+        """Return the written message."""
+        message: WireMessage | None = self.writer.write(submission)
+        return message
+
+    def pushed(self, submission: Submission) -> list[Any]:
+        """Return what is pushed of the written message."""
+        message = self.write(submission)
+        assert message is not None
+        self.writer.push([message])
+        return self.popped()
+
+    def popped(self) -> list[Any]:
+        """Empty all lists; return their keys and elements, without what is random in these."""
+        broker: Any = self.house.broker
+        found = []
+        for key in sorted(broker.keys("*")):
+            while broker.type(key) == b"list" and (text := broker.rpop(key)):
+                tag = json.loads(text)["properties"]["delivery_tag"]
+                assert tag == str(UUID(tag))
+                found.append((key.decode(), text.decode().replace(tag, "TAG")))
+        return found
+
+    def assert_same(self, *submissions: Submission) -> None:
+        """Assert that both ways agree on messages of one kind: the first one is recorded, the others are filled in."""
+        for submission in submissions:
+            expected = self.sent(submission)
+            assert len(expected) == 1
+            assert self.pushed(submission) == expected
+
+    def has_template(self, submission: Submission) -> bool:
+        """Tell whether messages like this one are filled in, after two of them were written."""
+        return is_filled_in(self.writer, submission)
+
+
+def is_filled_in(writer: Any, submission: Submission) -> bool:
+    """Tell whether messages like that of a submission are filled in, after two of them were written."""
+    write = writer.write.__self__._writers.get(kind_of(submission))
+    return isinstance(getattr(write, "__self__", None), MessageTemplate)
+
+
+@pytest.fixture
+def pair(house: House) -> Pair:
+    """Return the two ways."""
+    return Pair(house)
+
+
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "args": ((1, "two"), {}),
+    "kwargs": ((), {"a": 1, "b": None, "c": 2.5, "d": True}),
+    "both": (("x",), {"y": "z"}),
+    "quotes": (("it's", 'a "word"'), {"k'": 'v"'}),
+    "escapes": (("a\nb\tc\\d",), {"e": "\x7f\x1f\x85"}),
+    "formats": (("100%", "%s", "%(id)s"), {"%": "%%"}),
+    "unicode": (("ü€", "\U0001f600"), {"名": "前"}),
+    "nested": (([1, [2, [3, [4]]]],), {"a": {"b": {"c": {"d": {}}}}}),
+    "long": (("x" * 3000,), {"y": "z" * 3000, "many": list(range(500))}),
+    "json": (('", "kwargs": {}}', "]"), {"args": [], "kwargs": {}, "x": ', "kwargs": {'}),
+    "types": ((datetime(2026, 1, 2, tzinfo=UTC), UUID(int=7)), {"b": b"bytes", "c": b"\xff"}),
+    "numbers": ((1e300, -0.0, 10**40), {"f": 0.1}),
+}
+
+
+@for_each("arguments", ARGUMENTS)
+def test_the_arguments_are_those_of_celery(pair: Pair, arguments: str) -> None:
+    """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
+    args, kwargs = ARGUMENTS[arguments]
+    pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])
+    assert pair.has_template(pair.submission(kwargs, args))
+
+
+def _link(app: Celery, value: str) -> Any:
+    return app.tasks["add"].s(1, value)
+
+
+OPTIONS: dict[str, Callable[[Celery], dict[str, Any]]] = {
+    "priority": lambda _: {"priority": 3},
+    "priority 0": lambda _: {"priority": 0},
+    "queue": lambda _: {"queue": "other-queue"},
+    "queue object": lambda _: {"queue": Queue("an-object", routing_key="an-object")},
+    "routing key": lambda _: {"routing_key": "some.key"},
+    "yaml": lambda _: {"serializer": "yaml"},
+    "pickle": lambda _: {"serializer": "pickle"},
+    "compression": lambda _: {"compression": "gzip"},
+    "headers": lambda _: {"headers": {"trace": "100% 'x' \"y\" ü", "deep": {"a": [1]}}},
+    "links": lambda app: {"link": [_link(app, "a"), _link(app, "b")], "link_error": [_link(app, "c")]},
+    "chain": lambda app: {"chain": [_link(app, "last"), _link(app, "next")]},
+    "chord": lambda app: {"chord": _link(app, "body"), "group_id": "group", "group_index": 2},
+    "group": lambda _: {"group_id": "a-group", "group_index": 0},
+    "ignore_result": lambda _: {"ignore_result": True},
+    "time limits": lambda _: {"time_limit": 30, "soft_time_limit": 20.5},
+    "shadow": lambda _: {"shadow": "another name"},
+    "stamps": lambda _: {"stamped_headers": ["team", "on"], "team": ["a", "b"], "on": "x"},
+    "argsrepr": lambda _: {"argsrepr": "(hidden)", "kwargsrepr": "{hidden}"},
+    "nesting": lambda _: {"replaced_task_nesting": 2},
+    "reply_to": lambda _: {"reply_to": "a-queue"},
+    "parents": lambda _: {"root_id": "the-root", "parent_id": "the-parent"},
+    "root": lambda _: {"root_id": "the-root"},
+    "parent": lambda _: {"parent_id": "the-parent"},
+    "periodic": lambda _: {"periodic_task_name": "every-minute"},
+    "delivery mode": lambda _: {"delivery_mode": 1},
+    "retries": lambda _: {"retries": 5},
+    "expires": lambda _: {"expires": 60},
+    "retry policy": lambda _: {"retry": True, "retry_policy": {"max_retries": 2}},
+    "origin": lambda _: {"origin": "elsewhere"},
+    "extra": lambda _: {"message_id": "m-1", "user_id": "u", "app_id": "100%"},
+    "strange id": lambda _: {"task_id": "an 'id' with \"quotes\", 100%, ü and \\"},
+}
+
+
+TOGETHER = ("priority", "queue", "headers", "links", "chord", "time limits", "stamps", "parents", "retries")
+
+
+@for_each("options", [*((name,) for name in OPTIONS), TOGETHER])
+def test_every_option_has_its_place(pair: Pair, options: tuple[str, ...]) -> None:
+    """For every option of a publication, and for many, the list and the text are those of `send_task`, in its order."""
+    given = {name: value for each in options for name, value in OPTIONS[each](pair.app).items()}
+    pair.assert_same(*[pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "prefix": {"broker_transport_options": {"global_keyprefix": "{app}:"}},
+    "separator": {"broker_transport_options": {"sep": ":", "priority_steps": list(range(10))}},
+    "no base64": {"broker_transport_options": {"body_encoding": None}},
+    "serializer": {"task_serializer": "yaml"},
+    "compression": {"task_compression": "zlib"},
+    "priority": {"task_default_priority": 6},
+    "queue": {"task_default_queue": "standard"},
+    "ignore_result": {"task_ignore_result": True},
+    "no backend": {"result_backend": None},
+    "transient": {"task_default_delivery_mode": 1},
+}
+
+
+@for_each("settings", SETTINGS)
+def test_the_settings_of_the_app_apply(house: House, settings: str) -> None:
+    """The settings of the transport and of messages decide as they do for `send_task`."""
+    pair = Pair(house, **SETTINGS[settings])
+    pair.assert_same(*[pair.submission({"a": 1}) for _ in range(3)])
+    pair.assert_same(*[pair.submission({"a": 1}, priority=4) for _ in range(3)])
+
+
+def test_messages_of_one_kind_are_built_by_celery_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its third message on, a kind of messages costs no call of Celery; ids and parents make no kind."""
+    for number in range(2):
+        pair.write(pair.submission({"a": number}, root_id=f"root-{number}"))
+
+    def never(*_args: Any, **_options: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(pair, "send", never)
+    for number in range(3):
+        assert pair.write(pair.submission({"a": number}, parent_id=f"parent-{number}")) is not None
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+QUEUES = 6
+"""Three queues, each with two priorities."""
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[House]:
+    """Return a house with a broker of its own, whose commands are counted, and which may be set to refuse."""
+    server = start_redis(tmp_path, "--databases", str(DATABASES))
+    house = House(tmp_path, server, "sqlite")
+    yield house
+    house.close()
+    server.stop()
+
+
+@pytest.fixture
+def publisher(own_broker: House) -> Any:
+    """Return the publisher of that house."""
+    return app_state_of(own_broker.app).publisher
+
+
+def submitted(house: House, count: int) -> list[Job]:
+    """Submit jobs of different options, whose messages are not sent."""
+    made = []
+    for number in range(count):
+        options: dict[str, Any] = {"queue": f"queue-{number % 3}", "priority": number % 2 * 9}
+        new = submission_of(house.add, {"a": number}, **options)
+        made.append(house.ledger.submit(new).job)
+    return made
+
+
+def messages(house: House) -> dict[str, list[Any]]:
+    """Return the messages in each queue, oldest first, without what each has for itself, and empty the queues."""
+    found: dict[str, list[Any]] = {}
+    for key in sorted(cast("list[bytes]", house.broker.keys("queue-*"))):
+        found[key.decode()] = texts = [json.loads(text) for text in reversed(house.broker.lrange(key, 0, -1))]
+        for text in texts:
+            del text["properties"]["delivery_tag"], text["properties"]["delivery_info"]
+        house.broker.delete(key)
+    return found
+
+
+def test_a_batch_is_what_celery_sends_one_by_one(
+    own_broker: House, publisher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, in a batch of Celery, also a broken one, or pushed in one round trip: the messages are the same."""
+    jobs, announced = submitted(own_broker, 20), []
+    note = lambda headers=None, **_: announced.append(headers["id"])  # noqa: E731 - for as long as Celery sends
+    signals.before_task_publish.connect(note)
+    for job in jobs:
+        publisher.publish(job)
+    one_by_one = messages(own_broker)
+    assert len(one_by_one) == QUEUES
+    publisher.publish_all(jobs)
+    assert messages(own_broker) == one_by_one
+    with monkeypatch.context() as patch:
+
+        def broken(_self: Producer, **_: Any) -> Any:
+            raise kombu.exceptions.BatchPublishError("the connection was closed")  # type: ignore[attr-defined] # new
+
+        patch.setattr(Producer, "batch", broken, raising=False)  # kombu has batches since 5.7
+        publisher.publish_all(jobs)
+    assert messages(own_broker) == one_by_one
+    assert announced == [job.id for job in jobs] * 3
+    signals.before_task_publish.disconnect(note)
+    for _ in range(3):  # the first messages of a kind are recorded, the others are filled in
+        publisher.publish_all(jobs)
+        assert messages(own_broker) == one_by_one
+    before = own_broker.broker.info()["total_commands_processed"]
+    publisher.publish_all(jobs)
+    assert own_broker.broker.info()["total_commands_processed"] - before == 1 + QUEUES
+
+
+def test_a_closed_connection_loses_no_message(own_broker: House, publisher: Any) -> None:
+    """When the broker has closed the idle connections, the next messages are sent once, on a new one."""
+    jobs = submitted(own_broker, 3)
+    publisher.publish_all(jobs)
+    expected = messages(own_broker)
+    for together in (jobs, *([job] for job in jobs)):
+        own_broker.broker.client_kill_filter(_type="normal", skipme=True)
+        publisher.publish_all(together)
+        if len(together) > 1:
+            assert messages(own_broker) == expected
+    assert messages(own_broker) == expected
+
+
+def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, publisher: Any) -> None:
+    """A list that takes no message stops no other one; a broker without memory, or a replica, is away altogether."""
+    jobs, broker = submitted(own_broker, 9), own_broker.broker
+    publisher.publish_all(jobs)
+    messages(own_broker)
+    broker.set("queue-0", "no list")
+    errors = publisher.publish_all(jobs)
+    refused = {job.id for job in jobs if job.route == "queue-0" and not job.priority_rank}
+    assert {job_id for job_id, error in errors.items() if "WRONGTYPE" in str(error)} == {*errors} == refused
+    broker.delete("queue-0")
+    sent = {text["headers"]["id"] for texts in messages(own_broker).values() for text in texts}
+    assert sent == {job.id for job in jobs} - refused
+    refusals: list[Callable[[], Any]] = [
+        lambda: broker.config_set("maxmemory", 1),
+        lambda: broker.config_set("maxmemory", 0) and broker.replicaof("127.0.0.1", "1"),
+    ]
+    for refuse in refusals:
+        refuse()
+        for some in (jobs, jobs[:1]):
+            with pytest.raises(BrokerUnavailableError):
+                publisher.publish_all(some)
+
+
+# --- what is left to Celery -----------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_names_itself(house: House) -> None:
+    """After a fork, the origin in a message is the child, which has connections of its own."""
+    publisher = app_state_of(house.app).publisher
+    job = house.ledger.submit(submission_of(house.add, {"a": 1})).job
+    for _ in range(3):
+        publisher.publish(job)
+    child = os.fork()
+    if not child:
+        try:
+            publisher.publish(job)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    publisher.publish(job)
+    origins = [json.loads(text)["headers"]["origin"] for text in house.broker.lrange("celery", 0, -1)]
+    assert [origin.partition("@")[0] for origin in origins] == [f"gen{os.getpid()}", f"gen{child}"] + [
+        f"gen{os.getpid()}"
+    ] * 3
+
+
+def test_a_given_producer_decides_on_the_broker(house: House) -> None:
+    """A message goes to the broker of the producer that the caller gives, whichever it is."""
+    jobs, publisher, other = submitted(house, 3), app_state_of(house.app).publisher, house.config["result_backend"]
+    for url, is_own in ((house.config["broker_url"], True), (other, False)):
+        with house.app.connection_for_write(url) as connection:
+            producer = connection.Producer()
+            assert publisher.is_own(producer) == is_own
+            publisher.publish_all(jobs, producer)
+    assert sum(map(len, messages(house).values())) == 3
+    with redis.Redis.from_url(other) as client:
+        assert sum(client.llen(key) for key in cast("list[bytes]", client.keys("queue-*"))) == 3
+
+
+@for_each("signal", ["before_task_publish", "after_task_publish", "task_sent"])
+def test_receivers_of_a_signal_get_every_message(pair: Pair, signal: str) -> None:
+    """No message is written while the application listens to publications: Celery has to send it."""
+    submission = pair.submission({"a": 1})
+    for _ in range(2):
+        assert pair.write(submission) is not None
+    connected: Any = getattr(signals, signal)
+    receiver = connected.connect(lambda **_: None, weak=False)
+    try:
+        assert pair.write(submission) is None
+    finally:
+        connected.disconnect(receiver)
+    assert pair.write(submission) is not None
+
+
+EXPIRES = hasattr(Channel, "_maybe_update_queues_expire")
+"""Whether this kombu lets the lists of a Redis expire."""
+
+
+@for_each("route", [{"exchange": "topics", "routing_key": "a.b"}, *([{"queue": "short-lived"}] if EXPIRES else [])])
+def test_what_is_not_one_push_is_not_written(house: House, route: dict[str, Any]) -> None:
+    """A message through a named exchange, or to a queue that expires, is sent by Celery."""
+    queues = [Queue("celery"), Queue("short-lived", routing_key="short-lived", expires=60)]
+    pair = Pair(house, task_queues=queues)
+    assert [pair.write(pair.submission({"a": 1}, **route)) for _ in range(3)] == [None] * 3
+    assert house.queued_messages() == 0
+    assert pair.write(pair.submission({"a": 1})) is not None
+
+
+class Subclass(Celery):
+    """An app with its own way to send."""
+
+    def send_task(self, *args: Any, **options: Any) -> Any:
+        return super().send_task(*args, **options)
+
+
+UNWRITABLE: dict[str, dict[str, Any]] = {
+    "another transport": {"broker_url": "memory://"},
+    "rabbitmq": {"broker_url": "amqp://"},
+    "sentinel": {"broker_url": "sentinel://127.0.0.1:1"},
+    "alternates": {"broker_url": "redis://127.0.0.1:1;redis://127.0.0.1:2"},
+    "events": {"task_send_sent_event": True},
+    "protocol 1": {"task_protocol": 1},
+    "rpc": {"result_backend": "rpc://"},
+    "an unknown backend": {"result_backend": "typo://"},
+}
+
+
+@for_each("case", UNWRITABLE)
+def test_an_app_that_does_more_than_push_is_left_to_celery(case: str) -> None:
+    """Nothing is written for an app whose messages are not pushed to one Redis by Celery's own functions alone."""
+    settings = {"broker_url": "redis://", **UNWRITABLE[case]}
+    assert not RedisBroker.is_of(Celery(changes=settings))
+    assert not RedisBroker.is_of(Subclass(broker="redis://"))
+    assert RedisBroker.is_of(Celery(broker="redis://"))
+
+
+@for_each("owner, name", [(Producer, "publish"), (Channel, "basic_publish"), (Celery, "send_task")])
+def test_instrumentation_is_left_to_celery(owner: Any, name: str) -> None:
+    """Nothing is written once a library has wrapped a function of Celery or kombu, even under its name."""
+    original = getattr(owner, name)
+    app = Celery(broker="redis://")
+    assert RedisBroker.is_of(app)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def wrapper(*args: Any, **options: Any) -> Any:
+            return original(*args, **options)
+
+        wrapper.__name__, wrapper.__module__ = original.__name__, original.__module__
+        patch.setattr(owner, name, wrapper)
+        assert not RedisBroker.is_of(app)
+    assert RedisBroker.is_of(app)
