@@ -78,12 +78,12 @@ class Side:
         for _ in range(DUE):
             self._submit(str(uuid4()), f"v1-{sha256(uuid4().bytes).hexdigest()}", 0)
 
-    def _submit(self, job_id: str, identity: str, wake_in: float) -> Admission:
+    def _submit(self, job_id: str, identity: str, wake_after: float) -> Admission:
         new = Submission(
             id=job_id, task="shop.task_1", identity=identity, fingerprint=identity, nonce=new_nonce(), lease=LEASE,
             payload='{"task": "shop.task_1", "args": [42, "customer-7"], "kwargs": {}, "options": {}}',
         )  # fmt: skip
-        return self.ledger.submit(new, wake_in=wake_in)
+        return self.ledger.submit(new, wake_after=wake_after)
 
 
 OPERATIONS: dict[str, Callable[[Side, int], None]] = {

@@ -89,7 +89,7 @@ def running(
 
 
 def answers(port: int) -> bool:
-    """Tell whether a server answers at a port."""
+    """Return whether a server answers at a port."""
     try:
         return bool(serve(port, repeat(get("/"), 1)).statuses)
     except OSError:

@@ -214,7 +214,7 @@ def _list(store: PostgresStore, followed: str) -> None:
 def _live(store: PostgresStore) -> None:
     """Run a job with a duplicate and a follower through its life; read it; sweep."""
     ledger = Ledger(store)
-    job = ledger.submit(submission(1, "plan"), wake_in=0).job
+    job = ledger.submit(submission(1, "plan"), wake_after=0).job
     ledger.submit(submission(2, "plan"))
     ledger.submit(submission(3, "plan", follows=True))
     ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
@@ -245,7 +245,7 @@ def _submit_duplicates(store: PostgresStore) -> None:
     ledger.submit(replace(submission(11, "duplicates"), fingerprint="other", replaces=True))
     ledger.claim(run.id, nonce=new_nonce(), node="worker-1")
     for number in (12, 13):
-        ledger.submit(replace(submission(number, "duplicates"), fingerprint="other", replaces=True, queues_next=True))
+        ledger.submit(replace(submission(number, "duplicates"), fingerprint="other", replaces=True, queue_next=True))
     for number in (14, 15):
         ledger.submit(replace(submission(number, "keyed"), key="1:a:key"))
     ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 29)], wait_for_locks=False)
@@ -281,7 +281,7 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
         joined.run(name)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
-        joined.run("submit_in", **asdict(new), wake_in=30.0)
+        joined.run("submit_in", **asdict(new), wake_after=30.0)
     charged = replace(submission(8, "joined and charged"), charges=CHARGES)
     Submitter(joined).submit_many([charged], 30.0, wait_for_locks=True)
 

@@ -37,7 +37,7 @@ def seconds_of(pid: int) -> float:
 
 
 def _is_below(pid: int, parents: dict[int, int]) -> bool:
-    """Tell whether a process descends from this one."""
+    """Return whether a process descends from this one."""
     while (pid := parents.get(pid, 0)) > 1:
         if pid == os.getpid():
             return True

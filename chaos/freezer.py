@@ -172,7 +172,7 @@ class Lane:
     def freeze(self, number: int, point: str) -> Freeze:
         """Freeze a run of a new job, and bring the job to its end."""
         freeze = Freeze(number, str(uuid4()), point, self._effects_url(number))
-        self._ledger.submit(_submission(freeze, self._lease), wake_in=PATIENCE)
+        self._ledger.submit(_submission(freeze, self._lease), wake_after=PATIENCE)
         frozen, other = self.rng.sample(self._processes, 2)
         token = self._begin(frozen, freeze)
         if self._await_requeued(freeze, token):
@@ -237,7 +237,7 @@ class Lane:
             session.execute(ending, {"name": session_name(process.pid)})
 
     def _ended(self, freeze: Freeze, process: Process) -> bool:
-        """Tell whether the job has ended; if not, have it run by a process as soon as it can be."""
+        """Return whether the job has ended; if not, have it run by a process as soon as it can be."""
         if self._ledger.get(freeze.job_id).state.final:
             return True
         self._order(process, freeze)

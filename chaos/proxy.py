@@ -119,7 +119,7 @@ class _Link:
                 self._cut("after")
 
     def _commits(self, kind: bytes, body: bytes) -> bool:
-        """Tell whether a message of the client starts a COMMIT; remember prepared ones."""
+        """Return whether a message of the client starts a COMMIT; remember prepared ones."""
         if kind == b"P":
             name, text, *_ = body.split(b"\0")
             (self.commits.add if _is_commit(text) else self.commits.discard)(name)

@@ -36,11 +36,11 @@ class Workers:
         return f"{name}@shop"
 
     def ready(self, node: str) -> bool:
-        """Tell whether a worker consumes messages."""
+        """Return whether a worker consumes messages."""
         return b" ready." in (self._folder / f"{node.partition('@')[0]}.log").read_bytes()
 
     def has(self, node: str) -> bool:
-        """Tell whether a worker has not been killed."""
+        """Return whether a worker has not been killed."""
         return node in self._running
 
     def kill(self, node: str) -> None:

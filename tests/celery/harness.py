@@ -446,7 +446,7 @@ def program_environment() -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process can still act: it exists, and is no zombie."""
+    """Return whether a process can still act: it exists, and is no zombie."""
     command = ["/bin/ps", "-o", "stat=", "-p", str(pid)]
     state = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return bool(state.strip()) and not state.startswith("Z")

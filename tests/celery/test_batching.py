@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.celery.batching import MAX_BATCHES, Batcher, Deferred
+from onejob.celery.batching import MAX_BATCHES, Batcher, Pending
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
 
@@ -86,8 +86,8 @@ def test_a_deferred_result_delays_no_other() -> None:
         assert opened.wait(30)
         return -1
 
-    def work(numbers: Sequence[int]) -> list[int | Deferred[int] | Exception]:
-        return [Deferred(slow) if number == 0 else number for number in numbers]
+    def work(numbers: Sequence[int]) -> list[int | Pending[int] | Exception]:
+        return [Pending(slow) if number == 0 else number for number in numbers]
 
     async def scenario() -> tuple[list[int], int]:
         batcher = Batcher(work)

@@ -158,7 +158,7 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
 def test_a_sweep_pushes_what_it_records(one: House) -> None:
     """A sweep publishes a due job in the change that records it, also one that another ledger has made due."""
     swept = submission(one, "swept")
-    one.ledger.submit(swept, wake_in=0.0)
+    one.ledger.submit(swept, wake_after=0.0)
     await_(lambda: sweep_once(one) == 1)
     job = one.job(swept.id)
     assert (job.published, job.publish_error) == (1, "")

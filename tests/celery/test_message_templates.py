@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from onejob.jobs.model import Job, Submission, WireMessage
+    from onejob.jobs.model import BrokerMessage, Job, Submission
 
 
 class Pair:
@@ -67,9 +67,9 @@ class Pair:
             self.send(submission, producer, DECLARE)
         return self.popped()
 
-    def write(self, submission: Submission) -> WireMessage | None:
+    def write(self, submission: Submission) -> BrokerMessage | None:
         """Return the written message."""
-        message: WireMessage | None = self.writer.write(submission)
+        message: BrokerMessage | None = self.writer.write(submission)
         return message
 
     def pushed(self, submission: Submission) -> list[Any]:
@@ -98,12 +98,12 @@ class Pair:
             assert self.pushed(submission) == expected
 
     def has_template(self, submission: Submission) -> bool:
-        """Tell whether messages like this one are filled in, after two of them were written."""
+        """Return whether messages like this one are filled in, after two of them were written."""
         return is_filled_in(self.writer, submission)
 
 
 def is_filled_in(writer: Any, submission: Submission) -> bool:
-    """Tell whether messages like that of a submission are filled in, after two of them were written."""
+    """Return whether messages like that of a submission are filled in, after two of them were written."""
     write = writer.write.__self__._writers.get(kind_of(submission))
     return isinstance(getattr(write, "__self__", None), MessageTemplate)
 

@@ -119,7 +119,7 @@ def test_what_is_no_job_is_reported_in_a_sentence(ledger: Ledger, shell: Shell) 
 def test_show_hides_internal_columns(ledger: Ledger, shell: Shell) -> None:
     """`jobs show` prints what HTTP shows and has a value, not its arguments; with `--all` it prints every column."""
     job = claimed(ledger, ledger.submit(order(42)).job.id)
-    successor = ledger.submit(order(42, queues_next=True)).job
+    successor = ledger.submit(order(42, queue_next=True)).job
     words = ("jobs", "show", job.id)
     assert shell.json(*words) == json.loads(job_view(ledger.get(job.id)).model_dump_json())
     everything = shell.json(*words, "--all")

@@ -98,21 +98,21 @@ class ModelStore:
         self,
         submissions: Sequence[Submission],
         *,
-        wake_in: float,
+        wake_after: float,
         wait_for_locks: bool = True,
         message_of: MessageOf | None = None,
     ) -> list[Admission]:
         assert wait_for_locks
         assert message_of is None
-        return PartlySubmittedError.checked([self._charged(each, wake_in) for each in submissions])
+        return PartlySubmittedError.checked([self._charged(each, wake_after) for each in submissions])
 
-    def _charged(self, new: Submission, wake_in: float) -> Admission | QuotaExceededError:
+    def _charged(self, new: Submission, wake_after: float) -> Admission | QuotaExceededError:
         try:
-            return self._submit(new, wake_in)
+            return self._submit(new, wake_after)
         except QuotaExceededError as error:
             return error
 
-    def _submit(self, new: Submission, wake_in: float) -> Admission:
+    def _submit(self, new: Submission, wake_after: float) -> Admission:
         now = self.read_clock()
         own, key = self.rows.get(new.id), self.live_key(new.key)
         if own is not None:
@@ -123,12 +123,12 @@ class ModelStore:
         if holder is None:
             self._charge(new)
             self.release_expired(new.identity)
-            row = self._write(new_job(new, now=now, wake_in=wake_in))
+            row = self._write(new_job(new, now=now, wake_after=wake_after))
             row.record(now, "submit", new.source)
             return self._keep_key(new, Admission(row.job, Outcome.ADMITTED))
-        return self._repeated(holder, new) or self._keep_key(new, self._attach(holder, new, wake_in))
+        return self._repeated(holder, new) or self._keep_key(new, self._attach(holder, new, wake_after))
 
-    def _attach(self, holder: Row, new: Submission, wake_in: float) -> Admission:
+    def _attach(self, holder: Row, new: Submission, wake_after: float) -> Admission:
         """Resolve a duplicate of the holder, or of the job that is queued next."""
         decided = resolve(holder.job, new, now=self.read_clock())
         answering = holder
@@ -140,14 +140,14 @@ class ModelStore:
         before = holder.job
         rescheduled = decided.reschedules(answering.job)
         if decided.changes(answering.job):
-            self._reschedule(answering, new, decided, wake_in)
+            self._reschedule(answering, new, decided, wake_after)
         return self._count(new, holder, Admission(answering.job, decided.outcome, rescheduled=rescheduled), before)
 
-    def _reschedule(self, row: Row, new: Submission, decided: Resolution, wake_in: float) -> None:
+    def _reschedule(self, row: Row, new: Submission, decided: Resolution, wake_after: float) -> None:
         now, job, expires_at = self.read_clock(), row.job, decided.expires_at
         is_due = decided.run_at <= now
         is_moved = (decided.reschedules(job) or not is_due) and not job.queued_next
-        wake_at = now + wake_in if is_due else decided.run_at
+        wake_at = now + wake_after if is_due else decided.run_at
         if is_moved:
             job = row.set(wake_at=wake_at, published_at=now if is_due else None)
         if decided.takes_over:
@@ -160,7 +160,7 @@ class ModelStore:
     def _queue_next(self, holder: Row, new: Submission) -> Row:
         now, reason = self.read_clock(), f"runs after {holder.job.id}"
         self._charge(new)
-        job = new_job(new, now=now, wake_in=new.lease)
+        job = new_job(new, now=now, wake_after=new.lease)
         row = self._write(
             replace(
                 job, holds_identity=False, queued_next=True, follows_id=holder.job.id, reason=reason, published_at=None,
@@ -243,7 +243,7 @@ class ModelStore:
 
     def _write_follower(self, new: Submission, followed: Job, event: str, reason: str) -> Row:
         now = self.read_clock()
-        job = new_job(replace(new, delay=0.0, expires_in=None), now=now, wake_in=new.lease)
+        job = new_job(replace(new, delay=0.0, expires_in=None), now=now, wake_after=new.lease)
         wake_at = now if followed.finished_at is not None else now + new.lease
         job = replace(
             job, holds_identity=False, follows_id=followed.id, reason=reason, published_at=None, wake_at=wake_at
@@ -327,9 +327,9 @@ class ModelStore:
             values |= {"follows_id": None, "queued_next": False}
         if reopens or ends:
             values["finished_at"] = now if ends else None
-        if change.wake_in is not None:
+        if change.wake_after is not None:
             ended = ends or (job.finished_at is not None and not reopens)
-            values["wake_at"] = _earliest(now + change.wake_in, None if ended else job.expires_at)
+            values["wake_at"] = _earliest(now + change.wake_after, None if ended else job.expires_at)
         return values
 
     def _accepted(self, row: Row, request: str) -> Applied:
@@ -398,9 +398,9 @@ class ModelStore:
         ]
         return sorted(found, key=lambda job: (job.lease_until is None, job.wake_at))
 
-    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
         now = self.read_clock()
-        for job_id, seconds in wake_in.items():
+        for job_id, seconds in wake_after.items():
             row = self.rows.get(job_id)
             if row is None or not _waits(row.job):
                 continue
@@ -642,7 +642,7 @@ def _waits(job: Job) -> bool:
 
 
 def _handled_by(job: Job) -> str:
-    return job.wake_task or job.task
+    return job.publisher_task or job.task
 
 
 def _is_after(job: Job, query: Query) -> bool:

@@ -195,7 +195,7 @@ def _submit_forever(address: StoreAddress, turn: int, charges: tuple[Charge, ...
     with address.opened() as store:
         for number in itertools.count():
             store.submit_many(
-                [submission(f"{turn}-{number}-{n}", charges=charges) for n in range(1 + number % 4)], wake_in=60.0
+                [submission(f"{turn}-{number}-{n}", charges=charges) for n in range(1 + number % 4)], wake_after=60.0
             )
 
 
@@ -209,11 +209,11 @@ def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
             job_id, identity = f"{name}-{number}", f"{name}-{number % 20}"
             values = POLICIES[number % len(POLICIES)] | ({"key": identity} if number % 5 == 0 else {})
             new = submission(job_id, identity=identity, fingerprint=str(number % 3), follows=number % 3 == 0, **values)
-            lines.write(f"{submit_one(store, new, wake_in=30.0).outcome} {job_id}\n".encode())
+            lines.write(f"{submit_one(store, new, wake_after=30.0).outcome} {job_id}\n".encode())
             answer = claim(store, job_id) if number % 2 else None
             if answer is not None and answer.applied and answer.job is not None:
                 event = Transition.COMPLETE if number % 4 == 1 else Transition.RETRY
-                store.apply(change(answer.job, event, result=job_id, wake_in=30.0))
+                store.apply(change(answer.job, event, result=job_id, wake_after=30.0))
                 lines.write(f"{event} {job_id}\n".encode())
 
 
@@ -248,10 +248,10 @@ def _use(store: Store, done: threading.Event, used: list[int]) -> None:
 
 def _run_job(store: Store, job_id: str) -> None:
     """Submit a job, run it, end it and read it: a child that can do this can use the store."""
-    submit_one(store, submission(job_id), wake_in=30.0)
+    submit_one(store, submission(job_id), wake_after=30.0)
     claimed = claim(store, job_id)
     assert claimed.job is not None
-    ended = apply(store, claimed.job, Transition.COMPLETE, result=job_id, wake_in=30.0)
+    ended = apply(store, claimed.job, Transition.COMPLETE, result=job_id, wake_after=30.0)
     assert get(store, job_id) == ended
 
 

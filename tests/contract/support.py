@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, MessageOf
     from onejob.jobs.records import DuplicateCount, Entry
     from onejob.ledger.ledger import Ledger
-    from onejob.ledger.sweep import Swept
+    from onejob.ledger.sweep import SweepResult
     from onejob.stores.protocol import CoreStore, GroupBy, Store
 
 START = 1_800_000_000.0
@@ -32,8 +32,8 @@ ANY = frozenset(State)
 UNKNOWN = "no-such-job"
 TASKS = frozenset({"app.add", "other.task", "carried", "shop.invoice"})
 """The tasks of the jobs in these tests."""
-REPLACE: dict[str, Any] = {"replaces": True, "queues_next": True, "max_wait": 60.0}
-RUN_AGAIN: dict[str, Any] = {"replaces": True, "queues_next": True}
+REPLACE: dict[str, Any] = {"replaces": True, "queue_next": True, "max_wait": 60.0}
+RUN_AGAIN: dict[str, Any] = {"replaces": True, "queue_next": True}
 CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
     "attach": {},
     "raise": {"rejects": True},
@@ -110,14 +110,16 @@ def submission(job_id: str = "job-1", **values: Any) -> Submission:
     return Submission(id=job_id, **(defaults | values))
 
 
-def admission(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Admission:
+def admission(store: Store, job_id: str = "job-1", *, wake_after: float = LEASE, **values: Any) -> Admission:
     """Submit a job and return the whole admission."""
-    return submit_one(store, submission(job_id, **values), wake_in=wake_in)
+    return submit_one(store, submission(job_id, **values), wake_after=wake_after)
 
 
-def submit_one(store: CoreStore, new: Submission, *, wake_in: float, message_of: MessageOf | None = None) -> Admission:
+def submit_one(
+    store: CoreStore, new: Submission, *, wake_after: float, message_of: MessageOf | None = None
+) -> Admission:
     """Submit one job."""
-    return store.submit_many([new], wake_in=wake_in, message_of=message_of)[0]
+    return store.submit_many([new], wake_after=wake_after, message_of=message_of)[0]
 
 
 def get(store: CoreStore, job_id: str) -> Job | None:
@@ -125,9 +127,9 @@ def get(store: CoreStore, job_id: str) -> Job | None:
     return store.get_many([job_id]).get(job_id)
 
 
-def submit(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Job:
+def submit(store: Store, job_id: str = "job-1", *, wake_after: float = LEASE, **values: Any) -> Job:
     """Submit a job and return the job of the admission."""
-    return admission(store, job_id, wake_in=wake_in, **values).job
+    return admission(store, job_id, wake_after=wake_after, **values).job
 
 
 def queue_next(store: Store, job_id: str = "job-2", *, identity: str = "same", **values: Any) -> Job:
@@ -178,7 +180,7 @@ def apply(store: Store, job: Job, event: Transition, **values: Any) -> Job:
 
 def end(store: Store, job: Job, event: Transition = Transition.COMPLETE) -> Job:
     """End a run."""
-    return apply(store, job, event, wake_in=100.0)
+    return apply(store, job, event, wake_after=100.0)
 
 
 def read(store: Store, job_id: str = "job-1") -> Job:
@@ -204,7 +206,7 @@ def take_due(store: CoreStore, *, limit: int = 100, hold: float = 5.0) -> list[J
     return store.take_due(tasks=TASKS, limit=limit, hold=hold)
 
 
-def sweep(ledger: Ledger, publish: Callable[[Job], object], **values: Any) -> Swept:
+def sweep(ledger: Ledger, publish: Callable[[Job], object], **values: Any) -> SweepResult:
     """Sweep with all tasks of these tests."""
     return sweep_tasks(ledger, publish, **{"tasks": TASKS} | values)
 

@@ -51,7 +51,7 @@ UNFORGOTTEN: dict[str, Callable[[Ledger, Job], object]] = {
     "follow": lambda ledger, job: ledger.follow(submission("job-2"), follows_id=job.id),
     "complete": lambda ledger, job: ledger.complete(job, "1"),
     "fail": lambda ledger, job: ledger.fail(job, "{}", "it failed"),
-    "retry": lambda ledger, job: apply(ledger.store, job, Transition.RETRY, wake_in=0.0),
+    "retry": lambda ledger, job: apply(ledger.store, job, Transition.RETRY, wake_after=0.0),
     "request cancel": lambda ledger, job: apply(ledger.store, job, Transition.REQUEST_CANCEL, cancel=Cancel.ASKED),
     "a step": lambda ledger, job: ledger.keep_step(job, "step", "1"),
 }
@@ -109,13 +109,13 @@ def test_a_claim_that_a_crash_forgets_is_a_run_whose_token_is_refused(server: Po
     """After a forgotten claim the next one has a larger token, the forgotten run is refused, and one run completes."""
     forgotten = forgotten_run(server, ledger.store)
     for event in (Transition.COMPLETE, Transition.FAIL, Transition.RETRY):
-        assert not ledger.store.apply(change(forgotten, event, wake_in=30.0)).applied
+        assert not ledger.store.apply(change(forgotten, event, wake_after=30.0)).applied
     assert ledger.store.keep_step(forgotten.id, forgotten.token, "step", "1", sources=PROGRESS) is None
     assert [renewal.held for renewal in ledger.renew([(forgotten.id, forgotten.claim)])] == [False]
     assert submit(ledger.store, "again", identity=forgotten.identity).id == forgotten.id
     current = start(ledger.store, forgotten.id)
     assert current.token > forgotten.token
-    assert not ledger.store.apply(change(forgotten, Transition.COMPLETE, wake_in=30.0, result="0")).applied
+    assert not ledger.store.apply(change(forgotten, Transition.COMPLETE, wake_after=30.0, result="0")).applied
     ledger.complete(current, "1")
     crash(server)
     job = read(ledger.store, forgotten.id)
@@ -147,7 +147,7 @@ def dump(server: PostgresServer) -> list[Any]:
 def test_what_may_be_forgotten_does_not_wait_for_the_disk(server: PostgresServer, ledger: Ledger, name: str) -> None:
     """Claims, renewals, progress, plain duplicates, sweeps, metrics and heartbeats leave their commits unwritten."""
     job = run(ledger.store, identity="same")
-    submit(ledger.store, "waiting", wake_in=0.0)
+    submit(ledger.store, "waiting", wake_after=0.0)
     submit(ledger.store, "once", identity="same")
     for _ in range(5):  # the server writes by itself from time to time
         FORGETTABLE[name](ledger, job)

@@ -55,8 +55,8 @@ DUPLICATE = Duplicate(
     fingerprint="", arguments_differ=False,
 )  # fmt: skip
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
-    "submit": lambda store, job: submit_one(store, submission(), wake_in=LEASE),
-    "submit_many": lambda store, job: store.submit_many([submission("job-2"), submission("job-3")], wake_in=LEASE),
+    "submit": lambda store, job: submit_one(store, submission(), wake_after=LEASE),
+    "submit_many": lambda store, job: store.submit_many([submission("job-2"), submission("job-3")], wake_after=LEASE),
     "follow": lambda store, job: store.follow(submission("job-4"), follows_id=job.id),
     "record": lambda store, job: store.record(DUPLICATE),
     "duplicates": lambda store, job: store.duplicates(job.id),
@@ -165,13 +165,13 @@ def test_a_failed_sqlite_operation_is_rolled_back(tmp_path: Path, last: str) -> 
         waiting = submit(store, "other", delay=50.0)
         with untouched(store, "job-1", "job-2", "job-3", "other"), refusing(store.path, last):
             with pytest.raises(StoreError, match="no more"):
-                store.apply(change(followed, Transition.FAIL, wake_in=1.0))
+                store.apply(change(followed, Transition.FAIL, wake_after=1.0))
             with pytest.raises(StoreError, match="no more"):
                 submit(store, "job-4")
             with pytest.raises(StoreError, match="no more"):
                 submit(store, "job-5", identity=waiting.identity, key="key-1", **REPLACE)
             with pytest.raises(StoreError, match="no more"):
-                store.submit_many([submission("job-6"), submission("job-4")], wake_in=LEASE)
+                store.submit_many([submission("job-6"), submission("job-4")], wake_after=LEASE)
         assert [get(store, job_id) for job_id in ("job-4", "job-5", "job-6")] == [None] * 3
         assert submit(store, "job-7", key="key-1").id == "job-7"
         assert end(store, followed).state is State.COMPLETED

@@ -193,8 +193,8 @@ def test_a_heartbeat_does_not_wait(place: Place, store: PostgresStore) -> None:
 def test_a_sweep_does_not_wait(place: Place, store: PostgresStore) -> None:
     """A sweep skips a locked row, and a purge skips an old job whose row is locked, until a later one."""
     for number in range(3):
-        submit(store, f"job-{number}", wake_in=0.0)
-    ended = [apply(store, start(store, f"job-{number}"), Transition.COMPLETE, wake_in=0.0) for number in range(2)]
+        submit(store, f"job-{number}", wake_after=0.0)
+    ended = [apply(store, start(store, f"job-{number}"), Transition.COMPLETE, wake_after=0.0) for number in range(2)]
     with holding(place, "job-1"):
         assert {job.id for job in take_due(store, limit=10, hold=0.0)} == {"job-0", "job-2"}
         assert store.delete([job.id for job in ended], sources=FINAL, skip_referenced=True) == ["job-0"]
@@ -245,7 +245,7 @@ def test_a_follower_that_was_inserted_while_the_end_waited_is_woken(
 ) -> None:
     """If a follower is inserted while the end of its followed job waits for a lock, that end makes the follower due."""
     followed = run(store)
-    ending = change(followed, Transition.COMPLETE, wake_in=30.0, detail=detail)
+    ending = change(followed, Transition.COMPLETE, wake_after=30.0, detail=detail)
     ends = threading.Thread(target=lambda: store.apply(ending))
     with psycopg.connect(place.server.url) as session:
         session.execute(f"update {place.schema}.jobs set entries = entries where id = 'job-1'")  # noqa: S608
@@ -279,7 +279,7 @@ def test_submissions_that_wait_for_one_row_are_counted_once(
     """A submission that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
     run(store, identity="same")
     news = [submission(each, identity="same", nonce=nonce, **values) for each, nonce in zip(ids, nonces, strict=True)]
-    answers = when_free(place, *[partial(submit_one, store, new, wake_in=LEASE) for new in news])
+    answers = when_free(place, *[partial(submit_one, store, new, wake_after=LEASE) for new in news])
     expected = (Outcome.QUEUED_NEXT, "job-2") if values else (Outcome.ATTACHED, "job-1")
     assert [(each.outcome, each.job.id) for each in answers] == [expected] * 2
     assert counted(store) == {1}
@@ -302,9 +302,9 @@ def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
     new = submission("job-2", identity="same", **RUN_AGAIN)
     second = psycopg.connect(place.server.url, application_name="second")
     with second, ThreadPoolExecutor(1) as aside, psycopg.connect(place.server.url) as first:
-        submit_one(store.in_transaction(transaction_of(first)), new, wake_in=LEASE)
+        submit_one(store.in_transaction(transaction_of(first)), new, wake_after=LEASE)
         pending = aside.submit(
-            submit_one, store.in_transaction(transaction_of(second)), replace(new, nonce=nonce), wake_in=LEASE
+            submit_one, store.in_transaction(transaction_of(second)), replace(new, nonce=nonce), wake_after=LEASE
         )
         eventually(lambda: lock_waiters(place.server, "second"))
         first.commit()
@@ -316,7 +316,7 @@ def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
 def test_a_key_waits_for_the_transaction_that_writes_it(place: Place, store: PostgresStore, *, commits: bool) -> None:
     """A key that an open transaction has written is found after its commit, and free after its rollback."""
     with psycopg.connect(place.server.url) as session, ThreadPoolExecutor(1) as aside:
-        submit_one(store.in_transaction(transaction_of(session)), submission(key="key-1"), wake_in=LEASE)
+        submit_one(store.in_transaction(transaction_of(session)), submission(key="key-1"), wake_after=LEASE)
         pending = aside.submit(admission, store, "job-2", key="key-1")
         eventually(lambda: lock_waiters(place.server))
         session.commit() if commits else session.rollback()
@@ -351,8 +351,8 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
         *(submission(f"new-{number}") for number in range(9)),
     ]
     with holding(place, "job-1"), pytest.raises(StoreUnavailableError):
-        store.submit_many(submissions, wake_in=LEASE)
-    assert [answer.outcome for answer in store.submit_many(submissions, wake_in=LEASE)] == [
+        store.submit_many(submissions, wake_after=LEASE)
+    assert [answer.outcome for answer in store.submit_many(submissions, wake_after=LEASE)] == [
         "attached",
         *["admitted"] * 9,
     ]
@@ -440,7 +440,7 @@ def test_submissions_that_wait_block_no_other_operations(place: Place, store: Po
     with ThreadPoolExecutor(20) as crowd:
         with psycopg.connect(place.server.url) as session:
             transactional = store.in_transaction(transaction_of(session))
-            submit_one(transactional, submission("first", identity="same"), wake_in=LEASE)
+            submit_one(transactional, submission("first", identity="same"), wake_after=LEASE)
             clicks = [crowd.submit(submit, store, f"click-{number}", identity="same") for number in range(20)]
             eventually(lambda: lock_waiters(place.server))
             assert [renewal.held for renewal in Ledger(store).renew([(job.id, job.claim)])] == [True]
@@ -491,7 +491,7 @@ def _live(store: PostgresStore, number: int) -> None:
     job = start(store, name)
     store.keep_step(job.id, job.token, "step", "1", sources=RUNNING)
     store.renew([(job.id, job.claim)], sources=RUNNING)
-    store.submit_many([submission(f"{name}-{each}") for each in range(3)], wake_in=1.0, wait_for_locks=False)
+    store.submit_many([submission(f"{name}-{each}") for each in range(3)], wake_after=1.0, wait_for_locks=False)
     assert end(store, job).state is State.COMPLETED
 
 

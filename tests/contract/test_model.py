@@ -50,27 +50,33 @@ QUOTAS["fewer"] = QUOTAS["few"]._replace(quota=Quota.parse("1/50"))
 SUBMISSIONS: Mapping[str, Sequence[Any]] = {
     "fingerprint": ["other"], "conflict_policy": ["raise", "replace", "run_again"], "delay": [5.0, 50.0],
     "priority_rank": [1, 2], "follows": [True], "key": ["k1", KEY], "expires_in": [4.0, 40.0], "canvas": [True],
-    "charges": [["few"], ["many", "few"], ["fewer"]], "wake_task": [CARRIED], "route": ["slow", *ROUTES],
+    "charges": [["few"], ["many", "few"], ["fewer"]], "publisher_task": [CARRIED], "route": ["slow", *ROUTES],
     "submitter": ["user:1", 'x"y | z'],
 }  # fmt: skip
 """What a submission may have besides its identity."""
 CHANGES = [event for event in Transition if event not in {Transition.CLAIM, Transition.RENEW}]
 EVENTS: Mapping[Transition, Sequence[Values]] = {
     Transition.COMPLETE: (
-        {"detail": "completed", "reason": "completed", "result": '"done"', "wake_in": 100.0},
-        {"detail": "completed", "reason": "completed", "wake_in": 100.0, "keeps_identity": True, "identity_for": 20.0},
-        {"detail": "completed", "keeps_identity": True, "identity_until": 1_800_000_100.0, "wake_in": 100.0},
+        {"detail": "completed", "reason": "completed", "result": '"done"', "wake_after": 100.0},
+        {
+            "detail": "completed",
+            "reason": "completed",
+            "wake_after": 100.0,
+            "keeps_identity": True,
+            "identity_for": 20.0,
+        },
+        {"detail": "completed", "keeps_identity": True, "identity_until": 1_800_000_100.0, "wake_after": 100.0},
     ),
-    Transition.FAIL: ({"error": '"failed"', "wake_in": 100.0},),
-    Transition.RETRY: ({"run_in": 3.0, "wake_in": 3.0, "retries": 1},),
-    Transition.REDRIVE: ({"reopens": True, "forgets_steps": True, "wake_in": LEASE}, {"reopens": True}),
-    Transition.PROMOTE: ({"reopens": True, "wake_in": LEASE, "reason": "promoted"},),
+    Transition.FAIL: ({"error": '"failed"', "wake_after": 100.0},),
+    Transition.RETRY: ({"run_in": 3.0, "wake_after": 3.0, "retries": 1},),
+    Transition.REDRIVE: ({"reopens": True, "forgets_steps": True, "wake_after": LEASE}, {"reopens": True}),
+    Transition.PROMOTE: ({"reopens": True, "wake_after": LEASE, "reason": "promoted"},),
     Transition.RELEASE_IDENTITY: ({"keeps_identity": False},),
-    Transition.CANVAS_NOTIFIED: ({"unnotified": True, "canvas_pending": False, "wake_in": 100.0},),
+    Transition.CANVAS_NOTIFIED: ({"unnotified": True, "canvas_pending": False, "wake_after": 100.0},),
 }
 """What the ledger sets with an event, without which the event means nothing."""
 OTHER_VALUES: Mapping[str, Sequence[Any]] = {
-    "wake_in": [0.0, 3.0, 60.0], "run_in": [0.0, 7.0], "payload": ['{"args": ["new"]}'], "options": ['{"new": 1}'],
+    "wake_after": [0.0, 3.0, 60.0], "run_in": [0.0, 7.0], "payload": ['{"args": ["new"]}'], "options": ['{"new": 1}'],
     "route": ["new"], "retries": [0, 9], "crashes": [2], "published": [0, 4], "publishes": [True, False],
     "publish_error": ["", "no route"], "cancel": [Cancel.ASKED, Cancel.FORCED], "canvas_pending": [True, False],
     "result": ['"result"'], "error": ['"error"'], "reason": ["A Reason", "100% wrong_"], "detail": ["told"],
@@ -127,11 +133,11 @@ class JobPlayer(Player):
     # --- submissions ------------------------------------------------------------------------------------------------
 
     def submit(self, dice: Random) -> None:
-        """Submit one job, or one with a known id; `wake_in` 0 leaves its publication to a sweep."""
+        """Submit one job, or one with a known id; `wake_after` 0 leaves its publication to a sweep."""
         new, known = self.submission(dice, some_of(SUBMISSIONS, dice, 4)), self.pick(dice)
         if known is not None and dice.random() < 0.1:
             new = replace(new, id=known.id, nonce=dice.choice((new.nonce, known.submission_nonce)))
-        self.write("submit_many", [new], wake_in=dice.choice((LEASE, LEASE, 0.0)))
+        self.write("submit_many", [new], wake_after=dice.choice((LEASE, LEASE, 0.0)))
 
     def submit_many(self, dice: Random) -> None:
         """Submit a batch. The order of equal ones is kept, and so each key belongs to one identity."""
@@ -139,7 +145,7 @@ class JobPlayer(Player):
         for name, values in chosen:
             if "key" in values:
                 values["key"] += f"-{name}"
-        self.write("submit_many", [self.submission(dice, values, name) for name, values in chosen], wake_in=LEASE)
+        self.write("submit_many", [self.submission(dice, values, name) for name, values in chosen], wake_after=LEASE)
 
     def follow(self, dice: Random) -> None:
         """Write a follower of a job, or of none."""

@@ -88,7 +88,7 @@ def test_of_many_threads_one_submission_is_admitted(store: Store) -> None:
     """Of many submissions of one identity in threads that share a store one is admitted, and all return its job."""
     for number in range(5):
         new = [submission(f"job-{number}-{n}", identity=f"{number}", nonce=new_nonce()) for n in range(THREADS)]
-        admissions = together(*[partial(submit_one, store, each, wake_in=LEASE) for each in new])
+        admissions = together(*[partial(submit_one, store, each, wake_after=LEASE) for each in new])
         outcomes = Counter(admission.outcome for admission in admissions)
         assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: THREADS - 1}
         (holder,) = holders(store, f"{number}")
@@ -120,12 +120,12 @@ def test_one_request_that_is_sent_many_times_is_one(store_factory: Callable[[], 
     for number in range(20):
         name, nonce = f"run-{number}", new_nonce()
         new, late = submission(name), submission(f"next-{number}", identity=f"identity-of-{name}", **RUN_AGAIN)
-        assert at_once(partial(submit_one, new=new, wake_in=LEASE)).outcome is Outcome.ADMITTED
+        assert at_once(partial(submit_one, new=new, wake_after=LEASE)).outcome is Outcome.ADMITTED
         assert at_once(partial(claim, job_id=name, nonce=nonce)).applied
-        assert at_once(partial(submit_one, new=late, wake_in=LEASE)).outcome is Outcome.QUEUED_NEXT
+        assert at_once(partial(submit_one, new=late, wake_after=LEASE)).outcome is Outcome.QUEUED_NEXT
         followed = submission(f"after-{number}")
         assert at_once(methodcaller("follow", followed, follows_id=name)).follows_id == name
-        ending = change(read(stores[0], name), Transition.RETRY, wake_in=1.0)
+        ending = change(read(stores[0], name), Transition.RETRY, wake_after=1.0)
         assert at_once(methodcaller("apply", ending)).applied
         assert events(stores[0], name) == ["submit", "claim", "retry"]
         assert (read(stores[0], name).duplicate_count, len(stores[0].duplicates(name))) == (1, 1)
@@ -139,7 +139,7 @@ def test_a_submission_during_an_end_is_attached_or_admitted(store_factory: Calla
     for number in range(40):
         ending = run(first, f"job-{number}", identity="same")
         new = submission(f"next-{number}", identity="same", follows=follows)
-        answer: Any = together(partial(end, first, ending), partial(submit_one, second, new, wake_in=LEASE))[1]
+        answer: Any = together(partial(end, first, ending), partial(submit_one, second, new, wake_after=LEASE))[1]
         admitted = answer.job.id == new.id
         assert answer.job.id in {ending.id, new.id}
         assert [holder.id for holder in holders(first, "same")] == [new.id] * admitted
@@ -155,9 +155,9 @@ def test_of_many_processes_one_claims_and_one_takes_a_due_job(store_address: Sto
     with store_address.opened() as store:
         run(store, "running")
         for number in range(PROCESS_ROUNDS):
-            submit(store, f"job-{number}", wake_in=600.0)
+            submit(store, f"job-{number}", wake_after=600.0)
         for number in range(PROCESSES * 2):
-            submit(store, f"due-{number}", wake_in=0.0)
+            submit(store, f"due-{number}", wake_after=0.0)
         answers = race(store_address, PROCESSES, take_in_rounds, PROCESS_ROUNDS)
         for answers_of_round in zip(*answers, strict=True):
             assert sum(claimed for claimed, _, _ in answers_of_round) == 1
@@ -259,7 +259,7 @@ AGAIN: dict[str, Any] = {"payload": "[]", "options": "[]", "retries": 1, "error"
 OPERATIONS: dict[str, Callable[[Ledger, Job], object]] = {
     "claim": lambda ledger, job: ledger.claim(job.id, nonce=new_nonce(), node="node-2"),
     "cancel": lambda ledger, job: ledger.cancel(job.id),
-    "expire": lambda ledger, job: ledger.store.apply(change(job, Transition.EXPIRE, overdue=True, wake_in=1000.0)),
+    "expire": lambda ledger, job: ledger.store.apply(change(job, Transition.EXPIRE, overdue=True, wake_after=1000.0)),
     "complete": lambda ledger, job: ledger.complete(job, "1"),
     "fail": lambda ledger, job: ledger.fail(job, "1", "broken"),
     "retry": lambda ledger, job: ledger.retry(job, delay=0.0, **AGAIN),
@@ -284,7 +284,7 @@ def bring_into_state(store: Store, job_id: str, state: State) -> tuple[Job, list
     if state is State.QUEUED:
         return job, []
     job = start(store, job_id)
-    return (job if state is State.RUNNING else apply(store, job, Transition.RETRY, wake_in=LEASE)), [job]
+    return (job if state is State.RUNNING else apply(store, job, Transition.RETRY, wake_after=LEASE)), [job]
 
 
 def assert_legal_after(store: Store, job_id: str, runs: Sequence[Job], accepted: Sequence[Transition]) -> None:

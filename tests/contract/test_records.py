@@ -144,7 +144,7 @@ def test_the_submitters_of_a_task_are_limited(store: Store) -> None:
 def test_a_store_has_a_clock_of_its_own(store: Store) -> None:
     """Without an injected clock a store uses its own time, to a fraction of a second, also for tokens."""
     before = time.time()
-    job = submit(store, "later", delay=5.0, expires_in=7.0, wake_in=3.0, key="key-1", key_for=9.0)
+    job = submit(store, "later", delay=5.0, expires_in=7.0, wake_after=3.0, key="key-1", key_for=9.0)
     assert before - 0.01 <= job.created_at <= time.time() + 0.01
     times = [at and at - job.created_at for at in (job.run_at, job.expires_at, job.wake_at, job.key_retained_until)]
     assert times == pytest.approx([5.0, 7.0, 5.0, 9.0], abs=1e-5)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Outcome, WireMessage
+from onejob.jobs.model import BrokerMessage, Outcome
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import MessagePushingStore
 from tests.cases import for_each
@@ -45,11 +45,11 @@ class Broker:
         self._client = client
         self._prefix = prefix
 
-    def message(self, text: str = "message", queue: str = "queue") -> WireMessage:
+    def message(self, text: str = "message", queue: str = "queue") -> BrokerMessage:
         """Return a message to a list of this test."""
-        return WireMessage(f"{self._prefix}-{queue}", text)
+        return BrokerMessage(f"{self._prefix}-{queue}", text)
 
-    def message_of(self, job: Submission) -> WireMessage:
+    def message_of(self, job: Submission) -> BrokerMessage:
         """Return the message of a submission: its id."""
         return self.message(job.id)
 
@@ -74,7 +74,7 @@ def broker(redis_url: str, redis_prefix: str) -> Iterator[Broker]:
 
 def sent(store: Store, broker: Broker, job_id: str = "job-1", **values: Any) -> Admission:
     """Submit a job with its message."""
-    return submit_one(store, submission(job_id, **values), wake_in=LEASE, message_of=broker.message_of)
+    return submit_one(store, submission(job_id, **values), wake_after=LEASE, message_of=broker.message_of)
 
 
 def test_the_message_of_a_new_job_is_pushed_once(store: Store, broker: Broker, clock: ManualClock) -> None:
@@ -91,7 +91,7 @@ def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
     """The text of a message arrives unchanged, and behind the messages that wait already."""
     texts = ["x" * 300_000, json.dumps({"body": "é\n\x00\U0001f600"}, ensure_ascii=False), "last"]
     for number, text in enumerate(texts):
-        submit_one(store, submission(f"job-{number}"), wake_in=LEASE, message_of=lambda _: broker.message(text))  # noqa: B023 - called now
+        submit_one(store, submission(f"job-{number}"), wake_after=LEASE, message_of=lambda _: broker.message(text))  # noqa: B023 - called now
     assert broker.pushed() == texts
 
 
@@ -123,7 +123,7 @@ def test_no_message_is_written_for_a_known_duplicate(store: Store, broker: Broke
     sent(store, broker, identity="same")
     sent(store, broker, "other-1", identity="same")  # which finds the holder
     written: list[Submission] = []
-    again = submit_one(store, submission("other-2", identity="same"), wake_in=LEASE, message_of=written.append)
+    again = submit_one(store, submission("other-2", identity="same"), wake_after=LEASE, message_of=written.append)
     assert (again.outcome, written) == (Outcome.ATTACHED, [])
 
 
@@ -138,11 +138,11 @@ def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broke
     unsent = {3, 5, 7, 11}
     special = {"job-7": None, "job-9": broker.message("elsewhere", "other")}
 
-    def message_of(job: Submission) -> WireMessage | None:
+    def message_of(job: Submission) -> BrokerMessage | None:
         return special[job.id] if job.id in special else broker.message_of(job)
 
     for _ in range(2):
-        answers = store.submit_many(batch, wake_in=LEASE, message_of=message_of)
+        answers = store.submit_many(batch, wake_after=LEASE, message_of=message_of)
         assert {number for number, answer in enumerate(answers) if not answer.sent} == unsent
     assert broker.pushed() == [f"job-{number}" for number in range(250) if number not in unsent | {9}]
     assert broker.pushed("other") == ["elsewhere"]

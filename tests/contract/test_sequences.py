@@ -50,7 +50,7 @@ submit a; claim a; update_progress a request_id=ID; update_progress a request_id
 submit a; claim a; update_progress a request_id=ID; update_progress a request_id=89abcdef; claim a nonce=456789ab
 submit a; claim a; update_progress a request_id=ID; update_progress a request_id=aaaaaaaabbbbbbbb; \
 update_progress a request_id="89abcdef aaaaaaa"; update_progress a request_id=89abcdefaaaaaaaa
-submit a; claim a; submit b follows=True; complete a request_id=ID; publish b wake_in=70; complete a request_id=ID
+submit a; claim a; submit b follows=True; complete a request_id=ID; publish b wake_after=70; complete a request_id=ID
 """
 IDENTITIES = """
 submit a; claim a; fail a; submit b; claim b; kept b; until b identity_until; redrive a reopens=True
@@ -120,9 +120,9 @@ submit a; claim a; retry a run_in=50 publishes=True; lose a 0
 submit a:one charges=few; submit b:two charges=few; submit c:three charges=few; pass 49.953125; \
 submit d:four charges=few
 submit a expires_in=10; until a expires_at 0.25; expire a overdue=True; until a expires_at; expire a overdue=True
-submit a expires_in=40; publish a wake_in=100; publish a wake_in=3
-submit a canvas=True expires_in=5; pass 6; expire a wake_in=0; pass 1; \
-canvas_notified a canvas_pending=False wake_in=9
+submit a expires_in=40; publish a wake_after=100; publish a wake_after=3
+submit a canvas=True expires_in=5; pass 6; expire a wake_after=0; pass 1; \
+canvas_notified a canvas_pending=False wake_after=9
 submit a delay=100 expires_in=50; submit b delay=40 expires_in=0; pass 40; submit c replace priority_rank=1 max_wait=0
 submit a:one expires_in=40; submit b:two delay=9; submit c:three canvas=True; claim c; complete c; \
 postpone a,b,c 100; lose a,b,c 0; due
@@ -185,7 +185,7 @@ class Script:
             submission(job_id, **{"identity": name or "same"} | CONFLICT_POLICIES[policy] | values)
             for job_id, _, name in pairs
         ]
-        self.run("submit_many", news, wake_in=LEASE)
+        self.run("submit_many", news, wake_after=LEASE)
 
     def do_next(self, **values: Any) -> None:
         self.play("submit a; claim a")
@@ -196,7 +196,7 @@ class Script:
         self.play("next; release_identity a keeps_identity=False; submit o; claim o; complete a")
 
     def do_kept(self, job_id: str) -> None:
-        self.change(Transition.COMPLETE, job_id, keeps_identity=True, identity_for=60.0, wake_in=9.0)
+        self.change(Transition.COMPLETE, job_id, keeps_identity=True, identity_for=60.0, wake_after=9.0)
 
     def do_flood(self, job_id: str, number: str) -> None:
         """Submit so many duplicates of a job."""
@@ -279,7 +279,7 @@ def test_many_jobs_are_as_few(lockstep: Callable[[], LockStep]) -> None:
     for batch in range(4):
         task, numbers = ("app.add", "other.task")[batch % 2], range(250 * batch, 250 * batch + 250)
         news = [submission(f"job-{n:04}", task=task, identity=str(n % 700), route=str(n % 3)) for n in numbers]
-        run("submit_many", news, wake_in=1.0 + batch)
+        run("submit_many", news, wake_after=1.0 + batch)
     jobs = run.read("find", Query(limit=10_000))
     ids = [job.id for job in jobs]
     for limit in (1, 250, 1000):
@@ -300,7 +300,7 @@ def test_many_jobs_are_as_few(lockstep: Callable[[], LockStep]) -> None:
     run.clock.advance(LEASE)
     run("take_due", tasks=frozenset({"other.task"}), limit=800, hold=600.0)
     for job_id in ids[:150]:
-        ending = change(run.model.rows[job_id].job, Transition.FAIL, request_id=f"end-of-{job_id}", wake_in=5.0)
+        ending = change(run.model.rows[job_id].job, Transition.FAIL, request_id=f"end-of-{job_id}", wake_after=5.0)
         run.read("apply", ending)
     assert len(run("delete", [*ids, "nobody"], sources=FINAL)) == 150
     run.compare_everything()

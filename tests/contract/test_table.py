@@ -50,12 +50,12 @@ def test_each_case_of_the_table(situation: str, arguments: str, conflict_policy:
     policy: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
     first = submission(f"{case}: first", identity=case, fingerprint="same")
     if situation != "none, or one that released its identity":
-        submit_one(store, first, wake_in=LEASE)
+        submit_one(store, first, wake_after=LEASE)
     if situation.startswith("has"):
         start(store, first.id)
     if "queued" in situation:
-        submit_one(store, replace(first, id=f"{case}: next", nonce="next", queues_next=True), wake_in=LEASE)
+        submit_one(store, replace(first, id=f"{case}: next", nonce="next", queue_next=True), wake_after=LEASE)
     if "completed" in situation:
         apply(store, read(store, first.id), Transition.COMPLETE, keeps_identity=True, identity_for=60.0)
     new = submission(f"{case}: new", identity=case, fingerprint=arguments, **policy)
-    assert submit_one(store, new, wake_in=LEASE).outcome is TABLE[situation, arguments, conflict_policy]
+    assert submit_one(store, new, wake_after=LEASE).outcome is TABLE[situation, arguments, conflict_policy]

@@ -102,7 +102,7 @@ def bulk(shop: Shop, **body: Any) -> dict[str, Any]:
 def test_what_prevents_an_operation_is_named(shop: Shop) -> None:
     """A problem has the job that is waited for, the one that holds the identity, or the end of the window."""
     first, ledger = running(shop.ledger, 1), shop.ledger
-    following = ledger.submit(order(1, queues_next=True)).job.id
+    following = ledger.submit(order(1, queue_next=True)).job.id
     details = problem(call(shop, Operation.RUN_NOW, following), 409, "not-waiting")
     assert (details["state"], details["follows_id"]) == ("queued", first.id)
     dead = failed(ledger, 2)

@@ -200,7 +200,7 @@ def _attach(place: Place, later: Submission, _followed: Job) -> None:
 
 
 def _queue_next(place: Place, later: Submission, _followed: Job) -> None:
-    place.ledger.submit(replace(later, follows=False, queues_next=True))
+    place.ledger.submit(replace(later, follows=False, queue_next=True))
 
 
 def _follow(place: Place, later: Submission, followed: Job) -> None:

@@ -92,7 +92,7 @@ ENDS: dict[str, Callable[[Ledger, Job], object]] = {
     "job_retrying": lambda ledger, job: ledger.retry(
         job, delay=7.0, payload="{}", options="{}", retries=1, error=None, reason="again"
     ),
-    "job_released": lambda ledger, job: ledger.release(job, "released", wake_in=0.0),
+    "job_released": lambda ledger, job: ledger.release(job, "released", wake_after=0.0),
     "job_crashed": lambda ledger, job: ledger.crash(job, "crashed", '"lost"'),
     "job_dead_lettered": lambda ledger, job: ledger.crash(replace(job, crashes=1), "crashed", '"lost"'),
 }
@@ -279,9 +279,9 @@ def emit_all(ledger: Ledger, clock: ManualClock) -> None:
     ledger.drop("dropped")
     job = restarted(ledger, "again")
     ledger.retry(job, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="again")
-    ledger.release(restarted(ledger, "again"), "released", wake_in=0.0)
+    ledger.release(restarted(ledger, "again"), "released", wake_after=0.0)
     ledger.replace(
-        restarted(ledger, "replaced"), payload="{}", options="{}", canvas=False, reason="replaced", wake_in=0.0
+        restarted(ledger, "replaced"), payload="{}", options="{}", canvas=False, reason="replaced", wake_after=0.0
     )
     ledger.crash(restarted(ledger, "lost"), "crashed", '"lost"')
     ledger.crash(restarted(ledger, "lost"), "crashed", '"lost"')
@@ -293,7 +293,7 @@ def emit_all(ledger: Ledger, clock: ManualClock) -> None:
     ledger.submit(submission("late", expires_in=1.0))
     fail_unpublishable(ledger, ledger.submit(submission("unsendable")).job, "no such queue")
     holder = restarted(ledger, "holder")
-    ledger.submit(submission("next", identity=holder.identity, fingerprint="other", queues_next=True))
+    ledger.submit(submission("next", identity=holder.identity, fingerprint="other", queue_next=True))
     waiting = ledger.get("next")
     ledger.release_identity(holder)
     ledger.promote(waiting)

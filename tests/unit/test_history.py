@@ -70,8 +70,8 @@ def test_the_outcome_of_a_duplicate_is_explained(ledger: Ledger, values: dict[st
 def test_one_more_run_is_explained_on_both_jobs(ledger: Ledger) -> None:
     """The output of a running job names the next run; that one's says what it waits for and when it was promoted."""
     first = claimed(ledger, ledger.submit(order(42)).job.id)
-    queued = ledger.submit(order(42, queues_next=True, replaces=True)).job
-    ledger.submit(replace(order(42, queues_next=True, replaces=True), fingerprint="another"))
+    queued = ledger.submit(order(42, queue_next=True, replaces=True)).job
+    ledger.submit(replace(order(42, queue_next=True, replaces=True), fingerprint="another"))
     before = "\n".join(explain(ledger, first.id).sentences)
     assert f"job {queued.id} runs after this one" in before
     assert f"Job {queued.id} answered it, which is queued next" in before
@@ -192,7 +192,7 @@ def test_followers_and_queued_jobs_wait(ledger: Ledger, store: Store) -> None:
     """A follower, and a job that is queued next, wait from the beginning, with the job that they wait for."""
     run(store, identity="same")
     queue_next(store, "job-2")
-    submit_one(store, submission("job-3", identity="same", follows=True), wake_in=LEASE)
+    submit_one(store, submission("job-3", identity="same", follows=True), wake_after=LEASE)
     for job_id in ("job-2", "job-3"):
         (span,) = timeline(ledger, job_id)
         assert (span.kind, span.end, "job-1" in span.detail) == (SpanKind.WAITING, None, True)

@@ -150,7 +150,7 @@ def containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 
 
 def is_plain(mapping: dict[Any, Any]) -> bool:
-    """Tell whether JSON keeps the mapping's keys apart and kombu takes none of them for its own."""
+    """Return whether JSON keeps the mapping's keys apart and kombu takes none of them for its own."""
     sent = list(json.loads(json.dumps(dict.fromkeys(mapping))))
     return len(sent) == len(mapping) and set(sent) != {"__type__", "__value__"}
 

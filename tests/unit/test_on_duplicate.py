@@ -45,7 +45,7 @@ ENDED = replace(WAITING, attempt=1, state=State.COMPLETED, finished_at=START + 1
 def duplicate(conflict_policy: str | ConflictPolicy = "attach", **values: Any) -> Submission:
     """Return a duplicate with the same arguments and a conflict policy."""
     policy = CONFLICT_POLICIES[conflict_policy] if isinstance(conflict_policy, str) else conflict_policy
-    fields = {name: getattr(policy, name) for name in ("rejects", "replaces", "queues_next", "max_wait")}
+    fields = {name: getattr(policy, name) for name in ("rejects", "replaces", "queue_next", "max_wait")}
     return submission("job-2", **({"identity": "same", "priority_rank": 3, "delay": 100.0} | fields | values))
 
 
@@ -72,7 +72,7 @@ def test_only_replace_has_a_max_wait() -> None:
     """`max_wait` is a positive, finite number of seconds, and limits the postponing by `replace` alone."""
     for max_wait, seconds in ((None, MAX_WAIT), (0.5, 0.5), (1, 1.0), (60.0, 60.0), (1e6, 1e6)):
         found = policy_of("replace", max_wait)
-        assert found == ConflictPolicy(replaces=True, queues_next=True, max_wait=seconds)
+        assert found == ConflictPolicy(replaces=True, queue_next=True, max_wait=seconds)
         assert isinstance(found.max_wait, float)
     for wrong in (0, 0.0, -1.0, float("nan"), float("inf"), "60", True, [60]):
         with pytest.raises(ConfigurationError, match=r"max_wait of task app\.add must be a positive number"):

@@ -151,7 +151,7 @@ def test_a_dead_letter_is_submitted_with_other_arguments(app: Celery, ledger: Le
     admission = edit(app, ledger, dead.id, args=[2], kwargs={"note": "fixed"})
     job, message = ledger.get(admission.job.id), decode(admission.job.payload)
     assert (admission.outcome, message.args, message.kwargs) == (Outcome.ADMITTED, [2], {"note": "fixed"})
-    for name in ("task", "route", "priority_rank", "options", "lease", "submitter", "retries", "wake_task"):
+    for name in ("task", "route", "priority_rank", "options", "lease", "submitter", "retries", "publisher_task"):
         assert getattr(job, name) == getattr(dead, name), name
     assert loads(job.options).items() >= {"time_limit": 9, "headers": {"tenant": "t"}}.items()
     assert (Route.decode(job.route).routing_key, job.submitter, job.run_at) == ("fast.now", "ann", job.created_at)

@@ -33,7 +33,7 @@ MARGIN = 18.0
 
 def published(at: float, *, route: str = "celery", rank: int = 0) -> Job:
     """Return a job whose message was published at a time."""
-    return replace(new_job(submission(route=route, priority_rank=rank), now=0.0, wake_in=30.0), published_at=at)
+    return replace(new_job(submission(route=route, priority_rank=rank), now=0.0, wake_after=30.0), published_at=at)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ BASE = "http://localhost:8000/v1/"
 def job_of(args: list[Any], kwargs: dict[str, Any], task: str = "shop.invoice") -> Job:
     """Return a job of a call."""
     payload = encode(task, args, kwargs, Limits())
-    return replace(new_job(submission(), now=0.0, wake_in=0.0), task=task, payload=payload)
+    return replace(new_job(submission(), now=0.0, wake_after=0.0), task=task, payload=payload)
 
 
 class _App:

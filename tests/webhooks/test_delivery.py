@@ -96,7 +96,7 @@ def test_each_end_is_reported(setup: Setup, store: Store, event: Transition) -> 
     webhook = setup.follow()
     assert setup.sweep() == []
     values = {Transition.COMPLETE: {"result": '{"total": 7}'}, Transition.FAIL: {"error": ERROR}}.get(event, {})
-    ended = apply(store, job, event, wake_in=100.0, reason="the reason", **values)
+    ended = apply(store, job, event, wake_after=100.0, reason="the reason", **values)
     (got,) = setup.sweep()
     sent = got.verified()
     assert (got.headers["content-type"], got.id) == (MEDIA_TYPE, webhook.id)
@@ -224,7 +224,7 @@ def test_the_event_outlives_the_job(setup: Setup, store: Store) -> None:
     for change in ("purge", "redrive", "duplicate"):
         path, identity = f"/times/1/{change}", {"identity_for": 1000.0, "keeps_identity": True}
         event = Transition.COMPLETE if change == "duplicate" else Transition.FAIL
-        apply(store, run(store, change), event, wake_in=100.0, **(identity if change == "duplicate" else {}))
+        apply(store, run(store, change), event, wake_after=100.0, **(identity if change == "duplicate" else {}))
         webhook = setup.follow(path, change)
         setup.sweep()
         if change == "purge":
@@ -344,7 +344,7 @@ def test_a_webhook_before_the_end_is_postponed(
 def test_the_event_is_stored_once(setup: Setup, store: Store) -> None:
     """The webhooks of a job share one stored event: none of their rows and steps contains the result."""
     result = json.dumps("r" * 10_000)
-    apply(store, run(store), Transition.COMPLETE, wake_in=100.0, result=result)
+    apply(store, run(store), Transition.COMPLETE, wake_after=100.0, result=result)
     webhooks = [setup.follow(f"/status/500/{number}") for number in range(5)]
     assert [result.encode() in got.body for got in setup.sweep()] == [True] * 5
     for webhook in map(setup.read, webhooks):

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, ListedJob, PageEnd
 from onejob.celery.async_reads import POLL_INTERVAL, JobPoller, Watch
-from onejob.celery.batching import Batcher, PerLoop
+from onejob.celery.batching import Batcher, PerEventLoop
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
 
@@ -55,8 +55,8 @@ class JobPages:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._limiters = PerLoop(lambda: CapacityLimiter(MAX_PAGES))
-        self._counters: PerLoop[Batcher[Query, dict[State, int]]] = PerLoop(lambda: Batcher(self._count_all))
+        self._limiters = PerEventLoop(lambda: CapacityLimiter(MAX_PAGES))
+        self._counters: PerEventLoop[Batcher[Query, dict[State, int]]] = PerEventLoop(lambda: Batcher(self._count_all))
 
     async def respond(
         self, query: Query, permissions: Permissions, include: Sequence[Include], *, count: bool = False

@@ -15,7 +15,7 @@ import amqp
 
 from onejob.celery.broker import TRIES
 from onejob.celery.message_templates import NotOneMessageError, Templates, is_writable, send_silently
-from onejob.jobs.model import WireMessage
+from onejob.jobs.model import BrokerMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,13 +43,13 @@ class AmqpBroker:
 
     @staticmethod
     def is_of(app: Celery) -> bool:
-        """Tell whether an app's messages are published by the functions of Celery, kombu and py-amqp alone."""
+        """Return whether an app's messages are published by the functions of Celery, kombu and py-amqp alone."""
         return is_writable(app, "kombu.transport.pyamqp", ("basic_publish", "prepare_message"))
 
     def close(self) -> None:
         """Do nothing: the connections are those of the broker's pool."""
 
-    def push(self, messages: Sequence[WireMessage]) -> None:
+    def push(self, messages: Sequence[BrokerMessage]) -> None:
         """Write messages to the broker's socket, in their order; repeat all of them once on a new connection.
 
         Raises the transport's errors.
@@ -57,7 +57,7 @@ class AmqpBroker:
         with self._broker.producer() as producer:
             producer.connection.ensure(producer, self._publish, **TRIES)(producer, messages)
 
-    def _publish(self, producer: Any, messages: Sequence[WireMessage]) -> None:
+    def _publish(self, producer: Any, messages: Sequence[BrokerMessage]) -> None:
         channel = producer.channel
         declared = self._declared.setdefault(channel, set())
         for route, text in messages:
@@ -69,13 +69,13 @@ class AmqpBroker:
                 amqp.Message(message["body"], **message["properties"]), message["exchange"], message["routing_key"]
             )
 
-    def _record(self, job: Job | Submission) -> WireMessage:
+    def _record(self, job: Job | Submission) -> BrokerMessage:
         """Have Celery and kombu publish a message, and return it instead of publishing it."""
         with self._broker.producer() as producer, _recording(producer.channel) as published:
             send_silently(self._app, self._send, job, producer)
         if len(published) != 1:
             raise NotOneMessageError
-        return WireMessage(job.route, published[0])
+        return BrokerMessage(job.route, published[0])
 
 
 @contextmanager

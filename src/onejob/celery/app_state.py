@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.batching import PerLoop
+    from onejob.celery.batching import PerEventLoop
     from onejob.ledger.ledger import Ledger
 
 
@@ -45,7 +45,7 @@ class AppState:
         self._ledger: Ledger | None = None
         self._place: object = None
         """Where Django had the database of the ledger when it was opened; None for a ledger that stays where it is."""
-        self._by_loop: dict[Callable[[Celery], object], PerLoop[Any]] = {}
+        self._by_loop: dict[Callable[[Celery], object], PerEventLoop[Any]] = {}
 
     @property
     def is_eager(self) -> bool:
@@ -63,10 +63,10 @@ class AppState:
 
     def for_loop(self, make: Callable[[Celery], T]) -> T:
         """Return what `make` returns for the app: made once for each event loop, and the running one's."""
-        from onejob.celery.batching import PerLoop  # imports asyncio
+        from onejob.celery.batching import PerEventLoop  # imports asyncio
 
         if make not in self._by_loop:
-            self._by_loop.setdefault(make, PerLoop(partial(make, self._app)))
+            self._by_loop.setdefault(make, PerEventLoop(partial(make, self._app)))
         made: T = self._by_loop[make].current()
         return made
 
@@ -119,7 +119,7 @@ class AppState:
             ledger.close()
 
     def owns(self, ledger: Ledger) -> bool:
-        """Tell whether this is the app's ledger, without opening that."""
+        """Return whether this is the app's ledger, without opening that."""
         return self._ledger is ledger
 
     def _has_task(self, task: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
-from onejob.celery.batching import Batcher, Deferred
+from onejob.celery.batching import Batcher, Pending
 from onejob.celery.call import Call, Caller, Prepared, prepare
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.submit import admit, answer
@@ -35,9 +35,9 @@ Reply = TypeVar("Reply")
 def admit_batch(
     app: Celery,
     items: Sequence[Item],
-    prepare_item: Callable[[Item], Prepared | Deferred[Reply] | Reply],
+    prepare_item: Callable[[Item], Prepared | Pending[Reply] | Reply],
     reply_to: Callable[[Item, Prepared, Admission | Exception], Reply],
-) -> list[Reply | Deferred[Reply] | Exception]:
+) -> list[Reply | Pending[Reply] | Exception]:
     """Submit the calls of many coroutines in a few round trips, and return the reply to each.
 
     `prepare_item` returns what is to be submitted, or the reply. What it or `reply_to` raises is the reply, too. A call
@@ -59,7 +59,7 @@ def admit_batch(
         if admission is None:
             replies.append(step)
         elif isinstance(admission, StoreBusyError):
-            replies.append(Deferred(partial(admit_alone, item, step)))
+            replies.append(Pending(partial(admit_alone, item, step)))
         else:
             replies.append(reply(item, step, admission))
     return replies
@@ -84,13 +84,13 @@ class _Pending:
     context: Context = field(default_factory=copy_context)
     span: SubmissionSpan = tracing.NO_SPAN
 
-    def prepare(self) -> Prepared | Deferred[AsyncResult[Any]]:
+    def prepare(self) -> Prepared | Pending[AsyncResult[Any]]:
         """Return the call with its submission, or what submits it alone."""
         return self.context.run(self._prepare)
 
-    def _prepare(self) -> Prepared | Deferred[AsyncResult[Any]]:
+    def _prepare(self) -> Prepared | Pending[AsyncResult[Any]]:
         if self.stands_alone():
-            return Deferred(partial(_or_error, self.submit_alone))
+            return Pending(partial(_or_error, self.submit_alone))
         options = {name: value for name, value in self.options.items() if value is not None}
         key, webhook_url = options.pop("idempotency_key", None), options.pop("webhook_url", None)
         return prepare(

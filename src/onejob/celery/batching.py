@@ -22,7 +22,7 @@ MAX_DEFERRED = 32
 """How many deferred results are computed at once."""
 
 
-class PerLoop(Generic[T]):
+class PerEventLoop(Generic[T]):
     """One `T` per event loop, created by `make` on first use. Most processes have one loop, tests have many."""
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -41,7 +41,7 @@ class PerLoop(Generic[T]):
         return self._by_loop[loop]
 
 
-class Deferred(Generic[Result]):
+class Pending(Generic[Result]):
     """A result that may take long: `compute` is called in a thread of its own and does not delay its batch."""
 
     def __init__(self, compute: Callable[[], Result | Exception]) -> None:
@@ -57,7 +57,7 @@ class Batcher(Generic[Item, Result]):
     """
 
     def __init__(
-        self, process_batch: Callable[[Sequence[Item]], Sequence[Result | Deferred[Result] | Exception]]
+        self, process_batch: Callable[[Sequence[Item]], Sequence[Result | Pending[Result] | Exception]]
     ) -> None:
         self._process_batch = process_batch
         self._pending: list[tuple[Item, asyncio.Future[Result]]] = []
@@ -92,15 +92,15 @@ class Batcher(Generic[Item, Result]):
         items = [item for item, _ in batch]
         results = await asyncio.get_running_loop().run_in_executor(self._threads, self._results, items)
         for (_, future), result in zip(batch, results, strict=True):
-            if isinstance(result, Deferred):
+            if isinstance(result, Pending):
                 self._start(self._resolve_deferred(result, future))
             else:
                 _resolve(future, result)
 
-    async def _resolve_deferred(self, deferred: Deferred[Result], future: asyncio.Future[Result]) -> None:
+    async def _resolve_deferred(self, deferred: Pending[Result], future: asyncio.Future[Result]) -> None:
         _resolve(future, await asyncio.get_running_loop().run_in_executor(self._deferred_threads, deferred.compute))
 
-    def _results(self, items: list[Item]) -> Sequence[Result | Deferred[Result] | Exception]:
+    def _results(self, items: list[Item]) -> Sequence[Result | Pending[Result] | Exception]:
         try:
             return self._process_batch(items)
         except Exception as error:  # noqa: BLE001 - it is raised for each item of the batch

@@ -51,7 +51,7 @@ class Broker:
                 pool.connections.force_close_all()
 
     def is_own(self, producer: Any) -> bool:
-        """Tell whether a given producer sends to this broker: None, or as the one of the members of a group does."""
+        """Return whether a given producer sends to this broker: None, or as the one of the members of a group does."""
         return producer is None or _address(producer.connection) == self._address
 
     @contextmanager
@@ -64,7 +64,7 @@ class Broker:
             yield None
 
     def is_outage(self, error: BaseException) -> bool:
-        """Tell whether an exception means that the broker accepts no messages now, whatever the message."""
+        """Return whether an exception means that the broker accepts no messages now, whatever the message."""
         error = _unwrapped(error)
         names = {base.__name__ for base in type(error).__mro__}
         if isinstance(error, KeyError):  # which kombu regards as a connection error of Redis

@@ -182,7 +182,7 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
         canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
-        queues_next=conflict_policy.queues_next, max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
+        queue_next=conflict_policy.queue_next, max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
         charges=quotas.charges(submitter.name, identity) if quotas else (),
     )  # fmt: skip
 

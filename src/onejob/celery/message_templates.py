@@ -23,7 +23,7 @@ from celery.app.amqp import AMQP
 from kombu.messaging import Producer
 from kombu.utils.json import object_hook
 
-from onejob.jobs.model import WireMessage
+from onejob.jobs.model import BrokerMessage
 from onejob.jobs.transitions import new_id
 from onejob.observability.tracing import TRACE_CONTEXT
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from onejob.jobs.model import Job, Submission
 
-    Record = Callable[[Job | Submission], WireMessage]
-    Write = Callable[[Job | Submission], WireMessage | None]
+    Record = Callable[[Job | Submission], BrokerMessage]
+    Write = Callable[[Job | Submission], BrokerMessage | None]
 
 KIND_LIMIT = 512
 """How many kinds of messages are remembered."""
@@ -64,7 +64,7 @@ class Templates:
         self._writers: dict[MessageKind, Write] = {}
         self._seen: set[MessageKind] = set()
 
-    def write(self, job: Job | Submission) -> WireMessage | None:
+    def write(self, job: Job | Submission) -> BrokerMessage | None:
         """Return the message of a job as Celery writes it; None for one that only Celery can send.
 
         A kind has a template from its second message on: some have one message only, such as those with links.
@@ -99,7 +99,7 @@ def _leave_to_celery(_job: Job | Submission) -> None:
 
 
 def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
-    """Tell whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
+    """Return whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
 
     `transport`: its module; `functions`: those of its channel that send. Not if Celery would send an event of each
     message, or the result backend prepares for each (as `rpc` does); and if code other than theirs takes part: a
@@ -129,13 +129,13 @@ def _channel_of(transport: Any) -> Any:
 
 
 def _is_own(function: Any) -> bool:
-    """Tell whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
+    """Return whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
     function = getattr(function, "__func__", function)
     return type(function) is FunctionType and function.__globals__["__name__"] in _OWN_MODULES
 
 
 def has_receivers() -> bool:
-    """Tell whether the application has connected functions to Celery's signals of publications."""
+    """Return whether the application has connected functions to Celery's signals of publications."""
     before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
     return bool(before.receivers or after.receivers or sent.receivers)
 
@@ -201,7 +201,7 @@ class MessageTemplate:
         self._shown_size = int(app.amqp.argsrepr_maxsize)
         self._shown_levels = app.conf.get("task_repr_maxlevels", _REPR_LEVELS) or _REPR_LEVELS
 
-    def fill(self, job: Job | Submission) -> WireMessage | None:
+    def fill(self, job: Job | Submission) -> BrokerMessage | None:
         """Return the message of a job; None for a payload that is not that of a call of the task."""
         payload, start = job.payload, len(self._start)
         if not payload.startswith(self._start):
@@ -214,7 +214,7 @@ class MessageTemplate:
         shown_args, shown_kwargs = self._show(args, kwargs)
         parents = _parents_of(job.options)
         root_id, parent_id = parents.get("root_id"), parents.get("parent_id")
-        return WireMessage(
+        return BrokerMessage(
             self._destination,
             self._text
             % {
@@ -239,7 +239,7 @@ class MessageTemplate:
         return headers["argsrepr"], headers["kwargsrepr"]
 
     def _is_shown_whole(self, text: str) -> bool:
-        """Tell whether Celery shows a value as `repr` does: not a long or a deep one, or strings with escapes."""
+        """Return whether Celery shows a value as `repr` does: not a long or a deep one, or strings with escapes."""
         return (
             len(text) < self._shown_size
             and "\\" not in text
@@ -316,7 +316,7 @@ def _cut(text: str, marks: dict[str, str], retries: int) -> tuple[str, _Body]:
     )
 
 
-def _without_tag(message: WireMessage | None) -> tuple[str, str] | None:
+def _without_tag(message: BrokerMessage | None) -> tuple[str, str] | None:
     """Return a message without its delivery tag, which is random."""
     if message is None:
         return None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     CheckArguments = Callable[[str, Any, Sequence[Any], Mapping[str, Any]], None]
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from onejob.jobs.model import WireMessage
+    from onejob.jobs.model import BrokerMessage
 
 
 WEBHOOK_LIMIT = 100
@@ -193,8 +193,8 @@ def edit(
             submission = build(call)
             submission = replace(
                 submission, options=json.dumps(options | trace_of(submission.options)), route=job.route,
-                priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter, wake_task=job.wake_task,
-                expires_in=None, delay=0.0, key=edit_key(job.id),
+                priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter,
+                publisher_task=job.publisher_task, expires_in=None, delay=0.0, key=edit_key(job.id),
                 key_for=max(ledger.policy.tombstone_retention, submission.key_for),
             )  # fmt: skip
             _check_arguments_run(ledger, job, submission)
@@ -253,9 +253,9 @@ def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool,
     return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
 
 
-def push_message(app: Celery | None, ledger: Ledger, job: Job) -> WireMessage | None:
+def push_message(app: Celery | None, ledger: Ledger, job: Job) -> BrokerMessage | None:
     """Return the message of a job if the store of `ledger` can push it; None if a sweeper has to publish the job."""
-    if app is None or job.wake_task is not None or not app_state_of(app).owns(ledger):
+    if app is None or job.publisher_task is not None or not app_state_of(app).owns(ledger):
         return None
     return app_state_of(app).publisher.message_of(job)
 

@@ -154,7 +154,7 @@ def replacement_depth(options: str) -> int:
 
 
 def has_canvas(options: Mapping[str, Any]) -> bool:
-    """Tell whether a canvas (links, chain, chord) waits for the end of a job with these options."""
+    """Return whether a canvas (links, chain, chord) waits for the end of a job with these options."""
     return any(options.get(name) for name in CANVAS)
 
 

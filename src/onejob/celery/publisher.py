@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from onejob.celery.payload import Message
     from onejob.celery.routing import Routing
-    from onejob.jobs.model import Job, Submission, WireMessage
+    from onejob.jobs.model import BrokerMessage, Job, Submission
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
@@ -60,7 +60,7 @@ class Publisher:
         self._away_until = 0.0
 
     def is_own(self, producer: Any) -> bool:
-        """Tell whether a producer that a caller gives sends to this app's broker. None does."""
+        """Return whether a producer that a caller gives sends to this app's broker. None does."""
         return self._broker.is_own(producer)
 
     def queue_lengths(self, names: Iterable[str]) -> dict[str, int]:
@@ -78,7 +78,7 @@ class Publisher:
 
     # --- messages of jobs in the ledger: a sweeper publishes what is not sent here ----------------------------------
 
-    def try_publish(self, job: Job, *, pushed: WireMessage | None = None) -> bool:
+    def try_publish(self, job: Job, *, pushed: BrokerMessage | None = None) -> bool:
         """Send the message of a job, unless the store has `pushed` one. Returns whether the broker accepts messages."""
         if pushed is not None:
             return True
@@ -154,7 +154,7 @@ class Publisher:
             return jobs
         return [job for job in jobs if job.id not in messages]
 
-    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> WireMessage | None:
+    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> BrokerMessage | None:
         try:
             return broker.write(job)
         except Exception as error:  # noqa: BLE001 - Celery raises it again
@@ -244,7 +244,7 @@ class Publisher:
         """Whether the store can push messages at all: whether to this broker, `message_of` knows."""
         return self._store_place is not None
 
-    def message_of(self, job: Job | Submission, **changes: Any) -> WireMessage | None:
+    def message_of(self, job: Job | Submission, **changes: Any) -> BrokerMessage | None:
         """Return the message of a job, after `changes`, for the store to push; None if it has to be sent afterwards."""
         broker = self._shared_broker()
         if broker is None:
@@ -263,7 +263,7 @@ class Publisher:
                 return message if message is None or self._can_push(broker, message) else None
         return None
 
-    def _can_push(self, broker: RedisBroker, message: WireMessage) -> bool:
+    def _can_push(self, broker: RedisBroker, message: BrokerMessage) -> bool:
         """Return whether one script can write the ledger and a message's list: in a cluster, only in one slot."""
         if not broker.is_cluster:
             return True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from redis import exceptions
 
 from onejob.celery.message_templates import NotOneMessageError, Templates, is_writable, send_silently
-from onejob.jobs.model import WireMessage
+from onejob.jobs.model import BrokerMessage
 from onejob.stores.redis.address import push_place_of
 from onejob.stores.redis.connections import Connections
 
@@ -45,7 +45,7 @@ class RedisBroker:
 
     @staticmethod
     def is_of(app: Celery) -> bool:
-        """Tell whether an app's messages are pushed to one Redis by Celery's and kombu's own functions alone.
+        """Return whether an app's messages are pushed to one Redis by Celery's and kombu's own functions alone.
 
         Not if it is for Sentinel, or fails over to others.
         """
@@ -56,7 +56,7 @@ class RedisBroker:
         """Close the connections. The next message opens new ones."""
         self._connections.close()
 
-    def push(self, messages: Iterable[WireMessage]) -> None:
+    def push(self, messages: Iterable[BrokerMessage]) -> None:
         """Push messages, in their order in each list. Raises redis-py's exceptions."""
         commands: dict[str, list[str]] = {}
         for destination, text in messages:
@@ -66,7 +66,7 @@ class RedisBroker:
         except exceptions.ConnectionError:  # the server may have closed an idle connection
             self._connections.execute(commands.values())
 
-    def _record(self, job: Job | Submission) -> WireMessage:
+    def _record(self, job: Job | Submission) -> BrokerMessage:
         """Have Celery and kombu send a message, and return it instead of pushing it."""
         with self._broker.producer() as producer:
             self._routing.declare(job.route, producer)
@@ -81,19 +81,19 @@ class _Recorder:
     """In place of the Redis client of a channel: records what is pushed."""
 
     def __init__(self, prefix: str) -> None:
-        self.pushed: list[WireMessage] = []
+        self.pushed: list[BrokerMessage] = []
         self._prefix = prefix
 
     def lpush(self, key: str, text: str) -> None:
         """Record a message."""
-        self.pushed.append(WireMessage(self._prefix + key, text))
+        self.pushed.append(BrokerMessage(self._prefix + key, text))
 
     def __getattr__(self, name: str) -> Any:
         raise NotOneMessageError(name)
 
 
 @contextmanager
-def _recording(channel: Any) -> Iterator[list[WireMessage]]:
+def _recording(channel: Any) -> Iterator[list[BrokerMessage]]:
     """Yield the list of what the channel pushes in this block, which is not pushed."""
     recorder = _Recorder(channel.global_keyprefix)
 

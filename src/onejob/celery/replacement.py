@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from onejob.celery.current_job import RunningJob
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Applied, Job, Submission, WireMessage
+    from onejob.jobs.model import Applied, BrokerMessage, Job, Submission
     from onejob.ledger.ledger import Ledger
 
 PAUSE = 0.05
@@ -85,7 +85,7 @@ def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     if _keeps_end(task, last):
         payload = with_replacement(job.payload, earlier)
         canvas = job.canvas_pending
-        ledger.replace(job, payload=payload, options=job.options, canvas=canvas, reason=REPLACED, wake_in=FIRST_POLL)
+        ledger.replace(job, payload=payload, options=job.options, canvas=canvas, reason=REPLACED, wake_after=FIRST_POLL)
     else:
         ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
     run.ended = True
@@ -119,7 +119,11 @@ def _keeps_end(task: BoundTask, last: Any) -> bool:
 
 
 def replace_job(
-    ledger: Ledger, job: Job, submission: Submission, message: WireMessage | None = None, request_id: str | None = None
+    ledger: Ledger,
+    job: Job,
+    submission: Submission,
+    message: BrokerMessage | None = None,
+    request_id: str | None = None,
 ) -> Job:
     """Let a running job go on as a submission with its id. Raises `StaleTokenError`."""
     reason = f"replaced by {decode(submission.payload).task}"
@@ -224,4 +228,4 @@ def _wait_on(task: BoundTask, job: Job) -> Job:
     if waited > max(limit, job.lease):
         error = TimeoutError(f"nothing is known of the task that replaced job {job.id} {waited:.0f} s ago")
         return ledger.fail(job, encode_failure(error), str(error))
-    return ledger.release(job, REPLACED, wake_in=min(max(waited, FIRST_POLL), POLL_LEASES * job.lease))
+    return ledger.release(job, REPLACED, wake_after=min(max(waited, FIRST_POLL), POLL_LEASES * job.lease))

@@ -190,7 +190,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         return meta["result"]
 
     def ready(self) -> bool:
-        """Tell whether the job has ended."""
+        """Return whether the job has ended."""
         return self._get_task_meta()["status"] in states.READY_STATES
 
     def revoke(self, connection: Any = None, terminate: bool = False, signal: Any = None, **options: Any) -> None:  # noqa: FBT001, FBT002 - Celery's signature
@@ -206,7 +206,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         """Do nothing: the ledger purges a job after its retention."""
 
     def exists(self) -> bool:
-        """Tell whether the job is in the ledger."""
+        """Return whether the job is in the ledger."""
         return app_state_of(self.app).ledger.get_or_none(self.id) is not None
 
     def _get_task_meta(self) -> dict[str, Any]:

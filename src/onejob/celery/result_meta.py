@@ -10,9 +10,9 @@ from celery.exceptions import TaskRevokedError
 
 from onejob.celery.options import options_of
 from onejob.celery.payload import decode_failure, decode_state, loads
-from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
+from onejob.jobs.value import value
 
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
@@ -24,7 +24,7 @@ CELERY_STATES = {
 }
 
 
-@immutable(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class JobWithValues(Job):
     """A job whose `progress`, `result` and `error` are values instead of JSON."""
 

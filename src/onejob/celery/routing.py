@@ -69,7 +69,7 @@ class Routing:
         """Queues that the app's settings do not have, by name; None for one that this app does not declare."""
 
     def is_static(self) -> bool:
-        """Tell whether no router function, which may read the arguments, decides. Raises for invalid `task_routes`."""
+        """Return whether no router function, which may read arguments, decides. Raises for invalid `task_routes`."""
         try:
             # Celery's cached properties are slow, and end there.
             router = self._app.__dict__["amqp"].__dict__["router"]
@@ -196,7 +196,7 @@ class Routing:
             producer.maybe_declare(entity)
 
     def always_encodes(self, options: Mapping[str, Any]) -> bool:
-        """Tell whether messages with these options can be encoded, whatever their arguments are."""
+        """Return whether messages with these options can be encoded, whatever their arguments are."""
         serializer, compression = self._encoding(options)
         return compression is None and serializer in _ALWAYS_ENCODE
 
@@ -301,7 +301,7 @@ def noting_unpublishable() -> Iterator[None]:
 
 
 def is_unpublishable(error: BaseException) -> bool:
-    """Tell whether an exception was raised because the message of a job cannot be sent."""
+    """Return whether an exception was raised because the message of a job cannot be sent."""
     return UNPUBLISHABLE in getattr(error, "__notes__", ())
 
 

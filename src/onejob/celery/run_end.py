@@ -104,7 +104,7 @@ def apply_end(end: End, task: BoundTask, run: RunningJob) -> None:
     elif end.transition is Transition.RETRY:
         end_run(job.id, partial(_run_again, task, job, end.delay or 0.0, retries=job.retries + end.counts))
     elif end.transition is Transition.RELEASE:
-        wait_for_store(job.id, partial(ledger.release, job, end.reason, wake_in=end.delay))
+        wait_for_store(job.id, partial(ledger.release, job, end.reason, wake_after=end.delay))
 
 
 # --- the store may be away --------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Ad
 
 
 def needs_message(submission: Submission, admission: Admission) -> bool:
-    """Tell whether a submission made a job due now, new or rescheduled, whose message the store has not pushed."""
+    """Return whether a submission made a job due now, new or rescheduled, whose message the store has not pushed."""
     is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
     return is_new_or_rescheduled and not admission.sent and submission.delay <= 0 and not admission.job.queued_next
 
@@ -263,15 +263,15 @@ def _admit_in_session(app: Celery, prepared: Sequence[Prepared], session: object
             continue
         if has_hook and needs_message(submission, admission):
             transaction.after_commit(partial(app_state.publisher.try_publish, admission.job), sends=True)
-        if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
+        if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queue_next):
             # SQLite has one writer: outside the transaction, the record would wait for its end.
             _record_duplicate(inner if transaction.dialect == "sqlite" else ledger, submission, admission)
     return results
 
 
-def _submit_inside(ledger: Ledger, submission: Submission, wake_in: float | None) -> Admission | Exception:
+def _submit_inside(ledger: Ledger, submission: Submission, wake_after: float | None) -> Admission | Exception:
     try:
-        admission = ledger.submit(submission, wake_in=wake_in)
+        admission = ledger.submit(submission, wake_after=wake_after)
         own = admission.follower or admission.job
         if own.id == submission.id:
             check_task(own, submission.task)

@@ -73,7 +73,7 @@ def _evaluate(function: Any, annotation: Any) -> Any:
 
 
 def _mentions(annotation: Any, is_wanted: Callable[[Any], bool]) -> bool:
-    """Tell whether an annotation is such a class, or has one in it."""
+    """Return whether an annotation is such a class, or has one in it."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return is_wanted(annotation)
     return any(

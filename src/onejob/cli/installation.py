@@ -160,7 +160,7 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     "--max-age", default=MAX_AGE, show_default=True, type=click.FloatRange(min=0, min_open=True), metavar="SECONDS"
 )
 def probe(file: Path, max_age: float, *, ready: bool) -> None:
-    """Tell whether the worker that writes FILE (its onejob_probe_file) is alive. Exit code 1: it is not.
+    """Return whether the worker that writes FILE (its onejob_probe_file) is alive. Exit code 1: it is not.
 
     It reads the file, and needs neither the app nor the store. With --ready the worker must also have sent a heartbeat
     to the store within --max-age, which has to be longer than a third of onejob_lease.

@@ -42,7 +42,7 @@ class HeldByOldLibrary(Exception):  # noqa: N818 - never leaves this package
 
 
 def shares_locks(app: Celery) -> bool:
-    """Tell whether the tasks of an app share the locks of the library that they were written for."""
+    """Return whether the tasks of an app share the locks of the library that they were written for."""
     return app_state_of(app).settings.share_old_locks
 
 
@@ -80,7 +80,7 @@ class LockSharingTask(Task[..., Any]):
 
     @abstractmethod
     def _belongs(self, holder: str, job_id: str) -> bool:
-        """Tell whether the lock with this value is that of a job that has ended here."""
+        """Return whether the lock with this value is that of a job that has ended here."""
 
     # --- submitting -------------------------------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> 
             reason = find_stuck(job, snapshot, last_queued(job, ledger.history(job.id)))
         if reason is not None:
             stuck[reason] += 1
-        if not (job.wake_task or job.task in tasks or job.task == WEBHOOK or snapshot.with_task(job)):
+        if not (job.publisher_task or job.task in tasks or job.task == WEBHOOK or snapshot.with_task(job)):
             unknown[job.task] += 1
     for reason, count in stuck.most_common():
         yield (STUCK if reason in HOPELESS else SLOW).found(f"{count_text(count, 'job')}: {reason}")

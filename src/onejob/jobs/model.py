@@ -11,9 +11,9 @@ from enum import IntEnum, StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.route import Route
+from onejob.jobs.value import value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class Cancel(IntEnum):
     FORCED = 2
 
 
-@immutable(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Job:
     """One piece of requested work: a snapshot of its row.
 
@@ -131,7 +131,7 @@ class Job:
     error: str | None
     reason: str
     """Why the job is in its state, as text for people."""
-    wake_task: str | None = None
+    publisher_task: str | None = None
     """The task whose workers handle the job when it is due; None: its own. A webhook has that of its job."""
 
     @property
@@ -165,7 +165,7 @@ _BY_ANNOTATION: dict[str, Any] = {
 _CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
 
 
-class WireMessage(NamedTuple):
+class BrokerMessage(NamedTuple):
     """The message of a job as the broker keeps it, for a store that is on the same server and can push it there."""
 
     destination: str
@@ -173,7 +173,7 @@ class WireMessage(NamedTuple):
     text: str
 
 
-@immutable(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A request for a job."""
 
@@ -201,7 +201,7 @@ class Submission:
     """Whether a duplicate is rejected."""
     replaces: bool = False
     """Whether a duplicate replaces the payload of a job that waits for its first run."""
-    queues_next: bool = False
+    queue_next: bool = False
     """Whether a duplicate of a job that has started is queued next."""
     max_wait: float = 0.0
     """How far a duplicate may postpone the first run, in seconds from the job's creation, as in a debounce."""
@@ -215,17 +215,17 @@ class Submission:
     """The name of the submitter; "" if unknown."""
     host: str = ""
     """The host of the submitter."""
-    wake_task: str | None = None
+    publisher_task: str | None = None
     """The task whose workers handle the job, if not its own."""
     charges: tuple[Charge, ...] = ()
     """What the submission is charged with if it writes a new job; over one of these quotas it writes nothing."""
 
 
-MessageOf: TypeAlias = "Callable[[Submission], WireMessage | None]"
+MessageOf: TypeAlias = "Callable[[Submission], BrokerMessage | None]"
 """Returns the message of a submission for the store to push; None if it has to be sent afterwards."""
 
 
-@immutable(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Admission:
     """The answer to a submission: the job that serves it, and the outcome."""
 
@@ -254,7 +254,7 @@ class Admission:
         return cls(own, Outcome.REPLAYED if own.holds_identity and own.finished_at is not None else Outcome.ATTACHED)
 
 
-@immutable(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Duplicate:
     """The record of a duplicate submission, or of a redelivered message."""
 
@@ -293,7 +293,7 @@ class Duplicate:
         return cls(**{f.name: convert.get(f.name, str)(row[f.name]) for f in fields(cls)})
 
 
-@immutable(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Change:
     """One compare-and-set on one job, applied if all its conditions hold.
 
@@ -325,7 +325,7 @@ class Change:
     Refused if another job holds the identity; a holder whose uniqueness window is over releases it."""
     forgets_steps: bool = False
     """Whether the memoised steps are deleted."""
-    wake_in: float | None = None
+    wake_after: float | None = None
     """Seconds from now to `wake_at`."""
     run_in: float | None = None
     payload: str | None = None
@@ -344,11 +344,11 @@ class Change:
     reason: str | None = None
     detail: str = ""
     """The detail of the history entry."""
-    message: WireMessage | None = None
+    message: BrokerMessage | None = None
     """What a store that can pushes to the broker if the change is applied and the job waits for a run afterwards."""
 
 
-@immutable(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Retention:
     """How long a completed job holds its identity: a duration in seconds, or until a time."""
 
@@ -356,7 +356,7 @@ class Retention:
     identity_until: float | None = None
 
 
-@immutable(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Applied:
     """The answer to a change or a claim, and the job afterwards (None if it does not exist)."""
 
@@ -366,7 +366,7 @@ class Applied:
     """Whether the store has pushed the message of the change to the broker."""
 
 
-@immutable(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Renewal:
     """The answer to the renewal of one lease: `held` is False after another claim or the job's end."""
 

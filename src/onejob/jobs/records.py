@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
 
 REDELIVERED = "redelivered"
-"""What stores count redelivered messages as, in the place of an outcome."""
+"""What stores count redelivered messages as, in place of an outcome."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def change_of(policy: Policy, job: Job, transition: Transition, reason: str | No
     """
     rule, request_id = RULES[transition], values.pop("request_id", None) or new_nonce()
     if rule.target is not None and rule.target.final:
-        ended = {"ends": True, "keeps_identity": False, "wake_in": _wake_after_end(policy, job, rule)}
+        ended = {"ends": True, "keeps_identity": False, "wake_after": _wake_after_end(policy, job, rule)}
         values = {**ended, **UNPUBLISHED, **values}
     return Change(
         job_id=job.id,

@@ -43,7 +43,7 @@ def duplicate_admissions(first: Admission, duplicates: Sequence[Submission]) -> 
 
 def _can_coalesce(submission: Submission) -> bool:
     return submission.key is None and not (
-        submission.follows or submission.canvas or submission.replaces or submission.queues_next
+        submission.follows or submission.canvas or submission.replaces or submission.queue_next
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.timestamps import format_timestamp
-from onejob.ledger.present_state import Scene, describe_state
+from onejob.ledger.present_state import Situation, describe_state
 from onejob.ledger.stuck import Snapshot, find_stuck, last_queued
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def explain(
         subject += f"; its identity is {job.identity}"
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
     sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
-    sentences += describe_state(Scene(job, snapshot, queued_at, followed, format_time))
+    sentences += describe_state(Situation(job, snapshot, queued_at, followed, format_time))
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")
     return Explanation(job, history, duplicates, stuck, sentences)

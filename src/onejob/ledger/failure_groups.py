@@ -36,7 +36,7 @@ class GroupKey(NamedTuple):
     error_type: str
     """The name of the exception's class."""
     pattern: str
-    """The message with `PLACEHOLDER` in the place of ids, numbers and quoted texts."""
+    """The message with `PLACEHOLDER` in place of ids, numbers and quoted texts."""
 
 
 @dataclass(slots=True)

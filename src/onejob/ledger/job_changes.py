@@ -24,11 +24,11 @@ from onejob.stores.protocol import WINDOW_OVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.jobs.model import Change, Job, WireMessage
+    from onejob.jobs.model import BrokerMessage, Change, Job
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store
 
-    MessageOf = Callable[[Job], WireMessage | None]
+    MessageOf = Callable[[Job], BrokerMessage | None]
 
 TRIES = 20
 """How often an operation is tried again after another change of its job."""
@@ -73,7 +73,7 @@ class JobChanges(SharedState):
                 return job
             message = message_of(job)
             applied = self.change(
-                job, Transition.RUN_NOW, None, token=job.token, run_in=0.0, wake_in=job.lease if message else 0.0,
+                job, Transition.RUN_NOW, None, token=job.token, run_in=0.0, wake_after=job.lease if message else 0.0,
                 message=message, detail=reason, **queued_anew(publishes=message is not None),
             )  # fmt: skip
             if applied.applied and applied.job is not None:
@@ -82,7 +82,7 @@ class JobChanges(SharedState):
 
     def redrive(
         self, job_id: str, *, forget_steps: bool = False, canvas: bool = False, reason: str = "redriven",
-        message: WireMessage | None = None,
+        message: BrokerMessage | None = None,
     ) -> Job:  # fmt: skip
         """Redrive a dead letter: the failed job is queued again under its id, with its memoised steps.
 
@@ -92,8 +92,8 @@ class JobChanges(SharedState):
         job = self.get(job_id)
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
-            wake_in=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0, cancel=Cancel.NO,
-            **queued_anew(publishes=message is not None),
+            wake_after=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0,
+            cancel=Cancel.NO, **queued_anew(publishes=message is not None),
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job
@@ -107,7 +107,7 @@ class JobChanges(SharedState):
 
     def promote(self, job: Job) -> Job | None:
         """Give the job that is queued next its identity; None if another job still holds it."""
-        applied = self.change(job, Transition.PROMOTE, "promoted", reopens=True, wake_in=job.lease)
+        applied = self.change(job, Transition.PROMOTE, "promoted", reopens=True, wake_after=job.lease)
         return applied.job if applied.applied else None
 
     def delete(self, job_id: str) -> None:

@@ -33,7 +33,7 @@ from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Job, MessageOf, Renewal, Retention, Submission, WireMessage
+    from onejob.jobs.model import BrokerMessage, Job, MessageOf, Renewal, Retention, Submission
     from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
@@ -75,13 +75,13 @@ class Ledger(JobChanges):
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
+    def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
         """Submit a job. Raises `StoreUnavailableError` if the store does not answer: then the outcome is unknown.
 
-        `wake_in`: seconds until a sweeper publishes a job that is due; None: one lease, as the caller publishes it.
+        `wake_after`: seconds until a sweeper publishes a job that is due; None: one lease, as the caller publishes it.
         """
-        wake_in = submission.lease if wake_in is None else wake_in
-        return self._submit_one(submission, partial(self.store.submit_many, wake_in=wake_in))
+        wake_after = submission.lease if wake_after is None else wake_after
+        return self._submit_one(submission, partial(self.store.submit_many, wake_after=wake_after))
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, message_of: MessageOf | None = None
@@ -96,8 +96,10 @@ class Ledger(JobChanges):
         """
         if not submissions:
             return []
-        wake_in = max([submission.lease for submission in submissions])
-        write = partial(self.store.submit_many, wake_in=wake_in, wait_for_locks=wait_for_locks, message_of=message_of)
+        wake_after = max([submission.lease for submission in submissions])
+        write = partial(
+            self.store.submit_many, wake_after=wake_after, wait_for_locks=wait_for_locks, message_of=message_of
+        )
         if len(submissions) == 1:
             return [self._submit_one(submissions[0], write)]
         results: list[Any] = []
@@ -207,7 +209,7 @@ class Ledger(JobChanges):
         """
         kept: dict[str, object] = {} if keep is None else {"keeps_identity": job.holds_identity, **values_of(keep)}
         if keep is not None and not job.canvas_pending:
-            kept["wake_in"] = retention(self.policy, State.COMPLETED, holds_identity=True)
+            kept["wake_after"] = retention(self.policy, State.COMPLETED, holds_identity=True)
         return self._fenced(job, Transition.COMPLETE, COMPLETED, result=result, request_id=request_id, **kept)
 
     def fail(self, job: Job, error: str, reason: str, *, request_id: str | None = None) -> Job:
@@ -220,73 +222,73 @@ class Ledger(JobChanges):
 
     def retry(
         self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str,
-        route: str | None = None, message: WireMessage | None = None, request_id: str | None = None,
+        route: str | None = None, message: BrokerMessage | None = None, request_id: str | None = None,
     ) -> Job:  # fmt: skip
         """Have a job run again in `delay` seconds with a new payload, by its own route unless another one is given.
 
         Raises `StaleTokenError`.
         """
-        wake_in = delay if delay > 0 else job.lease
+        wake_after = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
-            wake_in=wake_in, route=route, message=message, request_id=request_id,
+            wake_after=wake_after, route=route, message=message, request_id=request_id,
             **queued_anew(publishes=delay <= 0),
         )  # fmt: skip
 
     def replace(
         self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, route: str | None = None,
-        retries: int = 0, delay: float = 0.0, wake_in: float | None = None, message: WireMessage | None = None,
+        retries: int = 0, delay: float = 0.0, wake_after: float | None = None, message: BrokerMessage | None = None,
         request_id: str | None = None,
     ) -> Job:  # fmt: skip
         """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
 
         Its id, identity, idempotency keys, followers and history stay. `canvas`: whether one waits for its end.
-        `wake_in`: seconds until a sweeper publishes it; None: as the caller publishes it.
+        `wake_after`: seconds until a sweeper publishes it; None: as the caller publishes it.
         """
-        publishes = wake_in is None and delay <= 0
-        if wake_in is None:
-            wake_in = delay if delay > 0 else job.lease
+        publishes = wake_after is None and delay <= 0
+        if wake_after is None:
+            wake_after = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
-            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, message=message,
+            run_in=delay, wake_after=wake_after, route=route, crashes=0, forgets_steps=True, message=message,
             request_id=request_id, **queued_anew(publishes=publishes),
         )  # fmt: skip
 
     def release(
-        self, job: Job, reason: str, *, wake_in: float | None = None, message: WireMessage | None = None
+        self, job: Job, reason: str, *, wake_after: float | None = None, message: BrokerMessage | None = None
     ) -> Job:
         """Return a job to the queue without counting a failure. Raises `StaleTokenError`.
 
-        `wake_in`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
+        `wake_after`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         """
-        queued = queued_anew(publishes=wake_in is None)
-        wake_in = job.lease if wake_in is None else wake_in
-        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, message=message, **queued)
+        queued = queued_anew(publishes=wake_after is None)
+        wake_after = job.lease if wake_after is None else wake_after
+        return self._fenced(job, Transition.RELEASE, reason, wake_after=wake_after, message=message, **queued)
 
     def crash(
-        self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None,
-        message: WireMessage | None = None,
+        self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_after: float | None = None,
+        message: BrokerMessage | None = None,
     ) -> Applied:  # fmt: skip
         """Record the loss of a run's worker: the job is queued again, or at the crash limit becomes a dead letter.
 
-        With `lapsed` only if the lease has expired. `wake_in`: seconds until a sweeper publishes it; one lease for a
+        With `lapsed` only if the lease has expired. `wake_after`: seconds until a sweeper publishes it; one lease for a
         caller that publishes it itself. Refused if that run has lost the job.
         """
-        queued, crashes = queued_anew(publishes=wake_in is None), job.crashes + 1
+        queued, crashes = queued_anew(publishes=wake_after is None), job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        wake_in = job.lease if wake_in is None else wake_in
-        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, message=message, **queued, **values)
+        wake_after = job.lease if wake_after is None else wake_after
+        return self.change(job, Transition.CRASH, reason, wake_after=wake_after, message=message, **queued, **values)
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
         if job.canvas_pending:
-            wake_in = retention(self.policy, job.state, holds_identity=job.holds_identity)
+            wake_after = retention(self.policy, job.state, holds_identity=job.holds_identity)
             error = "" if job.publish_error else None
             self.change(
-                job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, publish_error=error, wake_in=wake_in
+                job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, publish_error=error, wake_after=wake_after
             )
 
     def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
@@ -305,10 +307,10 @@ class Ledger(JobChanges):
         """
         return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold, expired_runs=expired_runs)
 
-    def postpone(self, wake_in: Mapping[str, float]) -> None:
+    def postpone(self, wake_after: Mapping[str, float]) -> None:
         """Have sweeps process jobs that wait, by id, in so many seconds."""
-        if wake_in:
-            self.store.postpone(wake_in)
+        if wake_after:
+            self.store.postpone(wake_after)
 
     def mark_lost(self, job_ids: Sequence[str]) -> None:
         """Have sweeps publish waiting jobs again at once, because their messages are lost."""

@@ -22,7 +22,7 @@ NAMED_WORKERS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Situation:
     """A job, and what its sentences depend on besides."""
 
     job: Job
@@ -55,7 +55,7 @@ class Scene:
         return f"{self.format_time(at)} ({relative_text(at, self.snapshot.now)})"
 
 
-def describe_state(scene: Scene) -> list[str]:
+def describe_state(scene: Situation) -> list[str]:
     """Return the sentences about the state of a job."""
     job = scene.job
     if job.state is State.RUNNING:
@@ -73,7 +73,7 @@ def describe_state(scene: Scene) -> list[str]:
 # --- waiting --------------------------------------------------------------------------------------------------------
 
 
-def _describe_wait(scene: Scene) -> Iterator[str]:
+def _describe_wait(scene: Situation) -> Iterator[str]:
     job, time_text = scene.job, scene.time_text
     if not scene.is_past(job.run_at):
         what = "for its next attempt, which" if job.state is State.RETRYING else "until it"
@@ -82,11 +82,11 @@ def _describe_wait(scene: Scene) -> Iterator[str]:
         yield f"It has been due since {time_text(scene.due_since)} and waits for a worker."
 
 
-def _describe_publication(scene: Scene) -> Iterator[str]:
+def _describe_publication(scene: Situation) -> Iterator[str]:
     job = scene.job
     to = f" to the queue {job.queue}" if job.queue else ""
-    if job.wake_task:
-        yield f"A worker that has the task {job.wake_task} sends it without the broker."
+    if job.publisher_task:
+        yield f"A worker that has the task {job.publisher_task} sends it without the broker."
         return
     if job.publish_error:
         yield f"Its message could not be sent{to}, {_times(job.published)}: {job.publish_error.rstrip('.')}."
@@ -104,26 +104,26 @@ def _describe_publication(scene: Scene) -> Iterator[str]:
         yield f"A sweep sends its message{to} at {scene.time_text(job.wake_at)}."
 
 
-def _describe_expiry(scene: Scene) -> Iterator[str]:
+def _describe_expiry(scene: Situation) -> Iterator[str]:
     job = scene.job
     if job.expires_at is not None and job.attempt == 0:
         yield f"If no run starts before it expires at {scene.time_text(job.expires_at)}, it is canceled."
 
 
-def _describe_workers(scene: Scene) -> str:
+def _describe_workers(scene: Situation) -> str:
     """Return which live workers can run a job, or why none can."""
     job, snapshot = scene.job, scene.snapshot
     if not snapshot.workers:
         return "No worker of this ledger is alive: none has sent a heartbeat lately."
     if not (known := snapshot.with_task(job)):
-        return f"No live worker has the task {job.wake_task or job.task}. Alive: {_names(snapshot.workers)}."
+        return f"No live worker has the task {job.publisher_task or job.task}. Alive: {_names(snapshot.workers)}."
     if not (able := snapshot.able(job)):
         consumed = "; ".join(f"{worker.name} consumes {', '.join(worker.queues)}" for worker in known[:NAMED_WORKERS])
         return f"No live worker that has the task consumes the queue {job.queue}: {consumed}."
     return f"Live workers that can run it: {_names(able)}."
 
 
-def _describe_follower(scene: Scene) -> Iterator[str]:
+def _describe_follower(scene: Situation) -> Iterator[str]:
     job, followed = scene.job, scene.followed
     if followed is None:
         yield f"Job {job.follows_id}, whose end it waited for, does not exist any more."
@@ -145,7 +145,7 @@ def _describe_follower(scene: Scene) -> Iterator[str]:
 # --- running and ended ----------------------------------------------------------------------------------------------
 
 
-def _describe_run(scene: Scene) -> Iterator[str]:
+def _describe_run(scene: Situation) -> Iterator[str]:
     job = scene.job
     node = next((worker for worker in scene.snapshot.workers if worker.name == job.node), None)
     started = f"attempt {job.attempt}, which started at {scene.time_text(job.started_at)}"
@@ -168,7 +168,7 @@ def _describe_run(scene: Scene) -> Iterator[str]:
         yield f"Its {'forced ' if job.cancel is Cancel.FORCED else ''}cancellation was requested."
 
 
-def _describe_end(scene: Scene) -> Iterator[str]:
+def _describe_end(scene: Situation) -> Iterator[str]:
     job, at = scene.job, scene.time_text(scene.job.finished_at)
     reason = job.reason.rstrip(".")
     if job.state is State.COMPLETED:
@@ -190,7 +190,7 @@ def _describe_end(scene: Scene) -> Iterator[str]:
         yield f"It answers its idempotency key until {scene.time_text(job.key_retained_until)}."
 
 
-def _describe_canvas(scene: Scene) -> Iterator[str]:
+def _describe_canvas(scene: Situation) -> Iterator[str]:
     job = scene.job
     error = f" The last error: {job.publish_error.rstrip('.')}." if job.publish_error else ""
     yield "Its canvas (links, chain or chord) is still to be notified of its end." + error
@@ -202,7 +202,7 @@ def _describe_canvas(scene: Scene) -> Iterator[str]:
         yield f"Unless a worker does it first, a sweep does so at {scene.time_text(job.wake_at)}."
 
 
-def _describe_retention(scene: Scene) -> Iterator[str]:
+def _describe_retention(scene: Situation) -> Iterator[str]:
     until = scene.time_text(scene.job.wake_at)
     if scene.is_past(scene.job.wake_at):
         yield f"Its retention ended at {until}: a sweep purges it."

@@ -13,7 +13,7 @@ from onejob.jobs.lifecycle import Transition
 from onejob.jobs.transitions import retention
 
 if TYPE_CHECKING:
-    from onejob.jobs.model import Applied, Job, WireMessage
+    from onejob.jobs.model import Applied, BrokerMessage, Job
     from onejob.ledger.ledger import Ledger
 
 PATIENCE_LEASES = 20
@@ -27,7 +27,7 @@ def backoff(job: Job, attempt: int) -> float:
     return float(job.lease * 2 ** min(attempt - 1, MAX_DOUBLINGS))
 
 
-def note_publication(ledger: Ledger, job: Job, error: str, message: WireMessage | None = None) -> Applied:
+def note_publication(ledger: Ledger, job: Job, error: str, message: BrokerMessage | None = None) -> Applied:
     """Record a sweep's attempt to publish a waiting job; `error`: why it cannot be sent, "" if it was sent.
 
     `message`: what the store pushes with this change, instead of an earlier publication.
@@ -36,10 +36,10 @@ def note_publication(ledger: Ledger, job: Job, error: str, message: WireMessage 
     attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
     if error and attempt >= ledger.policy.publish_limit:
         return fail_unpublishable(ledger, job, f"its message could not be sent {attempt} times: {error}")
-    wake_in = backoff(job, attempt) if error or not job.queue else job.lease
-    detail = _describe(job, attempt, error) + (f"; again in {wake_in:g} s" if error else "")
+    wake_after = backoff(job, attempt) if error or not job.queue else job.lease
+    detail = _describe(job, attempt, error) + (f"; again in {wake_after:g} s" if error else "")
     return ledger.change(
-        job, Transition.PUBLISH, None, token=job.token, wake_in=wake_in, published=attempt, publishes=not error,
+        job, Transition.PUBLISH, None, token=job.token, wake_after=wake_after, published=attempt, publishes=not error,
         publish_error=error, detail=detail, message=message,
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def note_publication(ledger: Ledger, job: Job, error: str, message: WireMessage 
 def note_unsent(ledger: Ledger, job: Job) -> Applied:
     """Record that the broker did not accept the message of a waiting job: a sweep publishes it as soon as it can."""
     return ledger.change(
-        job, Transition.PUBLISH, None, token=job.token, wake_in=0.0, publishes=False,
+        job, Transition.PUBLISH, None, token=job.token, wake_after=0.0, publishes=False,
         detail="the broker did not accept its message; a sweep publishes it",
     )  # fmt: skip
 
@@ -73,10 +73,10 @@ def note_notification(ledger: Ledger, job: Job, error: str) -> Applied:
     The last attempt is followed by the end of the job's retention.
     """
     attempt = job.published + 1
-    wake_in = min(backoff(job, attempt), retention_left(ledger, job))
-    detail = f"{_describe(job, attempt, error)}; again in {wake_in:g} s unless its canvas is notified"
+    wake_after = min(backoff(job, attempt), retention_left(ledger, job))
+    detail = f"{_describe(job, attempt, error)}; again in {wake_after:g} s unless its canvas is notified"
     return ledger.change(
-        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, wake_in=wake_in, published=attempt,
+        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, wake_after=wake_after, published=attempt,
         publishes=not error, publish_error=error or None, detail=detail,
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def abandon_canvas(ledger: Ledger, job: Job) -> Applied:
     detail = f"{job.published} attempts" + (f"; the last error: {job.publish_error}" if job.publish_error else "")
     return ledger.change(
         job, Transition.CANVAS_ABANDONED, None, token=job.token, unnotified=True, canvas_pending=False,
-        wake_in=retention(ledger.policy, job.state, holds_identity=job.holds_identity), detail=detail,
+        wake_after=retention(ledger.policy, job.state, holds_identity=job.holds_identity), detail=detail,
     )  # fmt: skip
 
 

@@ -55,12 +55,12 @@ class Snapshot:
 
     def with_task(self, job: Job) -> list[WorkerInfo]:
         """Return the live workers that have the job's task, as far as they have registered."""
-        task = job.wake_task or job.task
+        task = job.publisher_task or job.task
         return [worker for worker in self.workers if worker.knows(task) or not (worker.tasks or worker.queues)]
 
     def able(self, job: Job) -> list[WorkerInfo]:
         """Return those of them that consume the job's queue, too. A webhook has none."""
-        queue = "" if job.wake_task else job.queue
+        queue = "" if job.publisher_task else job.queue
         return [worker for worker in self.with_task(job) if not (queue and worker.queues) or queue in worker.queues]
 
 

@@ -22,11 +22,11 @@ from onejob.stores.protocol import WINDOW_OVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Job, WireMessage
+    from onejob.jobs.model import BrokerMessage, Job
     from onejob.ledger.ledger import Ledger
 
     Publish = Callable[[Job], object]
-    MessageOf = Callable[[Job], WireMessage | None]
+    MessageOf = Callable[[Job], BrokerMessage | None]
     GoneIn = Callable[[Job], float | None]
 
 PUBLISH_FAILURES = 3
@@ -37,7 +37,7 @@ LEASE_ERROR = (
 
 
 @dataclass(slots=True)
-class Swept:
+class SweepResult:
     """What one sweep did, as numbers of jobs."""
 
     published: int = 0
@@ -54,7 +54,7 @@ def sweep(
     ledger: Ledger, publish: Publish, *, tasks: frozenset[str], limit: int = 100,
     dispatchers: Mapping[str, Publish] | None = None, may_end_leases: Callable[[], bool] = lambda: True,
     message_of: MessageOf = lambda _: None, gone_in: GoneIn = lambda _: None,
-) -> Swept:  # fmt: skip
+) -> SweepResult:  # fmt: skip
     """Publish, expire, recover or purge each job whose `wake_at` is due.
 
     `tasks`: the tasks that this sweeper knows, whose jobs it publishes. Those of other tasks wait for another sweeper,
@@ -79,7 +79,7 @@ def sweep(
     if not may_end_leases():  # that call may have waited for the store
         due = [job for job in due if job.state is not State.RUNNING]
     run = _Sweep(
-        ledger, publish, Swept(seen=len(due)), message_of=message_of, gone_in=gone_in, tasks=tasks,
+        ledger, publish, SweepResult(seen=len(due)), message_of=message_of, gone_in=gone_in, tasks=tasks,
         dispatchers=dispatchers or {},
     )  # fmt: skip
     run.find_waiting_followers(due)
@@ -103,7 +103,7 @@ class _Sweep:
         self,
         ledger: Ledger,
         publish: Publish,
-        swept: Swept,
+        swept: SweepResult,
         *,
         message_of: MessageOf,
         gone_in: GoneIn,
@@ -153,9 +153,9 @@ class _Sweep:
             if job.id not in unended:
                 self._postpone(job, 0.0)
 
-    def _postpone(self, job: Job, wake_in: float) -> None:
+    def _postpone(self, job: Job, wake_after: float) -> None:
         detail = f"job {job.follows_id} has not ended; its end makes this one due"
-        self._ledger.change(job, Transition.POSTPONE, None, token=job.token, wake_in=wake_in, detail=detail)
+        self._ledger.change(job, Transition.POSTPONE, None, token=job.token, wake_after=wake_after, detail=detail)
 
     def _unended(self, followers: Sequence[Job]) -> frozenset[str]:
         """Return the ids of the followers whose followed jobs exist and have not ended."""
@@ -187,11 +187,11 @@ class _Sweep:
             self._ledger.change(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail=WINDOW_OVER)
 
     def _recover(self, job: Job) -> None:
-        is_known = (job.wake_task or job.task) in self._tasks
-        wake_in = None if is_known else 0.0  # due at once, for a sweeper that knows the task
+        is_known = (job.publisher_task or job.task) in self._tasks
+        wake_after = None if is_known else 0.0  # due at once, for a sweeper that knows the task
         message = self._find_message(job) if is_known else None
         applied = self._ledger.crash(
-            job, "its lease expired", LEASE_ERROR, lapsed=True, wake_in=wake_in, message=message
+            job, "its lease expired", LEASE_ERROR, lapsed=True, wake_after=wake_after, message=message
         )
         self.swept.lapsed += applied.applied
         if is_known and applied.applied and applied.job is not None and applied.job.state is State.QUEUED:
@@ -240,10 +240,10 @@ class _Sweep:
         else:
             self.in_queue[job.id] = min(self.in_queue[job.id], left)
 
-    def _find_message(self, job: Job) -> WireMessage | None:
+    def _find_message(self, job: Job) -> BrokerMessage | None:
         return None if self.has_dispatcher(job) else self._message_of(job)
 
-    def _publish(self, job: Job, message: WireMessage | None = None) -> str:
+    def _publish(self, job: Job, message: BrokerMessage | None = None) -> str:
         """Send a job's message, and return "", or why it cannot be sent. Raises `BrokerUnavailableError`.
 
         With `message` the store pushes it, and nothing is sent.

@@ -20,7 +20,7 @@ from onejob.api.audit import DONE, REFUSALS, RequestAudit
 from onejob.api.checked_request import check_cookies
 from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
-from onejob.celery.batching import PerLoop
+from onejob.celery.batching import PerEventLoop
 from onejob.errors import JobNotFoundError, StoreError
 from onejob.pages.access import COOKIE, SESSION_SECONDS
 from onejob.pages.context import KeyedCache
@@ -90,8 +90,8 @@ class Endpoints:
         self._audit = RequestAudit(context.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
-        self._feeds = PerLoop(lambda: ChangeFeed(context.ledger, closing))
-        self._watchers = PerLoop(lambda: JobWatcher(context.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
+        self._feeds = PerEventLoop(lambda: ChangeFeed(context.ledger, closing))
+        self._watchers = PerEventLoop(lambda: JobWatcher(context.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
 
     # --- pages --------------------------------------------------------------------------------------------------------
 

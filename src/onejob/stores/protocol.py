@@ -71,7 +71,7 @@ class CoreStore(Protocol):
     """What every store must have. Safe to use from many threads, and after a fork."""
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True,
+        self, submissions: Sequence[Submission], *, wake_after: float, wait_for_locks: bool = True,
         message_of: MessageOf | None = None,
     ) -> list[Admission]:  # fmt: skip
         """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the admissions in this order.
@@ -82,8 +82,8 @@ class CoreStore(Protocol):
         the submission is written as the job that is queued next (if there is one already, that one may take over the
         payload). With `follows` a follower of the job that answers is written, too.
 
-        A duplicate is counted in the job's row and in the statistics, and stored. `wake_in`: seconds until `take_due`
-        returns a job that may run at once; a delayed one is returned when it is due.
+        A duplicate is counted in the job's row and in the statistics, and stored. `wake_after`: seconds until
+        `take_due` returns a job that may run at once; a delayed one is returned when it is due.
 
         A new job, also one that is queued next, is charged with the `charges` of its submission. If one of these quotas
         is used up, nothing is written, and the result is a `QuotaExceededError`. Expired windows are deleted in small
@@ -136,13 +136,13 @@ class CoreStore(Protocol):
         """Return jobs whose `wake_at` is due, and postpone it by `hold` seconds, so that only one sweeper gets each.
 
         Runs whose lease has expired come first (none without `expired_runs`), then all others; each in the order of
-        `wake_at`. A job that waits, or whose canvas waits, is returned only if its `wake_task`, or else its task, is
-        one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries of
+        `wake_at`. A job that waits, or whose canvas waits, is returned only if its `publisher_task`, or else its task,
+        is one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries of
         lost rows are deleted.
         """
         ...
 
-    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
         """Set `wake_at` of jobs by id, in seconds from now; jobs that run or are settled do not change.
 
         `lost`: only of published jobs that may run, which lose their `published_at`: a sweep has to publish them again.
@@ -349,7 +349,7 @@ class Store(CoreStore, Queries, DuplicateStats, WebhookEvents, AuditLog, Metrics
 
 @runtime_checkable
 class MessagePushingStore(Protocol):
-    """A store that can push the `WireMessage` of a submission or a change in the same atomic operation.
+    """A store that can push the `BrokerMessage` of a submission or a change in the same atomic operation.
 
     An admission or an applied change tells by `sent` whether it did: for a new job that is due, and for a job that
     waits for a run, and is due, after a change. A repeated call pushes nothing, and tells what the first one did.

@@ -88,7 +88,7 @@ def freeze(worker: InProcessWorker, point: str, task: str | None) -> None:
         worker.clock.travel(job.lease + 1)
         ledger = worker.ledger
         if ledger.is_completing or is_in_django_transaction():
-            ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_in=0.0)
+            ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_after=0.0)
         else:
             worker.run_all()
 

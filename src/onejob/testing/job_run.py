@@ -133,7 +133,7 @@ def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: d
     """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
     submission = build(Call(task, Caller.of(worker.app), args, kwargs, {"retries": retries}, source="run_job"))
     own = f"run_job {submission.id}"
-    alone = replace(submission, identity=own, charges=(), rejects=False, replaces=False, queues_next=False)
+    alone = replace(submission, identity=own, charges=(), rejects=False, replaces=False, queue_next=False)
     return Ledger(worker.ledger.store, worker.ledger.policy).submit(alone).job
 
 

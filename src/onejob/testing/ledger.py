@@ -170,10 +170,10 @@ class RecordingLedger(Ledger):
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
+    def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
         """Submit and record."""
         self.settle()
-        admission = super().submit(submission, wake_in=wake_in)
+        admission = super().submit(submission, wake_after=wake_after)
         self.record_submitted(submission, admission)
         return admission
 
@@ -283,10 +283,10 @@ class SessionLedger(Ledger):
         self._ledger = ledger
         self._transaction = transaction
 
-    def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
+    def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
         """Submit a job; a rollback removes it."""
         self._ledger.settle()
-        admission = super().submit(submission, wake_in=wake_in)
+        admission = super().submit(submission, wake_after=wake_after)
         submitted = self._ledger.record_submitted(submission, admission)
 
         def remove() -> None:
@@ -296,7 +296,7 @@ class SessionLedger(Ledger):
 
         def make_due() -> None:
             if admission.outcome is Outcome.ADMITTED and submission.delay <= 0:
-                self._ledger.change(admission.job, Transition.RUN_NOW, None, run_in=0.0, wake_in=0.0)
+                self._ledger.change(admission.job, Transition.RUN_NOW, None, run_in=0.0, wake_after=0.0)
 
         self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, remove, make_due))
         return admission

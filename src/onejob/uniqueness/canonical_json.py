@@ -101,12 +101,12 @@ def _write_plain(value: object, limits: Limits) -> str | None:
 
 
 def _is_special(text: str) -> bool:
-    """Tell whether a text may need more than plain JSON: a NUL character, a key that begins with `$`, Celery's tag."""
+    """Return whether a text may need more than plain JSON: a NUL character, a key like `$...`, Celery's tag."""
     return "\\u0000" in text or '"$' in text or '"__type__"' in text
 
 
 def _is_plain(value: object, size: int) -> bool:
-    """Tell whether a value is short and consists of instances of JSON's own types, not of subclasses."""
+    """Return whether a value is short and consists of instances of JSON's own types, not of subclasses."""
     containers: list[Any] = [value if type(value) in _CONTAINERS else [value]]
     nodes = 0
     for container in containers:  # which grows

@@ -34,15 +34,15 @@ class ConflictPolicy:
 
     rejects: bool = False
     replaces: bool = False
-    queues_next: bool = False
+    queue_next: bool = False
     max_wait: float = 0.0
 
 
 CONFLICT_POLICIES: dict[str, ConflictPolicy] = {
     "attach": ConflictPolicy(),
     "raise": ConflictPolicy(rejects=True),
-    "replace": ConflictPolicy(replaces=True, queues_next=True, max_wait=MAX_WAIT),
-    "run_again": ConflictPolicy(replaces=True, queues_next=True),
+    "replace": ConflictPolicy(replaces=True, queue_next=True, max_wait=MAX_WAIT),
+    "run_again": ConflictPolicy(replaces=True, queue_next=True),
 }
 
 
@@ -103,7 +103,7 @@ def _outcome_unchanged(job: Job, submission: Submission) -> Outcome:
         return Outcome.REJECTED
     if job.finished_at is not None:
         return Outcome.REPLAYED
-    return Outcome.QUEUED_NEXT if submission.queues_next else Outcome.ATTACHED
+    return Outcome.QUEUED_NEXT if submission.queue_next else Outcome.ATTACHED
 
 
 def conflict_policy_of(
@@ -119,7 +119,7 @@ def conflict_policy_of(
         msg = f"on_duplicate of task {task} must be one of {values}, not {on_duplicate!r}"
         raise ConfigurationError(msg)
     conflict_policy = CONFLICT_POLICIES[on_duplicate]
-    if conflict_policy.queues_next and unique_for is not None:
+    if conflict_policy.queue_next and unique_for is not None:
         msg = (
             f"task {task} has on_duplicate={on_duplicate!r}, which excludes unique_for: the kept result would answer "
             "newer arguments, which would never run. Drop unique_for, or choose another on_duplicate"

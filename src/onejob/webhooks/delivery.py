@@ -60,7 +60,7 @@ class Delivery:
             webhooks = [*self._in_flight.values()]
         for webhook in webhooks:
             try:
-                self._ledger.release(webhook, "its worker was shut down", wake_in=0.0)
+                self._ledger.release(webhook, "its worker was shut down", wake_after=0.0)
             except (StaleTokenError, StoreError) as error:
                 logger.info("webhook %s: %s", webhook.id, error)
 
@@ -82,7 +82,7 @@ class Delivery:
                 response = self._send(webhook, span.headers)
                 span.record(response.status)
         except LookupBusyError as error:
-            self._ledger.release(webhook, str(error), wake_in=LOOKUP_BUSY_SECONDS)
+            self._ledger.release(webhook, str(error), wake_after=LOOKUP_BUSY_SECONDS)
             return
         except (DeliveryError, InvalidArgumentsError) as error:
             self._record_failure(webhook, type(error).__name__, str(error))

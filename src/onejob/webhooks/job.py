@@ -53,7 +53,7 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
     payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url, signer)._asdict()}
     return Submission(
         id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
-        payload=json.dumps(payload), lease=LEASE, source="webhook", wake_task=job.task,
+        payload=json.dumps(payload), lease=LEASE, source="webhook", publisher_task=job.task,
         submitter=submitter, host=host, options=json.dumps(trace_of(job.options)),
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept
+from onejob.ledger.sweep import SweepResult
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.conftest import every_store
 from tests.contract.ledger.world import publish_nothing
@@ -93,13 +93,13 @@ def test_a_purge_waits_for_the_retention_of_the_key(world: World, key_for: float
     world.ledger.complete(world.run(key="k", key_for=key_for), "1")
     world.clock.advance(DAY)
     if key_for > DAY:
-        assert world.sweep(publish_nothing) == Swept()
+        assert world.sweep(publish_nothing) == SweepResult()
         assert world.read().wake_at == START + key_for
         world.clock.advance(key_for - DAY - 0.5)
         assert again(world, "job-2", key="k") == (Outcome.REPLAYED, "job-1")
-        assert world.sweep(publish_nothing) == Swept()
+        assert world.sweep(publish_nothing) == SweepResult()
         world.clock.advance(0.5)
-    assert world.sweep(publish_nothing) == Swept(purged=1)
+    assert world.sweep(publish_nothing) == SweepResult(purged=1)
     assert again(world, "job-3", key="k", fingerprint="other") == (Outcome.ADMITTED, "job-3")
 
 

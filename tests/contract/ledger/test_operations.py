@@ -105,7 +105,7 @@ def test_a_delayed_job_becomes_due(world: World, state: State) -> None:
     if state is State.QUEUED:
         job = submit(world.store, state, delay=3600.0)
     else:
-        later = {"run_in": 3600.0, "wake_in": 3600.0, "published": 2, "publish_error": "no"}
+        later = {"run_in": 3600.0, "wake_after": 3600.0, "published": 2, "publish_error": "no"}
         job = apply(world.store, world.run(state), Transition.RETRY, **later)
     now = world.clock.advance(1.0)
     due = world.ledger.run_now(state, reason="made due by ops")
@@ -147,7 +147,7 @@ def test_a_job_that_is_claimed_meanwhile(world: World, retries: bool) -> None:
         world.clock.advance(5.0)
         run = world.start()
         if retries:
-            apply(world.store, run, Transition.RETRY, run_in=3600.0, wake_in=3600.0)
+            apply(world.store, run, Transition.RETRY, run_in=3600.0, wake_after=3600.0)
 
     raced = Ledger(after(world.store, "read_clock", claim_when_due))
     if retries:
@@ -162,7 +162,7 @@ def test_a_job_that_is_claimed_meanwhile(world: World, retries: bool) -> None:
 def test_a_cancellation_that_was_requested_wins(world: World) -> None:
     """A waiting job whose cancellation was requested is canceled instead of made due."""
     job = apply(world.store, world.run(), Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
-    apply(world.store, job, Transition.RETRY, run_in=60.0, wake_in=60.0)
+    apply(world.store, job, Transition.RETRY, run_in=60.0, wake_after=60.0)
     assert world.ledger.run_now("job-1").state is State.CANCELED
 
 

@@ -141,7 +141,7 @@ def test_a_follower_waits_for_another_job(world: World) -> None:
     """A follower names the job whose end it waits for, how and when that ended, and is stuck if no sweep takes it."""
     first = run(world)
     follower = world.ledger.submit(order(1, follows=True, route="celery")).follower
-    queued = world.ledger.submit(order(1, queues_next=True, replaces=True)).job
+    queued = world.ledger.submit(order(1, queue_next=True, replaces=True)).job
     assert follower is not None
     world.clock.advance(10.0)
     assert_present(world, follower, f"It waits for the end of job {first.id}, which is running.")

@@ -25,7 +25,7 @@ from onejob.ledger.publication import (
     note_unsent,
     patience,
 )
-from onejob.ledger.sweep import Swept
+from onejob.ledger.sweep import SweepResult
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
@@ -99,12 +99,12 @@ def test_a_job_whose_message_cannot_be_sent_becomes_a_dead_letter(world: World) 
     world.submit(route="typo", lease=10.0, delay=10.0)
     world.clock.advance(10.0)
     for number, leases in enumerate([1, 2, 4, 8, 16, 32, 64], start=1):
-        assert world.sweep(refuse) == Swept()
+        assert world.sweep(refuse) == SweepResult()
         job = world.read()
         assert (job.state, job.published, job.publish_error) == (State.QUEUED, number, "LookupError: typo")
         assert job.wake_at == world.clock() + 10.0 * leases
         world.clock.advance(10.0 * leases)
-    assert world.sweep(refuse) == Swept()
+    assert world.sweep(refuse) == SweepResult()
     job = world.read()
     assert (job.state, job.holds_identity) == (State.FAILED, False)
     assert job.reason == "its message could not be sent 8 times: LookupError: typo"
@@ -147,7 +147,7 @@ def test_a_recovered_job_that_cannot_be_sent_says_so(world: World) -> None:
     """When the lease of a run has expired and its job cannot be published, the error is recorded."""
     world.run()
     world.clock.advance(LEASE)
-    assert world.sweep(refuse) == Swept(lapsed=1)
+    assert world.sweep(refuse) == SweepResult(lapsed=1)
     assert world.read().publish_error == "LookupError: "
 
 
@@ -171,7 +171,7 @@ def test_the_notification_of_a_canvas_backs_off_and_is_given_up(world: World) ->
     assert world.events()[-1] == "canvas_abandoned"
     assert f"{len(sent)} attempts" in world.ledger.history("job-1")[-1].detail
     world.clock.advance(DAY)
-    assert world.sweep(publish_nothing) == Swept(purged=1)
+    assert world.sweep(publish_nothing) == SweepResult(purged=1)
 
 
 @every_store
@@ -221,11 +221,11 @@ def test_a_canvas_is_given_up_exactly_at_the_end_of_the_retention(
     job_id, kept_for = f"job-{error}-{keep}", DAY + (DST_SHIFT if keep else 0.0)
     world.ledger.complete(world.run(job_id, canvas=True), "1", keep=keep)
     world.clock.advance(kept_for - 1.0)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     if error:
         note_canvas_error(world.ledger, world.read(job_id), error)
     now = world.clock.advance(1.0)
-    assert world.sweep(refuse) == Swept()
+    assert world.sweep(refuse) == SweepResult()
     job = world.read(job_id)
     assert (world.events(job_id)[-1], job.canvas_pending, job.wake_at) == ("canvas_abandoned", False, now + kept_for)
     given_up = "1 attempts; the last error: no backend" if error else "1 attempts"
@@ -237,12 +237,12 @@ def test_a_canvas_that_was_notified_is_not_notified_again(world: World) -> None:
     """After the canvas was notified, the job is kept for its retention, and its end is not published any more."""
     world.ledger.complete(world.run(canvas=True), "1")
     world.clock.advance(LEASE)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     world.ledger.mark_canvas_notified(world.read())
     world.clock.advance(DAY - 1.0)
-    assert world.sweep(publish_nothing) == Swept()
+    assert world.sweep(publish_nothing) == SweepResult()
     world.clock.advance(1.0)
-    assert world.sweep(publish_nothing) == Swept(purged=1)
+    assert world.sweep(publish_nothing) == SweepResult(purged=1)
 
 
 def test_a_notification_during_the_sweep_is_not_overwritten(world: World) -> None:
@@ -251,7 +251,7 @@ def test_a_notification_during_the_sweep_is_not_overwritten(world: World) -> Non
     now = world.clock.advance(LEASE)
     world.sweep(lambda job: world.ledger.mark_canvas_notified(world.read(job.id)))
     assert world.read().wake_at == now + DAY
-    assert world.sweep(publish_nothing) == Swept()
+    assert world.sweep(publish_nothing) == SweepResult()
 
 
 def test_an_end_starts_to_count_anew(world: World) -> None:

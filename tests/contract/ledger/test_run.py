@@ -61,12 +61,12 @@ CALLS = [(name, call) for name, call, _, _ in ENDS + WAITS[:3]]
 @for_each("end, canvas", product(ENDS, [False, True]))
 def test_a_run_ends(world: World, end: End, canvas: bool) -> None:
     """An end frees the identity and the lease, and is kept for its retention; a canvas is notified within a lease."""
-    name, call, columns, wake_in = end
+    name, call, columns, wake_after = end
     job = world.run(f"{name}-{canvas}", canvas=canvas)
     now = world.clock.advance(2.0)
     columns |= {"holds_identity": False, "lease_until": None, "finished_at": now}
     after = call(world.ledger, job)
-    assert_changed(world.store, job, after, wake_at=now + (LEASE if canvas else wake_in), **columns)
+    assert_changed(world.store, job, after, wake_at=now + (LEASE if canvas else wake_after), **columns)
     assert world.store.history(job.id)[-1].detail == columns["reason"]
 
 
@@ -74,25 +74,30 @@ def test_a_run_ends(world: World, end: End, canvas: bool) -> None:
 @for_each("end, published", product(WAITS, [0, 1, 6]))
 def test_a_run_ends_in_a_wait(world: World, end: End, published: int) -> None:
     """A run that ends in a wait keeps the identity, is due at its `run_at` or in one lease, and counts anew."""
-    name, call, columns, wake_in = end
+    name, call, columns, wake_after = end
     job = apply(world.store, world.run(f"{name}-{published}"), Transition.UPDATE_PROGRESS, published=published)
     now = world.clock.advance(2.0)
     delay = 7.0 if name == "retry" else 0.0
-    columns |= {"lease_until": None, "wake_at": now + wake_in, "published_at": None if delay else now, "published": 0}
+    columns |= {
+        "lease_until": None,
+        "wake_at": now + wake_after,
+        "published_at": None if delay else now,
+        "published": 0,
+    }
     if columns["state"] is State.RETRYING:
         columns |= {"run_at": now + delay}
     assert_changed(world.store, job, call(world.ledger, job), **columns)
     assert world.store.history(job.id)[-1].detail == columns["reason"]
 
 
-@for_each("wake_in", [0.0, 4.0])
-def test_a_release_can_set_an_earlier_wake_at(world: World, wake_in: float) -> None:
+@for_each("wake_after", [0.0, 4.0])
+def test_a_release_can_set_an_earlier_wake_at(world: World, wake_after: float) -> None:
     """A worker that releases a job without publishing it chooses when the sweep publishes it."""
-    job = world.run(f"in {wake_in}")
+    job = world.run(f"in {wake_after}")
     now = world.clock.advance(1.0)
-    after = world.ledger.release(job, "shutting down", wake_in=wake_in)
-    assert (after.state, after.wake_at, after.published) == (State.QUEUED, now + wake_in, 0)
-    world.clock.advance(wake_in)
+    after = world.ledger.release(job, "shutting down", wake_after=wake_after)
+    assert (after.state, after.wake_at, after.published) == (State.QUEUED, now + wake_after, 0)
+    world.clock.advance(wake_after)
     assert world.sweep().published == 1
 
 

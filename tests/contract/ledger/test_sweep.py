@@ -16,7 +16,7 @@ from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.publication import note_publication
-from onejob.ledger.sweep import PUBLISH_FAILURES, Swept
+from onejob.ledger.sweep import PUBLISH_FAILURES, SweepResult
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each
@@ -42,10 +42,10 @@ def test_a_sweep_counts_what_it_did(world: World) -> None:
     world.submit("expired", expires_in=3.0)
     world.ledger.complete(world.run("ended"), "1")
     world.ledger.complete(world.run("canvas", canvas=True), "1")
-    apply(world.store, world.read("ended"), Transition.CANVAS_NOTIFIED, wake_in=2.0)
+    apply(world.store, world.read("ended"), Transition.CANVAS_NOTIFIED, wake_after=2.0)
     world.clock.advance(LEASE)
     world.submit("later")
-    assert world.sweep() == Swept(published=3, lapsed=1, canceled=1, purged=1)
+    assert world.sweep() == SweepResult(published=3, lapsed=1, canceled=1, purged=1)
     assert sorted(world.sent_ids) == ["canvas", "lapsed", "queued"]
     assert {job.id: job.state for job in world.store.find(Query())} == {
         "canvas": State.COMPLETED, "expired": State.CANCELED, "lapsed": State.QUEUED, "later": State.QUEUED,
@@ -88,11 +88,11 @@ def test_publications_back_off(world: World) -> None:
     world.submit(lease=10.0)
     now = world.clock.advance(10.0)
     for number, count in enumerate([1, 2, 4, 8, 16, 32, 64], start=1):
-        assert world.sweep() == Swept(published=1)
+        assert world.sweep() == SweepResult(published=1)
         job = world.read()
         assert (job.published, job.published_at, job.wake_at) == (number, now, now + 10.0 * count)
         world.clock.advance(10.0 * count - 0.5)
-        assert world.sweep() == Swept()
+        assert world.sweep() == SweepResult()
         now = world.clock.advance(0.5)
     world.ledger.release(world.start(), "shutting down")
     now = world.clock.advance(10.0)
@@ -113,10 +113,10 @@ def test_a_job_in_a_backlog_is_published_again_when_its_message_is_gone(world: W
     def gone_in(job: Job) -> float | None:
         return None if job.published_at == now else 0.0
 
-    assert world.sweep(gone_in=gone_in) == Swept(published=1)
+    assert world.sweep(gone_in=gone_in) == SweepResult(published=1)
     assert world.read().published_at == now
     world.clock.advance(LEASE)
-    assert world.sweep(gone_in=gone_in) == Swept()
+    assert world.sweep(gone_in=gone_in) == SweepResult()
 
 
 @every_store
@@ -128,7 +128,7 @@ def test_the_jobs_of_a_dead_worker_are_published_again(world: World) -> None:
     world.ledger.mark_lost(["delayed", "running", "waiting", "unknown"])
     assert (world.read("delayed"), world.read("running")) == (delayed, running)
     assert (world.read("waiting").published_at, world.read("waiting").wake_at) == (None, world.clock())
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     assert world.sent_ids == ["waiting"]
 
 
@@ -139,7 +139,7 @@ def test_an_expired_job_is_canceled(world: World) -> None:
     """A job that expires before a run is canceled, not published, and its identity is free."""
     job = world.submit(expires_in=5.0)
     now = world.clock.advance(5.0)
-    assert world.sweep(publish_nothing) == Swept(canceled=1)
+    assert world.sweep(publish_nothing) == SweepResult(canceled=1)
     world.assert_changed(
         job, state=State.CANCELED, holds_identity=False, finished_at=now, wake_at=now + DAY,
         reason="it expired before a run started",
@@ -167,7 +167,7 @@ def test_a_run_whose_lease_expired_is_queued_and_published(world: World) -> None
     """A job whose run was lost is queued again and published by the same sweep, with one more crash."""
     job = world.run()
     now = world.clock.advance(LEASE)
-    assert world.sweep() == Swept(published=1, lapsed=1)
+    assert world.sweep() == SweepResult(published=1, lapsed=1)
     assert world.sent == [world.read()]
     world.assert_changed(
         job, state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE, published_at=now,
@@ -180,12 +180,12 @@ def test_a_lost_run_may_be_the_last(world: World) -> None:
     world.run("canceled")
     world.ledger.cancel("canceled", force=True)
     world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing) == Swept(lapsed=1)
+    assert world.sweep(publish_nothing) == SweepResult(lapsed=1)
     assert world.read("canceled").state is State.CANCELED
     world.use(Policy(crash_limit=1))
     world.run()
     now = world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing) == Swept(lapsed=1)
+    assert world.sweep(publish_nothing) == SweepResult(lapsed=1)
     failed = world.read()
     assert (failed.state, failed.holds_identity, failed.wake_at) == (State.FAILED, False, now + 14 * DAY)
     assert "WorkerLost" in (failed.error or "")
@@ -197,9 +197,9 @@ def test_an_expired_lease_is_renewed_unless_a_sweep_has_ended_it(world: World) -
     world.run("lost")
     world.submit("waiting")
     world.clock.advance(2 * LEASE)
-    assert world.sweep(may_end_leases=lambda: False) == Swept(published=1)
+    assert world.sweep(may_end_leases=lambda: False) == SweepResult(published=1)
     assert [renewal.held for renewal in world.ledger.renew([(job.id, job.claim)])] == [True]
-    assert world.sweep() == Swept(published=1, lapsed=1)
+    assert world.sweep() == SweepResult(published=1, lapsed=1)
     assert (world.sent_ids, world.read().state) == (["waiting", "lost"], State.RUNNING)
 
 
@@ -208,7 +208,7 @@ def test_a_sweep_that_has_waited_ends_no_lease(world: World) -> None:
     world.run()
     world.clock.advance(LEASE)
     given = iter([True, False])
-    assert world.sweep(may_end_leases=lambda: next(given)) == Swept()
+    assert world.sweep(may_end_leases=lambda: next(given)) == SweepResult()
     assert world.read().state is State.RUNNING
 
 
@@ -219,11 +219,11 @@ def test_a_run_that_is_renewed_during_the_sweep_goes_on(world: World, limit: int
     now = world.clock.advance(LEASE)
     renew = partial(world.store.renew, [(job.id, job.claim)], sources=RUNNING)
     world.meanwhile("take_due", renew, Policy(crash_limit=limit))
-    assert world.sweep(publish_nothing) == Swept()
+    assert world.sweep(publish_nothing) == SweepResult()
     world.assert_changed(job, lease_until=now + LEASE, wake_at=now + LEASE)
     world.clock.advance(LEASE)
     world.meanwhile("take_due", lambda: Ledger(world.store).complete(job, "1"))
-    assert world.sweep(publish_nothing) == Swept()
+    assert world.sweep(publish_nothing) == SweepResult()
     assert world.read(job.id).state is State.COMPLETED
 
 
@@ -270,9 +270,9 @@ def test_a_publication_that_fails_is_tried_again(world: World) -> None:
     with pytest.raises(BrokerUnavailableError):
         world.sweep(no_broker)
     assert (world.read().published, world.read().wake_at, world.events()) == (0, now + 90.0, ["submit"])
-    assert world.sweep() == Swept()
+    assert world.sweep() == SweepResult()
     world.clock.advance(90.0)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
 
 
 def test_an_outage_delays_no_recovery_and_no_purge(world: World) -> None:
@@ -369,9 +369,9 @@ def test_an_ended_job_is_purged_after_its_retention(world: World, state: str) ->
     end_of(world.use(Policy()), world.run(state))
     world.clock.advance(days * DAY - 0.5)
     with untouched(world.store, state):
-        assert world.sweep() == Swept(purged=1)
+        assert world.sweep() == SweepResult(purged=1)
     world.clock.advance(0.5)
-    assert world.sweep(publish_nothing) == Swept(purged=1)
+    assert world.sweep(publish_nothing) == SweepResult(purged=1)
     assert (world.gone(state), world.store.history(state)) == (True, [])
 
 
@@ -397,7 +397,7 @@ def test_a_dispatcher_gets_jobs_instead_of_the_broker(world: World) -> None:
     carried: list[str] = []
     dispatchers = {"carried": lambda job: carried.append(job.id)}
     world.clock.advance(LEASE)
-    assert world.sweep(dispatchers=dispatchers) == Swept(published=1)
+    assert world.sweep(dispatchers=dispatchers) == SweepResult(published=1)
     assert (world.sent_ids, carried) == (["job-2"], ["job-1"])
     assert (world.read().published, world.read().wake_at, world.events()) == (0, world.clock() + HOLD, ["submit"])
     world.clock.advance(HOLD)

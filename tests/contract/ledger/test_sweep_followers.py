@@ -11,7 +11,7 @@ from onejob.jobs.model import Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept
+from onejob.ledger.sweep import SweepResult
 from onejob.stores.protocol import WINDOW_OVER
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, publish_nothing
@@ -41,11 +41,11 @@ def test_a_waiting_follower_costs_little(world: World, followed: Job) -> None:
     for _ in range(100):
         world.clock.advance(LEASE / 2)
         before = len(world.events("follower"))
-        assert world.sweep(publish_nothing) == Swept()
+        assert world.sweep(publish_nothing) == SweepResult()
         looked += [world.clock() - START] * (len(world.events("follower")) - before)
     assert [seconds / LEASE for seconds in looked] == [1, 2, 4, 8, 16, 32]
     end(world.store, followed)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     assert (world.sent_ids, world.read("follower").wake_at) == (["follower"], world.clock() + LEASE)
 
 
@@ -67,7 +67,7 @@ def test_a_follower_whose_wake_up_was_lost_is_published(world: World) -> None:
     world.ledger.cancel("job-1")
     world.follow()
     assert world.store.delete(["job-1"], sources=FINAL) == ["job-1"]
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     assert world.sent_ids == ["follower"]
 
 
@@ -77,7 +77,7 @@ def test_a_follower_of_a_deleted_job_does_not_wait_for_ever(world: World, follow
     world.follow("last", follows="middle")
     assert world.store.delete(["middle"], sources=frozenset({State.QUEUED})) == ["middle"]
     world.clock.advance(LEASE)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     assert world.sent_ids == ["last"]
 
 
@@ -87,18 +87,18 @@ def test_an_end_while_a_follower_is_postponed_is_not_missed(world: World, follow
     world.follow()
     world.clock.advance(LEASE)
     world.meanwhile("get_many", lambda: end(world.store, followed))
-    assert world.sweep(publish_nothing) == Swept()
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep(publish_nothing) == SweepResult()
+    assert world.sweep() == SweepResult(published=1)
 
 
 def test_a_queued_run_waits_on(world: World, followed: Job) -> None:
     """A job that is queued next is postponed while another job holds its identity, and is promoted by its end."""
     queue_next(world.store, "job-2")
     now = world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing) == Swept()
+    assert world.sweep(publish_nothing) == SweepResult()
     assert (world.read("job-2").wake_at, world.read("job-2").queued_next) == (now + LEASE, True)
     end(world.store, followed)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
 
 
 def test_a_queued_run_expires_while_it_waits(world: World, followed: Job) -> None:
@@ -108,7 +108,7 @@ def test_a_queued_run_expires_while_it_waits(world: World, followed: Job) -> Non
     world.sweep(publish_nothing)
     assert world.read("job-2").wake_at == START + LEASE + 5.0
     world.clock.advance(5.0)
-    assert world.sweep(publish_nothing) == Swept(canceled=1)
+    assert world.sweep(publish_nothing) == SweepResult(canceled=1)
     assert world.events("job-2") == ["queue_next", "postpone", "expire"]
 
 
@@ -141,7 +141,7 @@ def test_a_job_that_is_kept_releases_its_identity(world: World) -> None:
     world.follow()
     world.ledger.complete(followed, "1", keep=Retention(identity_for=60.0))
     world.clock.advance(2 * DAY)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     assert not world.read().holds_identity
     assert world.details(Transition.RELEASE_IDENTITY) == [WINDOW_OVER]
 
@@ -151,7 +151,7 @@ def test_a_dropped_job_does_not_wait_for_its_followers(world: World, followed: J
     world.follow()
     world.ledger.fail(followed, "{}", "no")
     world.ledger.drop("job-1")
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)
     assert world.sent_ids == ["follower"]
 
 
@@ -162,6 +162,6 @@ def test_a_lost_run_of_an_unknown_task_is_queued_for_its_own_sweeper(world: Worl
     """A sweeper without the task of a lost run recovers it, and leaves its publication to one that has the task."""
     world.run()
     now = world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing, tasks=frozenset({"other.task"})) == Swept(lapsed=1)
+    assert world.sweep(publish_nothing, tasks=frozenset({"other.task"})) == SweepResult(lapsed=1)
     assert (world.read().state, world.read().wake_at) == (State.QUEUED, now)
-    assert world.sweep() == Swept(published=1)
+    assert world.sweep() == SweepResult(published=1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Job
     from onejob.jobs.policy import Policy
-    from onejob.ledger.sweep import Swept
+    from onejob.ledger.sweep import SweepResult
     from onejob.stores.protocol import Store
 
 
@@ -52,7 +52,7 @@ class World:
     def due(self, *job_ids: str, **values: Any) -> None:
         """Submit jobs that are due at once."""
         for job_id in job_ids:
-            support.submit(self.store, job_id, wake_in=0.0, **values)
+            support.submit(self.store, job_id, wake_after=0.0, **values)
 
     def run(self, job_id: str = "job-1", **values: Any) -> Job:
         """Submit a job and claim it."""
@@ -82,7 +82,7 @@ class World:
         """Return the details of the entries of one event in a job's history."""
         return [entry.detail for entry in self.store.history(job_id) if entry.event == event]
 
-    def sweep(self, publish: Callable[[Job], object] | None = None, **values: Any) -> Swept:
+    def sweep(self, publish: Callable[[Job], object] | None = None, **values: Any) -> SweepResult:
         """Sweep once, with all tasks of these tests."""
         return support.sweep(self.ledger, publish or self.sent.append, **values)
 

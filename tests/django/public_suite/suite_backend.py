@@ -1,4 +1,4 @@
-"""Our backend in the place of Django's dummy backend, with the methods by which Django's tests look into that."""
+"""Our backend in place of Django's dummy backend, with the methods by which Django's tests look into that."""
 
 from __future__ import annotations
 

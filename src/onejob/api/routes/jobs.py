@@ -37,7 +37,7 @@ from onejob.api.response_models import (
     history_entry_view,
     job_view,
 )
-from onejob.celery.batching import Batcher, Deferred, PerLoop
+from onejob.celery.batching import Batcher, Pending, PerEventLoop
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
 from onejob.jobs.records import Query
@@ -144,8 +144,12 @@ class JobRoutes:
         self.pages = JobPages(ledger)
         self.closing = closing or Event()
         """Set when the server begins to shut down: all waits and streams end."""
-        self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=self.closing, waits_per_caller=waits_per_caller))
-        self.batchers: PerLoop[Batcher[tuple[str, Permissions], Job]] = PerLoop(lambda: Batcher(self._get_many))
+        self.watchers = PerEventLoop(
+            lambda: JobWatcher(ledger, closing=self.closing, waits_per_caller=waits_per_caller)
+        )
+        self.batchers: PerEventLoop[Batcher[tuple[str, Permissions], Job]] = PerEventLoop(
+            lambda: Batcher(self._get_many)
+        )
 
     def get(self, job_id: str, permissions: Permissions) -> Job:
         """Return a job that the caller sees.
@@ -156,17 +160,17 @@ class JobRoutes:
             raise JobNotFoundError(job_id[:ID_LIMIT])
         return permissions.reader(self.ledger).get(job_id)
 
-    def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Deferred[Job] | Exception]:
+    def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Pending[Job] | Exception]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
         jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if is_valid_id(job_id)])
         return [self._pick(jobs.get(job_id), job_id, permissions) for job_id, permissions in requested]
 
-    def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Deferred[Job] | Exception:
+    def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Pending[Job] | Exception:
         try:
             visible = _if_visible(job, permissions.visibility)
         except Exception as error:  # noqa: BLE001 - the app's `may` failed for this request, not for its batch
             return error
-        return visible or Deferred(partial(self._get_or_error, job_id, permissions))
+        return visible or Pending(partial(self._get_or_error, job_id, permissions))
 
     def _get_or_error(self, job_id: str, permissions: Permissions) -> Job | Exception:
         try:

@@ -24,7 +24,7 @@ from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, CallRequest, RequestReader
 from onejob.api.response_models import DuplicateCheckView, ValidatedSubmission, job_view, submit_response
 from onejob.celery.async_submissions import admit_batch
-from onejob.celery.batching import Batcher, Deferred, PerLoop
+from onejob.celery.batching import Batcher, Pending, PerEventLoop
 from onejob.celery.call import Call, Caller, Prepared, check_webhook_url, prepare, seconds_until
 from onejob.celery.operations import check_duplicate
 from onejob.celery.routing import is_unpublishable
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SOURCE = "http"
 SubmitResult: TypeAlias = "Admission | Exception"
 """The result of a submission."""
-Reply: TypeAlias = "Response | Deferred[Response] | Exception"
+Reply: TypeAlias = "Response | Pending[Response] | Exception"
 """The reply to a request, which the batcher passes on."""
 RETRY_AFTER = {"retry-after": "1"}
 
@@ -69,7 +69,7 @@ class PendingRequest:
 def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
     """Return the endpoint that submits jobs of these tasks."""
     reader, handler = RequestReader(tasks), SubmitHandler(app, tasks)
-    batchers = PerLoop(lambda: Batcher(handler.handle_batch))
+    batchers = PerEventLoop(lambda: Batcher(handler.handle_batch))
 
     async def handle(request: CheckedRequest) -> Response:
         body, permissions = await reader.read(request), permissions_of(request)

@@ -58,7 +58,7 @@ def _connect(consumer: Any, needs_none: Callable[[Any], bool], heartbeat: Any = 
 
 
 def _is_of_job(tasks: Mapping[str, Any], message: Any) -> bool:
-    """Tell whether the ledger has published a message, and its workers publish it again."""
+    """Return whether the ledger has published a message, and its workers publish it again."""
     headers = message.headers
     is_marked = headers.get(MARK) is not None and headers.get(MARK) == headers.get("id")
     return is_marked and hasattr(tasks.get(headers.get("task")), "_onejob")

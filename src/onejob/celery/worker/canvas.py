@@ -110,7 +110,7 @@ def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_:
 
 
 def _has_dispatched(job: Job, error: BaseException) -> bool:
-    """Tell whether Celery had dispatched the whole canvas of a completed job before an error.
+    """Return whether Celery had dispatched the whole canvas of a completed job before an error.
 
     Celery dispatches links and chain before it stores the result, and counts a chord's part, or a group's member, by
     the result.

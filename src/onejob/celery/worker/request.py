@@ -70,7 +70,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
     # --- hooks of Celery --------------------------------------------------------------------------------------------
 
     def revoked(self) -> bool:
-        """Tell whether the message is dropped: it has expired or is revoked, and its job, if any, is canceled.
+        """Return whether the message is dropped: it has expired or is revoked, and its job, if any, is canceled.
 
         A message whose copy runs, or whose job was redriven, is no reason to cancel that job.
         """
@@ -224,7 +224,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         return True
 
     def is_child_dead(self) -> bool:
-        """Tell whether the process of this run has exited."""
+        """Return whether the process of this run has exited."""
         if not self.app_state.can_kill or not self.worker_pid:
             return False
         try:

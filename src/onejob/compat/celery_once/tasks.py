@@ -144,7 +144,7 @@ class QueueOnce(LockSharingTask):
         return timeout
 
     def unlock_before_run(self) -> bool:
-        """Tell whether equal jobs are admitted as soon as a run has begun."""
+        """Return whether equal jobs are admitted as soon as a run has begun."""
         return bool(self.once.get("unlock_before_run", False))
 
     def get_key(self, args: Any = None, kwargs: Any = None) -> str:

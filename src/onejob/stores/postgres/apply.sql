@@ -26,10 +26,10 @@ changed as (
     identity_until = coalesce(cast(:identity_until as float8), now + cast(:identity_for as float8), jobs.identity_until),
     lease_until = case when cast(:target as text) is null then jobs.lease_until end,
     wake_at = case
-      when cast(:wake_in as float8) is null then jobs.wake_at
+      when cast(:wake_after as float8) is null then jobs.wake_at
       when cast(:ends as boolean) or (jobs.finished_at is not null and not cast(:reopens as boolean))
-        then now + cast(:wake_in as float8)
-      else least(now + cast(:wake_in as float8), jobs.expires_at)
+        then now + cast(:wake_after as float8)
+      else least(now + cast(:wake_after as float8), jobs.expires_at)
     end,
     run_at = coalesce(now + cast(:run_in as float8), jobs.run_at),
     finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,

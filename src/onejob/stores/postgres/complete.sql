@@ -8,7 +8,7 @@ update onejob.jobs as jobs set
   holds_identity = jobs.holds_identity and cast(:keeps_identity as boolean),
   identity_until = coalesce(cast(:identity_until as float8), now + cast(:identity_for as float8), jobs.identity_until),
   lease_until = null,
-  wake_at = now + cast(:wake_in as float8),
+  wake_at = now + cast(:wake_after as float8),
   finished_at = now,
   published = coalesce(cast(:published as integer), jobs.published),
   publish_error = coalesce(cast(:publish_error as text), jobs.publish_error),

@@ -19,32 +19,32 @@ given as (
     cast(:source as text) as source, cast(:payload as text) as payload, cast(:options as text) as options,
     cast(:route as text) as route, cast(:priority_rank as integer) as priority_rank,
     cast(:retries as integer) as retries, cast(:lease as float8) as lease, cast(:canvas as boolean) as canvas,
-    cast(:wake_task as text) as wake_task, cast(:delay as float8) as delay, cast(:expires_in as float8) as expires_in
+    cast(:publisher_task as text) as publisher_task, cast(:delay as float8) as delay, cast(:expires_in as float8) as expires_in
 )
 -- name: given_many
 -- in: :submissions (JSON: an array of objects with the same fields), in a quarter of the client's time for arrays
 given as (
   select * from json_to_recordset(cast(:submissions as json)) as given (
     id text, task text, identity text, fingerprint text, nonce text, submitter text, source text, payload text,
-    options text, route text, priority_rank integer, retries integer, lease float8, canvas boolean, wake_task text,
+    options text, route text, priority_rank integer, retries integer, lease float8, canvas boolean, publisher_task text,
     delay float8, expires_in float8
   )
 )
 -- name: new_job_columns
 id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
-    canvas_pending, wake_task
+    canvas_pending, publisher_task
 -- name: new_job_values
 -- in: `given`
 given.id, given.task, given.identity, given.fingerprint, given.nonce, given.submitter, given.source, given.payload,
-    given.options, given.route, given.priority_rank, given.retries, given.lease, given.canvas, given.wake_task
+    given.options, given.route, given.priority_rank, given.retries, given.lease, given.canvas, given.publisher_task
 -- name: holder_columns
 {new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
 -- name: holder_values
--- in: `given`, now, :wake_in (seconds until a sweep processes a job that is due at once; 0: a sweep publishes it)
+-- in: `given`, now, :wake_after (seconds until a sweep processes a job that is due at once; 0: a sweep publishes it)
 {new_job_values}, true, now, now + given.delay, now + given.expires_in,
-    case when given.delay <= 0 and cast(:wake_in as float8) > 0 then now end,
+    case when given.delay <= 0 and cast(:wake_after as float8) > 0 then now end,
     least(
-      now + case when given.delay > 0 then given.delay else cast(:wake_in as float8) end,
+      now + case when given.delay > 0 then given.delay else cast(:wake_after as float8) end,
       now + given.expires_in
     ), 'submitted'
 -- name: insert_given
@@ -80,7 +80,7 @@ job_id, seq, at, event, state, attempt, node, detail
         when not changes then jobs.wake_at
         when (reschedules or new_run_at > locked_at) and not jobs.queued_next
           then least(
-            greatest(new_run_at, case when new_run_at <= locked_at then locked_at + cast(:wake_in as float8) end),
+            greatest(new_run_at, case when new_run_at <= locked_at then locked_at + cast(:wake_after as float8) end),
             new_expires_at
           )
         else least(jobs.wake_at, new_expires_at)
@@ -124,7 +124,7 @@ job_id, seq, at, event, state, attempt, node, detail
           when cast(:rejects as boolean) then 'rejected'
           when jobs.finished_at is not null then 'replayed'
           when takes_over then 'replaced'
-          when not is_waiting and cast(:queues_next as boolean) then 'queued_next'
+          when not is_waiting and cast(:queue_next as boolean) then 'queued_next'
           else 'attached'
         end
     ) as answer (reschedules, new_expires_at, outcome)

@@ -71,7 +71,7 @@ select
   ) as running,
   (
     select count(*) from (
-      select from onejob.jobs where {is_waiting} order by coalesce(wake_task, task), wake_at
+      select from onejob.jobs where {is_waiting} order by coalesce(publisher_task, task), wake_at
       limit (select cast(:limit as bigint) + retrying from listed)
     ) as waiting
   ) - retrying as queued,
@@ -107,7 +107,7 @@ select waiting.task, route, state, count(*) as count, min(run_at) as oldest_run_
 from unnest((select cast(:tasks as text[]))) as known (task)
 cross join lateral (
   select jobs.task, route, state, run_at, follows_id, finished_at, submitter from onejob.jobs
-  where coalesce(wake_task, jobs.task) = known.task and {is_waiting}
+  where coalesce(publisher_task, jobs.task) = known.task and {is_waiting}
   order by wake_at
   limit (select cast(:limit as bigint))
 ) as waiting

@@ -21,12 +21,12 @@ on conflict (job_id, name) do update set value = steps.value
 returning value
 -- name: postpone
 -- Set wake_at of jobs that wait for a run, or whose canvas waits.
--- in: :ids :wake_in (seconds) (arrays, pairwise) :lost (only published jobs that may run, which a sweep has to publish again)
+-- in: :ids :wake_after (seconds) (arrays, pairwise) :lost (only published jobs that may run, which a sweep has to publish again)
 --     :now
 with {unsynchronized_clock}
 update onejob.jobs as jobs set
   wake_at = least(
-    now + (cast(:wake_in as float8[]))[array_position(cast(:ids as text[]), id)],
+    now + (cast(:wake_after as float8[]))[array_position(cast(:ids as text[]), id)],
     case when finished_at is null then expires_at end
   ),
   published_at = case when not cast(:lost as boolean) then published_at end

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = "dict[str, Any]"
 _COMPLETION = frozenset(
-    "job_id identity request_id event sources target token ends keeps_identity identity_for identity_until wake_in "
+    "job_id identity request_id event sources target token ends keeps_identity identity_for identity_until wake_after "
     "published publish_error result reason detail".split()
 )
 """The fields of a change that `complete.sql` applies."""
@@ -64,10 +64,10 @@ class PostgresStore:
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True,
+        self, submissions: Sequence[Submission], *, wake_after: float, wait_for_locks: bool = True,
         message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
     ) -> list[Admission]:  # fmt: skip
-        return self._submitter.submit_many(submissions, wake_in, wait_for_locks=wait_for_locks)
+        return self._submitter.submit_many(submissions, wake_after, wait_for_locks=wait_for_locks)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         values = sql_values(submission) | {"follows_id": follows_id}
@@ -132,8 +132,8 @@ class PostgresStore:
         rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [Job.from_row(row) for row in rows]
 
-    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
-        self._sql.run("postpone", ids=list(wake_in), wake_in=list(map(float, wake_in.values())), lost=lost)
+    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
+        self._sql.run("postpone", ids=list(wake_after), wake_after=list(map(float, wake_after.values())), lost=lost)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if len(job_ids) == 1:

@@ -37,10 +37,10 @@ class Submitter:
         self._holder_cache = HolderCache()
 
     def submit_many(
-        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
+        self, submissions: Sequence[Submission], wake_after: float, *, wait_for_locks: bool
     ) -> list[Admission]:
         """Submit in this order; return the admissions in this order."""
-        batch = _Batch(submissions, self._sql, wake_in, wait_for_locks=wait_for_locks)
+        batch = _Batch(submissions, self._sql, wake_after, wait_for_locks=wait_for_locks)
         if not self._sql.joins:
             keyed = {each.identity for each in submissions if each.key is not None}
             special = {each.identity for each in submissions if not _is_plain(each)}
@@ -74,11 +74,11 @@ class _Batch:
     """The submissions of one call, and the admissions of those that are done."""
 
     def __init__(
-        self, submissions: Sequence[Submission], sql: Statements, wake_in: float, *, wait_for_locks: bool
+        self, submissions: Sequence[Submission], sql: Statements, wake_after: float, *, wait_for_locks: bool
     ) -> None:
         self._submissions = submissions
         self._sql = sql
-        self._wake_in = wake_in
+        self._wake_after = wake_after
         self._wait_for_locks = wait_for_locks
         self._found: dict[int, Result] = {}
         self._order = _lock_order(submissions)
@@ -91,13 +91,13 @@ class _Batch:
         """Write those that have no holder, unless their quotas are too small for all of them."""
         wanted = self._remaining(is_wanted)
         given = [self._submissions[number] for number in wanted]
-        calls = _admit_calls(given, self._wake_in)
+        calls = _admit_calls(given, self._wake_after)
         if not calls:
             return
         written = {row["id"]: row["created_at"] for row in self._run(calls)[-1]}
         for number, each in zip(wanted, given, strict=True):
             if each.id in written:
-                job = new_job(each, now=written.pop(each.id), wake_in=self._wake_in)
+                job = new_job(each, now=written.pop(each.id), wake_after=self._wake_after)
                 self._found[number] = Admission(job, Outcome.ADMITTED)
 
     def attach(self, is_wanted: Callable[[Submission], bool]) -> None:
@@ -120,7 +120,7 @@ class _Batch:
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         calls += lock_quotas(given)
-        values = {"wake_in": self._wake_in}
+        values = {"wake_after": self._wake_after}
         answers = self._run(
             [*calls, *(submit_call(self._statement(each), each, values_of(each) | values) for each in given)]
         )
@@ -131,7 +131,7 @@ class _Batch:
 
     def _statement(self, submission: Submission) -> str:
         # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
-        locks = not self._sql.joins or submission.replaces or submission.queues_next
+        locks = not self._sql.joins or submission.replaces or submission.queue_next
         return "submit" if locks else "submit_in"
 
     def _remaining(self, is_wanted: Callable[[Submission], bool]) -> list[int]:
@@ -150,7 +150,7 @@ def _is_plain(submission: Submission) -> bool:
         submission.key is not None
         or submission.follows
         or submission.replaces
-        or submission.queues_next
+        or submission.queue_next
         or submission.max_wait
         or submission.delay
     )
@@ -168,9 +168,9 @@ def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
 
 
-def _admit_calls(submissions: Sequence[Submission], wake_in: float) -> list[Call]:
+def _admit_calls(submissions: Sequence[Submission], wake_after: float) -> list[Call]:
     """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
-    values = {"wake_in": wake_in}
+    values = {"wake_after": wake_after}
     if len(submissions) > 1:
         texts = json.dumps([values_of(each) | {"charges": None} for each in submissions])  # which are given apart
         call = _charged_call("admit_many", values | {"submissions": texts}, submissions)

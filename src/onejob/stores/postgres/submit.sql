@@ -2,7 +2,7 @@
 -- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
 -- follower, which is due when the followed job ends.
 -- variants: charged
--- in: the fields of the submission, :wake_in (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
+-- in: the fields of the submission, :wake_after (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
 --      With :charges "exceeded", with the quota as its outcome, when a new job would exceed that.
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
@@ -60,7 +60,7 @@ refusal as (
   select quota from exceeded, new_request
   where not exists (select from keyed) and not exists (select from held_next) and not exists (
     select from held
-    where cast(:rejects as boolean) or not cast(:queues_next as boolean) or attempt = 0 or finished_at is not null
+    where cast(:rejects as boolean) or not cast(:queue_next as boolean) or attempt = 0 or finished_at is not null
   )
 ),
 */

@@ -16,7 +16,7 @@ waiting as (
   from unnest((select cast(:tasks as text[]))) as known (task)
   cross join lateral (
     select id, wake_at from onejob.jobs
-    where coalesce(wake_task, task) = known.task and wake_at <= (select now from clock)
+    where coalesce(publisher_task, task) = known.task and wake_at <= (select now from clock)
       and lease_until is null and (finished_at is null or canvas_pending)
     order by wake_at
     limit (select cast(:limit as bigint))

@@ -4,7 +4,7 @@
 -- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps; the broker's list, if the
 --       change has a message; the sets of `indexed`
 -- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, lapsed, overdue, unnotified, ends,
---       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message, indexed (see
+--       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_after, run_in, detail, message, indexed (see
 --       `move_between_states`); then positions and new values in turn (a negative position: an element after the row; `published_at`
 --       is "now" or "0")
 -- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
@@ -14,7 +14,7 @@
 local FIRST_VALUE = 23
 local key, identity, next_key, history, followers, follows_ids, steps, destination = unpack(KEYS, 4)
 local _, job_id, job_identity, request_id, event, sources, target, token, lapsed, overdue, unnotified, ends,
-  keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message, indexed = unpack(ARGV)
+  keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_after, run_in, detail, message, indexed = unpack(ARGV)
 ends, reopens = ends == '1', reopens == '1'
 
 local job = read_job(key, job_id)
@@ -46,10 +46,10 @@ elseif reopens and holder and not (holder == job_id and queued_next) then
   return { 'refused', reply(job), '', holder }
 end
 
-wake_in, run_in = number(wake_in), number(run_in)
+wake_after, run_in = number(wake_after), number(run_in)
 identity_for, identity_until = number(identity_for), number(identity_until)
 local previous_set, previous_state = wake_set(row), row[STATE]
-local previous_wake_at = not wake_in and tonumber(read_wake_at(job) or now)
+local previous_wake_at = not wake_after and tonumber(read_wake_at(job) or now)
 fill_row(row)
 local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
@@ -98,8 +98,8 @@ local waits = not (row[FINISHED_AT] or row[LEASE_UNTIL] or row[QUEUED_NEXT])
 local pushes = message ~= '' and waits and run_at_of(row) <= now
 row[REQUESTS] = add_request(row[REQUESTS], pushes and request_id .. '+' or request_id)
 write_row(key, row)
-local wake_at = wake_in and now + wake_in or previous_wake_at
-if wake_in and not row[FINISHED_AT] then
+local wake_at = wake_after and now + wake_after or previous_wake_at
+if wake_after and not row[FINISHED_AT] then
   wake_at = math.min(wake_at, expires_at or wake_at)
 end
 set_wake_at(job, wake_at, previous_set)

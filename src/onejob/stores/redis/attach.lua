@@ -4,9 +4,9 @@
 -- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, follows_ids, duplicate_counts,
 --       duplicate_sums; the existing job with its history, duplicates and followers; the job queued next and its
 --       followers; the idempotency key, if any; the quotas
--- ARGV: clock, existing and queued (the ids of the two other jobs), wake_in (seconds), submitter_limit; of the submission
+-- ARGV: clock, existing and queued (the ids of the two other jobs), wake_after (seconds), submitter_limit; of the submission
 --       id, row (`GIVEN`, packed), payload, options, delay, expires_in, key_for ('' without a key), max_wait, rejects,
---       replaces, queues_next, follows, origin (what its duplicate records), limits (of its quotas, see `charge`)
+--       replaces, queue_next, follows, origin (what its duplicate records), limits (of its quotas, see `charge`)
 -- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, the id of the job whose
 --          row follows, its row and, for a follower, the follower's row. A repeated submission gets its first answer,
 --          with the row of the existing job
@@ -15,10 +15,10 @@
 --          release the identity. "exceeded", see `charge`, when it would be queued next
 local own_key, own_history, identity, next_key, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
   existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS, 4)
-local existing_id, queued_id, wake_in, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
-  rejects, replaces, queues_next, follows, origin, limits = unpack(ARGV, 2)
+local existing_id, queued_id, wake_after, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
+  rejects, replaces, queue_next, follows, origin, limits = unpack(ARGV, 2)
 local now, created_at = clock()
-wake_in, submitter_limit, max_wait = number(wake_in), number(submitter_limit), number(max_wait)
+wake_after, submitter_limit, max_wait = number(wake_after), number(submitter_limit), number(max_wait)
 delay, expires_in, key_for = number(delay) or 0, number(expires_in), number(key_for)
 key = key_for and key
 
@@ -35,7 +35,7 @@ local function decide_outcome(row)
   elseif row[FINISHED_AT] then
     return 'replayed'
   elseif row[ATTEMPT] then
-    return queues_next == '1' and 'queued_next' or 'attached'
+    return queue_next == '1' and 'queued_next' or 'attached'
   end
   return replaces == '1' and fingerprint ~= fingerprint_of(row) and 'replaced' or 'attached'
 end
@@ -71,7 +71,7 @@ local function update_waiting_job(job, takes_over)
     row[EXPIRES_AT] = new_expires_at and format_time(new_expires_at) or false
   end
   if (rescheduled or run_at > now) and not row[QUEUED_NEXT] then
-    wake_at = run_at > now and run_at or now + wake_in
+    wake_at = run_at > now and run_at or now + wake_after
     row[PUBLISHED_AT] = run_at > now and '0' or format_time(now)
   end
   set_wake_at(job, math.min(wake_at, tonumber(row[EXPIRES_AT]) or math.huge))

@@ -149,7 +149,7 @@ def _change_arguments(change: Change, indexed: str) -> tuple[str, ...]:
         change.job_id, change.identity, change.request_id, "" if is_told else change.event, _words(change.sources),
         change.target or "", _given(change.token), *map(format_value, conditions), _given(change.identity_for),
         _given(change.identity_until), format_value(change.reopens), format_value(change.forgets_steps),
-        _given(change.wake_in), _given(change.run_in), change.detail, change.message.text if change.message else "",
+        _given(change.wake_after), _given(change.run_in), change.detail, change.message.text if change.message else "",
         indexed,
         *(text for position, value in values for text in (str(position), format_value(value))),
     )  # fmt: skip
@@ -215,12 +215,12 @@ def _read_due(keys: Keys, taken: Sequence[tuple[str, str]], wake_at: str) -> Cal
     return Call("read_due", script_keys, (wake_at, *(job_id for job_id, _ in taken)))
 
 
-def postpone(keys: Keys, wake_in: Mapping[str, float], *, lost: bool = False) -> Operation[None]:
-    ids = [*wake_in]
+def postpone(keys: Keys, wake_after: Mapping[str, float], *, lost: bool = False) -> Operation[None]:
+    ids = [*wake_after]
     pages = [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
     calls = []
     for page in pages:
-        values = (text for job_id in page for text in (job_id, str(wake_in[job_id])))
+        values = (text for job_id in page for text in (job_id, str(wake_after[job_id])))
         calls.append(Call("postpone", (*keys.wake_sets, *map(keys.job, page)), (format_value(lost), *values)))
     if calls:
         yield Batch(calls)

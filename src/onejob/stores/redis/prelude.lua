@@ -117,7 +117,7 @@ local function wake_set(row)
   elseif row[FINISHED_AT] and not row[CANVAS_PENDING] then
     return KEYS[3]
   end
-  return KEYS[1] .. (row[WAKE_TASK] or row[TASK])
+  return KEYS[1] .. (row[PUBLISHER_TASK] or row[TASK])
 end
 
 -- The `wake_at` of a job, or false.
@@ -192,7 +192,7 @@ end
 -- Make a follower point to a job; it is due when that ends, and is looked at after one lease at the latest.
 local function add_follower(follows_ids, followers, followed, follower, wake_at)
   local row = follower[1]
-  redis.call('HSET', followers, follower.id, row[WAKE_TASK] or row[TASK])
+  redis.call('HSET', followers, follower.id, row[PUBLISHER_TASK] or row[TASK])
   redis.call('HSET', follows_ids, follower.id, followed.id)
   if not followed[1][FOLLOWED] then
     fill_row(followed[1])[FOLLOWED] = '1'

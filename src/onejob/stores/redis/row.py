@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Submission
 
 GIVEN = (
-    "task", "submitter", "source", "route", "wake_task", "lease", "priority_rank", "retries", "canvas_pending", "state",
-    "holds_identity", "reason", "identity", "fingerprint", "submission_nonce",
+    "task", "submitter", "source", "route", "publisher_task", "lease", "priority_rank", "retries", "canvas_pending",
+    "state", "holds_identity", "reason", "identity", "fingerprint", "submission_nonce",
 )  # fmt: skip
 """The fields of a new row that the client knows. A fingerprint is stored if it is not the identity."""
 TIMES = ("created_at", "run_at", "expires_at", "key_retained_until", "published_at")
@@ -63,7 +63,7 @@ def format_value(value: Any) -> str:
 def pack_given(submission: Submission) -> bytes:
     """Return the fields `GIVEN` of a submission in MessagePack: a row that lacks its last elements, `TIMES`."""
     template = _pack_template(
-        submission.task, submission.submitter, submission.source, submission.route, submission.wake_task,
+        submission.task, submission.submitter, submission.source, submission.route, submission.publisher_task,
         submission.lease, submission.priority_rank, submission.retries, submission.canvas,
     )  # fmt: skip
     identity, fingerprint = submission.identity, submission.fingerprint
@@ -96,9 +96,9 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
     row, error, *large, wake_at = parts
     payload, options, progress, result = large or ("", "", "", "")
     (
-        task, submitter, source, route, wake_task, lease, priority_rank, retries, canvas_pending, state, holds_identity,
-        reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at, key_retained_until,
-        published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at, _requests, finished_at,
+        task, submitter, source, route, publisher_task, lease, priority_rank, retries, canvas_pending, state,
+        holds_identity, reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at,
+        key_retained_until, published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at, _requests, finished_at,
         identity_until, follows_id, queued_next, _followed, crashes, published, publish_error, cancel,
     ) = row + [None] * (len(ROW) - len(row))  # fmt: skip
     return Job(
@@ -115,7 +115,7 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
         publish_error=publish_error or "", cancel=Cancel(int(cancel)) if cancel else Cancel.NO,
         canvas_pending=canvas_pending is not None, key_retained_until=_time(key_retained_until),
         duplicate_count=int(duplicate_count or 0), progress=progress or None, result=result or None,
-        error=error or None, reason=reason or "", wake_task=wake_task,
+        error=error or None, reason=reason or "", publisher_task=publisher_task,
     )  # fmt: skip
 
 

@@ -15,11 +15,11 @@ return row[CANCEL] or '0'
 #!lua flags=allow-oom
 -- Set `wake_at` of jobs that wait for a run, or whose canvas waits.
 -- KEYS: wake, leases, ended; the jobs
--- ARGV: clock, lost ("1": only published jobs that may run, which a sweep has to publish again); id and wake_in (seconds) of each
+-- ARGV: clock, lost ("1": only published jobs that may run, which a sweep has to publish again); id and wake_after (seconds) of each
 -- returns: nothing
 local now, lost = clock(), ARGV[2] == '1'
 for i = 4, #KEYS do
-  local job, wake_in = read_job(KEYS[i], ARGV[2 * i - 5], 0), number(ARGV[2 * i - 4])
+  local job, wake_after = read_job(KEYS[i], ARGV[2 * i - 5], 0), number(ARGV[2 * i - 4])
   local row = job and job[1]
   local waits = row and not row[LEASE_UNTIL] and (not row[FINISHED_AT] or row[CANVAS_PENDING])
   if waits and not (lost and (row[PUBLISHED_AT] == '0' or run_at_of(row) > now)) then
@@ -28,7 +28,7 @@ for i = 4, #KEYS do
       write_row(KEYS[i], row)
     end
     local expires_at = not row[FINISHED_AT] and tonumber(row[EXPIRES_AT]) or math.huge
-    set_wake_at(job, math.min(now + wake_in, expires_at))
+    set_wake_at(job, math.min(now + wake_after, expires_at))
   end
 end
 return {}

@@ -57,11 +57,11 @@ class RedisStore:
         self,
         submissions: Sequence[Submission],
         *,
-        wake_in: float,
+        wake_after: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - Redis has no locks to wait for
         message_of: MessageOf | None = None,
     ) -> list[Admission]:
-        new_jobs = NewJobs(self._keys, wake_in, message_of)
+        new_jobs = NewJobs(self._keys, wake_after, message_of)
         return self._client.run(batch.submit_many(new_jobs, self._holder_cache, submissions))
 
     follow = _method(operations.follow)

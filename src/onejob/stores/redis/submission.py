@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from onejob.errors import QuotaExceededError
-    from onejob.jobs.model import Job, MessageOf, Submission, WireMessage
+    from onejob.jobs.model import BrokerMessage, Job, MessageOf, Submission
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
     from onejob.stores.redis.operations import Operation, Request
@@ -37,19 +37,19 @@ Write: TypeAlias = "Callable[[Submission], Steps[Sequence[Any]]]"
 
 @dataclass(frozen=True, slots=True)
 class NewJobs:
-    """How a call of `submit_many` writes new jobs. `wake_in`: seconds until a job that is due is published again."""
+    """How a call of `submit_many` writes new jobs. `wake_after`: seconds until a job that is due is published again."""
 
     keys: Keys
-    wake_in: float
+    wake_after: float
     message_of: MessageOf | None
 
     def call(self, submissions: Sequence[Submission]) -> Call:
         """Return the call that writes new jobs. Its reply has one answer for each submission."""
         keys, script_keys = self.keys, [self.keys.jobs]
-        values: list[str | bytes] = [str(self.wake_in)]
+        values: list[str | bytes] = [str(self.wake_after)]
         for submission in submissions:
             message, key = self.message(submission), submission.key
-            wake_set = keys.wake(submission.wake_task or submission.task)
+            wake_set = keys.wake(submission.publisher_task or submission.task)
             identity = submission.identity
             script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
             values += _arguments(submission)
@@ -66,7 +66,7 @@ class NewJobs:
                 values.append("")
         return Call("submit", script_keys, values)
 
-    def message(self, submission: Submission) -> WireMessage | None:
+    def message(self, submission: Submission) -> BrokerMessage | None:
         """Return the message that is pushed with a new job; None for one that is not due."""
         return None if self.message_of is None or submission.delay > 0 else self.message_of(submission)
 
@@ -92,7 +92,7 @@ def _write_together(submission: Submission) -> Steps[Sequence[Any]]:
 def _is_plain(submission: Submission) -> bool:
     """Return whether a duplicate can change nothing but the times and the priority of the job that answers."""
     return submission.key is None and not (
-        submission.rejects or submission.replaces or submission.queues_next or submission.follows or submission.max_wait
+        submission.rejects or submission.replaces or submission.queue_next or submission.follows or submission.max_wait
     )
 
 
@@ -103,7 +103,7 @@ class Submitter:
         self._new_jobs = new_jobs
         self._keys = new_jobs.keys
         self._holder_cache = holder_cache
-        self._wake_in = new_jobs.wake_in
+        self._wake_after = new_jobs.wake_after
         self._queued: dict[str, str] = {}
         """By identity: the job that an earlier submission of the batch will have queued next."""
         self._cached: dict[str, str] = {}
@@ -141,7 +141,7 @@ class Submitter:
                 self._holder_cache.put(submission.identity, found[0])
                 answer, *found = yield from self._resolve(submission, *found)
             if answer == "duplicate":
-                if submission.queues_next and found[3] != self._holder_cache.get(submission.identity):
+                if submission.queue_next and found[3] != self._holder_cache.get(submission.identity):
                     self._holder_cache.discard(submission.identity)  # which does not know the job queued next
                 return (yield from self._duplicate_admission(submission.id, found))
             if answer == "exceeded":
@@ -170,7 +170,7 @@ class Submitter:
         return reply
 
     def _admission(self, submission: Submission, now: float, *, sent: bool) -> Admission:
-        job = new_job(submission, now=now, wake_in=self._wake_in)
+        job = new_job(submission, now=now, wake_after=self._wake_after)
         if submission.key is not None:
             job = replace(job, key_retained_until=now + submission.key_for)
         return Admission(job, Outcome.ADMITTED, sent=sent)
@@ -197,9 +197,9 @@ class Submitter:
             keys.job(queued_id), keys.followers(queued_id),
             *(() if submission.key is None else (keys.key(submission.key),)), *quota_keys(keys, submission),
         )  # fmt: skip
-        flags = (submission.rejects, submission.replaces, submission.queues_next, submission.follows)
+        flags = (submission.rejects, submission.replaces, submission.queue_next, submission.follows)
         values = (
-            existing, queued, str(self._wake_in), str(SUBMITTER_LIMIT), *_arguments(submission),
+            existing, queued, str(self._wake_after), str(SUBMITTER_LIMIT), *_arguments(submission),
             "" if submission.key is None else str(submission.key_for), str(submission.max_wait),
             *map(format_value, flags), origin_of(submission), limits_of(submission),
         )  # fmt: skip
@@ -208,7 +208,7 @@ class Submitter:
     def _queued_next(self, submission: Submission, queued: str) -> str:
         """Return the id of the job that will be queued next when the script runs; "" for none."""
         queued = queued or self._queued.get(submission.identity, "")
-        if submission.queues_next and not submission.rejects:
+        if submission.queue_next and not submission.rejects:
             self._queued[submission.identity] = queued or submission.id
         return queued
 

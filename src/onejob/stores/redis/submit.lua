@@ -2,7 +2,7 @@
 -- Write queued jobs that hold their identities, and push their messages.
 -- KEYS: jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one),
 --       the broker's list (if it has a message) and its quotas
--- ARGV: clock, wake_in (seconds; 0: a sweep publishes the jobs); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
+-- ARGV: clock, wake_after (seconds; 0: a sweep publishes the jobs); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
 --       message ('' for none), key_for (seconds; '' without a key), limits (of its quotas, see `charge`)
 -- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the row
 --          that is written here
@@ -12,8 +12,8 @@
 local ARGUMENTS = 9
 local jobs, next_number = KEYS[1], 2
 local now, created_at = clock()
-local wake_in = number(ARGV[2])
-local due = format_time(now + wake_in)
+local wake_after = number(ARGV[2])
+local due = format_time(now + wake_after)
 
 -- The next key of the script.
 local function next_key()
@@ -56,7 +56,7 @@ local function submit(first)
     wake_at = expires_at
   end
   local row = pack_new_row(
-    given, created_at, run_at, expires_at, retained_until, (is_delayed or wake_in <= 0) and '0' or false
+    given, created_at, run_at, expires_at, retained_until, (is_delayed or wake_after <= 0) and '0' or false
   )
   redis.call('RPUSH', job, row, '', payload, options, '', '', '')
   redis.call('ZADD', jobs, created_at, id)

@@ -9,9 +9,9 @@ update jobs set
   identity_until = coalesce(:identity_until, :now + :identity_for, identity_until),
   lease_until = case when :target is null then lease_until end,
   wake_at = case
-    when :wake_in is null then wake_at
-    when :ends or (finished_at is not null and not :reopens) then :now + :wake_in
-    else min(:now + :wake_in, coalesce(expires_at, :now + :wake_in))
+    when :wake_after is null then wake_at
+    when :ends or (finished_at is not null and not :reopens) then :now + :wake_after
+    else min(:now + :wake_after, coalesce(expires_at, :now + :wake_after))
   end,
   run_at = coalesce(:now + :run_in, run_at),
   finished_at = case when :ends then :now when not :reopens then finished_at end,

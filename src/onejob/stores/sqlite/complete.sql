@@ -7,7 +7,7 @@ update jobs set
   holds_identity = holds_identity and :keeps_identity,
   identity_until = coalesce(:identity_until, :now + :identity_for, identity_until),
   lease_until = null,
-  wake_at = :now + :wake_in,
+  wake_at = :now + :wake_after,
   finished_at = :now,
   published = coalesce(:published, published),
   publish_error = coalesce(:publish_error, publish_error),

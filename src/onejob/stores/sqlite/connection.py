@@ -88,7 +88,7 @@ class ForkSafeConnection:
 
 
 def is_uri_path(path: Path) -> bool:
-    """Tell whether a path is SQLite's URI of a database (`file:name?mode=memory`)."""
+    """Return whether a path is SQLite's URI of a database (`file:name?mode=memory`)."""
     return str(path).startswith("file:")
 
 

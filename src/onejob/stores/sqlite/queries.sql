@@ -79,7 +79,7 @@ select created_at from jobs where {position} order by created_at desc limit 1 of
 -- out: task, route, state, count and oldest_run_at of the jobs that wait for a run, and not for another job
 select jobs.task, route, state, count(*) as count, min(run_at) as oldest_run_at
 from json_each(:tasks) as known join jobs on jobs.rowid in (
-  select rowid from jobs where coalesce(wake_task, task) = known.value and {is_waiting} order by wake_at limit :limit
+  select rowid from jobs where coalesce(publisher_task, task) = known.value and {is_waiting} order by wake_at limit :limit
 )
 where follows_id is null and finished_at is null and (:submitter is null or submitter = :submitter)
 group by jobs.task, route, state

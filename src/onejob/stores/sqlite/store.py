@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Transaction as UserTransaction
 
 _COMPLETION = (
-    "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_in",
+    "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_after",
     "published", "publish_error", "result", "reason",
 )  # fmt: skip
 """The fields of a change that `complete.sql` applies."""
@@ -90,17 +90,17 @@ class SQLiteStore:
         self,
         submissions: Sequence[Submission],
         *,
-        wake_in: float,
+        wake_after: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
         message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
     ) -> list[Admission]:
         if len(submissions) == 1 and not submissions[0].charges:
             with self._statement() as tx:
-                admission = admit(tx, submissions[0], wake_in, self._holders)
+                admission = admit(tx, submissions[0], wake_after, self._holders)
             if admission is not None:
                 return [admission]
         with self._transaction() as tx:
-            results = [submit_charged(tx, submission, wake_in, self._holders) for submission in submissions]
+            results = [submit_charged(tx, submission, wake_after, self._holders) for submission in submissions]
         return PartlySubmittedError.checked(results)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
@@ -194,9 +194,9 @@ class SQLiteStore:
         with self._transaction() as tx:
             return tx.jobs("take_due", tasks=names_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
-    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
         with self._statement() as tx:
-            tx.rows("postpone", wake_in=json.dumps(dict(wake_in)), lost=lost)
+            tx.rows("postpone", wake_after=json.dumps(dict(wake_after)), lost=lost)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         with self._statement() as tx:

@@ -28,15 +28,15 @@ _values_of_new = attrgetter(*_PARAMETER.findall(SQL["submit"]))
 
 
 def submit_charged(
-    tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache
+    tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache
 ) -> Admission | QuotaExceededError:
     """Submit, and charge a new job; over a quota write nothing, and return the error."""
     if not submission.charges:
-        return submit(tx, submission, wake_in, holders)
+        return submit(tx, submission, wake_after, holders)
     result: Admission | QuotaExceededError
     tx.execute("savepoint charged", ())
     try:
-        result = submit(tx, submission, wake_in, holders)
+        result = submit(tx, submission, wake_after, holders)
     except QuotaExceededError as error:
         tx.execute("rollback to savepoint charged", ())
         result = error
@@ -44,10 +44,10 @@ def submit_charged(
     return result
 
 
-def submit(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission:
+def submit(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission:
     """Write a new job, unless the submission is repeated or a duplicate."""
     keyed = tx.rows("find_key", key=submission.key) if submission.key is not None else []
-    admission = None if keyed else _try_all(tx, submission, wake_in, holders)
+    admission = None if keyed else _try_all(tx, submission, wake_after, holders)
     if admission is not None:
         return _keep_key(tx, submission, admission)
     own = tx.job("get", job_id=submission.id)
@@ -57,7 +57,7 @@ def submit(tx: Transaction, submission: Submission, wake_in: float, holders: Hol
     if keyed:
         return _answer_by_key(tx, submission, keyed[0])
     if release_expired(tx, submission.identity):
-        return submit(tx, submission, wake_in, holders)
+        return submit(tx, submission, wake_after, holders)
     holder = tx.existing_job("get_holder", identity=submission.identity)
     repeated = _repeated_admission(tx, holder, submission)
     if repeated is None:  # pragma: no cover - no other transaction writes meanwhile
@@ -66,19 +66,19 @@ def submit(tx: Transaction, submission: Submission, wake_in: float, holders: Hol
     return repeated
 
 
-def admit(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission | None:
+def admit(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission | None:
     """Write a new job in one statement; None for a submission that is no new job, or that needs more statements."""
     if submission.key is not None or holders.get(submission.identity) is not None:
         return None
-    return _admit(tx, submission, wake_in)
+    return _admit(tx, submission, wake_after)
 
 
-def _try_all(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission | None:
+def _try_all(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission | None:
     """Write a new job or resolve a duplicate, what is more likely first; None for a repetition or an expired window."""
     if holders.get(submission.identity) is None:
-        admission = _admit(tx, submission, wake_in) or _resolve_duplicate(tx, submission, wake_in)
+        admission = _admit(tx, submission, wake_after) or _resolve_duplicate(tx, submission, wake_after)
     else:
-        admission = _resolve_duplicate(tx, submission, wake_in) or _admit(tx, submission, wake_in)
+        admission = _resolve_duplicate(tx, submission, wake_after) or _admit(tx, submission, wake_after)
     if admission is not None and admission.outcome is Outcome.ADMITTED:
         holders.discard(submission.identity)
     elif admission is not None:
@@ -113,9 +113,9 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     )  # fmt: skip
 
 
-def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Admission | None:
+def _admit(tx: Transaction, submission: Submission, wake_after: float) -> Admission | None:
     """Write a new job; None when its id exists or another job holds its identity."""
-    job = new_job(submission, now=tx.now, wake_in=wake_in)
+    job = new_job(submission, now=tx.now, wake_after=wake_after)
     if not tx.execute(_SUBMIT, _values_of_new(job)).rowcount:
         return None
     _charge(tx, submission)
@@ -152,7 +152,7 @@ class _Answer:
     rescheduled: bool = False
 
 
-def _resolve_duplicate(tx: Transaction, submission: Submission, wake_in: float) -> Admission | None:
+def _resolve_duplicate(tx: Transaction, submission: Submission, wake_after: float) -> Admission | None:
     """Count and store a duplicate of the job that holds the identity, and let it have its effect.
 
     None without such a job, for a repetition, and for a job whose uniqueness window is over.
@@ -161,9 +161,9 @@ def _resolve_duplicate(tx: Transaction, submission: Submission, wake_in: float) 
     holder = tx.job("bump_holder", **values)
     if holder is None:
         return None
-    answer = _update_job(tx, holder, submission, wake_in)
+    answer = _update_job(tx, holder, submission, wake_after)
     if answer.outcome is Outcome.QUEUED_NEXT:
-        answer = _queue_next(tx, holder, submission, wake_in)
+        answer = _queue_next(tx, holder, submission, wake_after)
     return _record_duplicate(tx, submission, holder, answer)
 
 
@@ -176,12 +176,12 @@ def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Ad
     return Admission(answer, duplicate.outcome, rescheduled=duplicate.rescheduled)
 
 
-def _update_job(tx: Transaction, job: Job, submission: Submission, wake_in: float) -> _Answer:
+def _update_job(tx: Transaction, job: Job, submission: Submission, wake_after: float) -> _Answer:
     """Apply a duplicate to the job that answers it."""
     resolution = resolve(job, submission, now=tx.now)
     rescheduled, run_at = resolution.reschedules(job), resolution.run_at
     if resolution.changes(job):
-        wake_at = max(run_at, tx.now + wake_in if run_at <= tx.now else 0.0)
+        wake_at = max(run_at, tx.now + wake_after if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
             payload=submission.payload, route=submission.route, expires_at=resolution.expires_at, run_at=run_at,
@@ -192,7 +192,7 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, wake_in: floa
     return _Answer(job, resolution.outcome, rescheduled=rescheduled)
 
 
-def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: float) -> _Answer:
+def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_after: float) -> _Answer:
     """Queue a run after the holder's; if one is queued already, update that job."""
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
@@ -200,7 +200,7 @@ def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: f
         tx.append_history(job.id, "queue_next", f"runs after {holder.id}")
         return _Answer(job, Outcome.QUEUED_NEXT)
     queued = tx.existing_job("get_queued_next", identity=submission.identity)
-    return _update_job(tx, queued, submission, wake_in)
+    return _update_job(tx, queued, submission, wake_after)
 
 
 def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: _Answer) -> Admission:

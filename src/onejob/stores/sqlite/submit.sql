@@ -3,11 +3,11 @@
 -- in: the fields of the job
 insert into jobs
   (id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries,
-   lease, canvas_pending, wake_task, holds_identity, created_at, run_at, expires_at, published_at,
+   lease, canvas_pending, publisher_task, holds_identity, created_at, run_at, expires_at, published_at,
    wake_at, reason)
 values
   (:id, :task, :identity, :fingerprint, :submission_nonce, :submitter, :source, :payload, :options, :route,
-   :priority_rank, :retries, :lease, :canvas_pending, :wake_task, :holds_identity, :created_at, :run_at, :expires_at,
+   :priority_rank, :retries, :lease, :canvas_pending, :publisher_task, :holds_identity, :created_at, :run_at, :expires_at,
    :published_at, :wake_at, :reason)
 on conflict do nothing
 -- name: queue_next

@@ -7,7 +7,7 @@ with expired_runs as materialized (
 others as materialized (
   select jobs.id, jobs.wake_at from json_each(:tasks) as known join jobs on jobs.rowid in (
     select rowid from jobs
-    where coalesce(wake_task, task) = known.value and wake_at <= :now
+    where coalesce(publisher_task, task) = known.value and wake_at <= :now
       and lease_until is null and (finished_at is null or canvas_pending)
     order by wake_at
     limit :limit

@@ -42,15 +42,15 @@ create table audit_log (
 );
 
 -- The task whose workers handle a job when it is due, if that is not the job's own: a webhook has that of its job.
-alter table jobs add column wake_task text;
-update jobs set wake_task = (select task from jobs as followed where followed.id = jobs.follows_id)
+alter table jobs add column publisher_task text;
+update jobs set publisher_task = (select task from jobs as followed where followed.id = jobs.follows_id)
 where task = 'onejob.webhook';
 -- Every job that has not ended has a wake_at, a follower and the job that is queued next, too.
 update jobs set wake_at = created_at + lease where wake_at is null and finished_at is null;
 -- A sweep finds in three indexes the runs whose lease has expired, the jobs that the workers of one task handle, and
 -- the ended jobs that any worker releases or purges. No row is in two of them.
 drop index jobs_wake;
-create index jobs_wake on jobs (coalesce(wake_task, task), wake_at)
+create index jobs_wake on jobs (coalesce(publisher_task, task), wake_at)
   where lease_until is null and (finished_at is null or canvas_pending);
 create index jobs_ended on jobs (wake_at) where finished_at is not null and not canvas_pending;
 -- Only followers that have not ended: a purge looks for them, and ended ones may be many.

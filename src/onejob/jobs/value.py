@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["immutable"]
+__all__ = ["value"]
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as immutable
+    from dataclasses import dataclass as value
 else:
     from dataclasses import dataclass
 
-    def immutable(*, frozen: bool, **options: bool) -> Any:  # noqa: ARG001 - for the type checker
+    def value(*, frozen: bool, **options: bool) -> Any:  # noqa: ARG001 - for the type checker
         """Return the decorator of a dataclass whose instances must not be changed, which the type checker enforces.
 
         The constructor of a frozen dataclass calls a function for each field: a tenth of what a submission computes.
