@@ -137,8 +137,8 @@ class CoreStore(Protocol):
 
         Runs whose lease has expired come first (none without `expired_runs`), then all others; each in the order of
         `wake_at`. A job that waits, or whose canvas waits, is returned only if its `publisher_task`, or else its task,
-        is one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries of
-        lost rows are deleted.
+        is one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries
+        of lost rows are deleted.
         """
         ...
 

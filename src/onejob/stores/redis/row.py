@@ -98,8 +98,9 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
     (
         task, submitter, source, route, publisher_task, lease, priority_rank, retries, canvas_pending, state,
         holds_identity, reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at,
-        key_retained_until, published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at, _requests, finished_at,
-        identity_until, follows_id, queued_next, _followed, crashes, published, publish_error, cancel,
+        key_retained_until, published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at,
+        _requests, finished_at, identity_until, follows_id, queued_next, _followed, crashes, published, publish_error,
+        cancel,
     ) = row + [None] * (len(ROW) - len(row))  # fmt: skip
     return Job(
         id=job_id, task=task, identity=identity, fingerprint=fingerprint or identity,
