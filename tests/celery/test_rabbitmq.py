@@ -11,12 +11,12 @@ import pytest
 from kombu import Connection
 
 from onejob import Outcome, State
-from onejob.celery.amqp_broker import AmqpBroker
 from onejob.celery.app_state import app_state_of
+from onejob.celery.direct_broker import AmqpBroker
 from onejob.jobs.lifecycle import Transition
 from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, HalfOpen, House, await_
-from tests.celery.test_message_templates import ARGUMENTS, OPTIONS, TOGETHER, Pair
+from tests.celery.test_direct_broker import ARGUMENTS, OPTIONS, TOGETHER, Pair
 from tests.quiet import provokes
 from tests.services import rabbitmq_url
 
@@ -200,8 +200,8 @@ def pair(rabbit: House, channel: Any, queue: str) -> RabbitPair:
     return RabbitPair(rabbit, channel, queue)
 
 
-LEFT_OUT = {"queue", "queue object", "routing key", "yaml", "pickle", "compression", "extra"}
-"""Options with another queue, with bodies that are no JSON, which Celery sends, and with a user that is not there."""
+LEFT_OUT = {"queue", "queue object", "routing key", "extra"}
+"""Options with another queue, and with a user that is not there."""
 
 
 @for_each("options", [*((name,) for name in OPTIONS if name not in LEFT_OUT), tuple({*TOGETHER} - LEFT_OUT)])
@@ -216,4 +216,3 @@ def test_the_arguments_are_those_of_celery(pair: RabbitPair, arguments: str) -> 
     """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
     args, kwargs = ARGUMENTS[arguments]
     pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])
-    assert pair.has_template(pair.submission(kwargs, args))

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.crc import key_slot
 
-from onejob.celery.amqp_broker import AmqpBroker
 from onejob.celery.broker import TRIES, Broker, is_reset, queue_length
+from onejob.celery.direct_broker import AmqpBroker, RedisBroker
 from onejob.celery.payload import MARK, decode, loads
-from onejob.celery.redis_broker import RedisBroker
 from onejob.celery.routing import ResolvedRouter
 from onejob.errors import BrokerUnavailableError, StoreError, describe
 from onejob.ledger.publication import note_unsent
@@ -154,7 +153,7 @@ class Publisher:
             return jobs
         return [job for job in jobs if job.id not in messages]
 
-    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> BrokerMessage | None:
+    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> Any:
         try:
             return broker.write(job)
         except Exception as error:  # noqa: BLE001 - Celery raises it again
@@ -203,10 +202,7 @@ class Publisher:
         if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
             raise error
 
-    def _send(
-        self, job: Job | Submission, producer: Any, publish_options: Mapping[str, Any],
-        send_task: Callable[..., object] | None = None,
-    ) -> None:  # fmt: skip
+    def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
         """Have Celery send the message of a job, along the job's route.
 
         Raises what the transport raises, and for a malformed payload any exception.
@@ -214,7 +210,7 @@ class Publisher:
         message, options = decode(job.payload), self._routing.with_priority(loads(job.options), job.priority_rank)
         for name in TRACE_CONTEXT:  # of the job, whose runs read it there
             options.pop(name, None)
-        (send_task or self._app.send_task)(
+        self._app.send_task(
             message.task,
             message.args,
             message.kwargs,
@@ -227,7 +223,7 @@ class Publisher:
         )
 
     def _router_of(
-        self, job: Job | Submission, message: Message, options: Mapping[str, Any], publish_options: Mapping[str, Any]
+        self, job: Job, message: Message, options: Mapping[str, Any], publish_options: Mapping[str, Any]
     ) -> ResolvedRouter:
         """Return the router that sends a message by the route of its job."""
         route = job.route
@@ -239,57 +235,49 @@ class Publisher:
 
     # --- messages that the store pushes -----------------------------------------------------------------------------
 
-    @cached_property
-    def store_pushes(self) -> bool:
-        """Whether the store can push messages at all: whether to this broker, `message_of` knows."""
-        return self._store_place is not None
-
     def message_of(self, job: Job | Submission, **changes: Any) -> BrokerMessage | None:
         """Return the message of a job, after `changes`, for the store to push; None if it has to be sent afterwards."""
         broker = self._shared_broker()
         if broker is None:
             return None
-        changed = replace(job, **changes) if changes else job
-        for is_last in (False, True):  # the server may have closed an idle connection
-            try:
-                message = broker.write(changed)
-            except SoftTimeLimitExceeded:
-                raise
-            except Exception as error:  # noqa: BLE001 - the second step raises it
-                if is_last or not is_reset(error):
-                    self._note_outage(error)
-                    return None
-            else:
-                return message if message is None or self._can_push(broker, message) else None
-        return None
+        try:
+            message = broker.write(replace(job, **changes) if changes else job)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            if not is_reset(error):  # as a server does with an idle connection
+                self._note_outage(error)
+            return None
+        if message is None or (broker.is_cluster and not self._is_in_slot(message)):
+            return None
+        return message
 
-    def _can_push(self, broker: RedisBroker, message: BrokerMessage) -> bool:
-        """Return whether one script can write the ledger and a message's list: in a cluster, only in one slot."""
-        if not broker.is_cluster:
-            return True
+    def _is_in_slot(self, message: BrokerMessage) -> bool:
+        """Return whether a message's list is in the ledger's slot of a cluster: one script can write both."""
         store = self._ledger().store
         return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
 
     def _shared_broker(self) -> RedisBroker | None:
         """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
-        if self._store_place is None or time.monotonic() < self._away_until:
+        if self.shared_address is None or time.monotonic() < self._away_until:
             return None
         try:
             broker = self._direct_broker()
         except SoftTimeLimitExceeded:
             raise
-        except Exception as error:  # noqa: BLE001 - the second step raises it
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
             self._note_outage(error)
             return None
-        return broker if isinstance(broker, RedisBroker) and broker.place == self._store_place else None
+        return broker if isinstance(broker, RedisBroker) and broker.place == self.shared_address else None
 
     def _note_outage(self, error: Exception) -> None:
+        """Let no message be written for a while if the broker is away."""
         if self._broker.is_outage(error):
             self._away_until = time.monotonic() + OUTAGE_PAUSE
 
     @cached_property
-    def _store_place(self) -> str | None:
-        """Where the store can push messages."""
+    def shared_address(self) -> str | None:
+        """The address at which the store can push messages; None: it cannot, wherever the broker is."""
         store = self._ledger().store
         return store.place if isinstance(store, MessagePushingStore) else None
 
@@ -298,7 +286,7 @@ class Publisher:
         pid = os.getpid()
         if pid not in self._direct_brokers:
             kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
-            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing, self._send)
+            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing)
         return self._direct_brokers[pid]
 
 

@@ -62,7 +62,7 @@ def admit(
     app_state = app_state_of(app)
     ledger, publisher = app_state.ledger, app_state.publisher
     message_of = (
-        publisher.message_of if publisher.store_pushes and (producer is None or publisher.is_own(producer)) else None
+        publisher.message_of if publisher.shared_address and (producer is None or publisher.is_own(producer)) else None
     )
     admitted = _submit(ledger, [each.submission for each in prepared], message_of, wait_for_locks=wait_for_locks)
     results = _accept(ledger, prepared, admitted)

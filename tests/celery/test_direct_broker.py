@@ -19,10 +19,9 @@ from kombu.transport.redis import Channel
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
-from onejob.celery.message_templates import MessageTemplate, kind_of
+from onejob.celery.direct_broker import RedisBroker
 from onejob.celery.payload import encode
 from onejob.celery.publisher import DECLARE
-from onejob.celery.redis_broker import RedisBroker
 from onejob.errors import BrokerUnavailableError
 from tests.cases import for_each
 from tests.celery.harness import DATABASES, House
@@ -48,7 +47,7 @@ class Pair:
         house.at_close.callback(self.broker.close)
         routing = app_state_of(self.app).routing
         self.send: Any = app_state_of(self.app).publisher._send
-        self.writer: Any = self.kind(self.app, self.broker, routing, lambda *given: self.send(*given))  # noqa: PLW0108 - a test replaces it
+        self.writer: Any = self.kind(self.app, self.broker, routing)
 
     def submission(
         self, kwargs: dict[str, Any] | None = None, args: tuple[Any, ...] = (), **options: Any
@@ -91,21 +90,11 @@ class Pair:
         return found
 
     def assert_same(self, *submissions: Submission) -> None:
-        """Assert that both ways agree on messages of one kind: the first one is recorded, the others are filled in."""
+        """Assert that both ways agree on messages of one kind: the first one, and those after it."""
         for submission in submissions:
             expected = self.sent(submission)
             assert len(expected) == 1
             assert self.pushed(submission) == expected
-
-    def has_template(self, submission: Submission) -> bool:
-        """Return whether messages like this one are filled in, after two of them were written."""
-        return is_filled_in(self.writer, submission)
-
-
-def is_filled_in(writer: Any, submission: Submission) -> bool:
-    """Return whether messages like that of a submission are filled in, after two of them were written."""
-    write = writer.write.__self__._writers.get(kind_of(submission))
-    return isinstance(getattr(write, "__self__", None), MessageTemplate)
 
 
 @pytest.fixture
@@ -135,7 +124,6 @@ def test_the_arguments_are_those_of_celery(pair: Pair, arguments: str) -> None:
     """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
     args, kwargs = ARGUMENTS[arguments]
     pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])
-    assert pair.has_template(pair.submission(kwargs, args))
 
 
 def _link(app: Celery, value: str) -> Any:
@@ -207,19 +195,6 @@ def test_the_settings_of_the_app_apply(house: House, settings: str) -> None:
     pair = Pair(house, **SETTINGS[settings])
     pair.assert_same(*[pair.submission({"a": 1}) for _ in range(3)])
     pair.assert_same(*[pair.submission({"a": 1}, priority=4) for _ in range(3)])
-
-
-def test_messages_of_one_kind_are_built_by_celery_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its third message on, a kind of messages costs no call of Celery; ids and parents make no kind."""
-    for number in range(2):
-        pair.write(pair.submission({"a": number}, root_id=f"root-{number}"))
-
-    def never(*_args: Any, **_options: Any) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(pair, "send", never)
-    for number in range(3):
-        assert pair.write(pair.submission({"a": number}, parent_id=f"parent-{number}")) is not None
 
 
 # --- many at once ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,335 @@
+"""Messages that Celery and kombu write, and that onejob sends: by the store's script, or many in one write.
+
+Celery's own functions make each message (`as_task_v2`, `send_task_message`, kombu's `Producer`), on a channel that
+keeps what is published. Left out is what takes the time of `send_task`: routing, which the job has already, pools, and
+a round trip for each message.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from celery import signals
+from celery.app.amqp import AMQP
+from celery.utils.nodenames import anon_nodename
+from kombu.messaging import Producer
+from kombu.transport.pyamqp import Channel as AmqpChannel
+from kombu.utils.functional import maybe_list
+from redis import exceptions
+
+from onejob.celery.broker import TRIES
+from onejob.celery.payload import MARK, decode, loads
+from onejob.jobs.model import BrokerMessage
+from onejob.observability.tracing import TRACE_CONTEXT
+from onejob.stores.redis.address import push_place_of
+from onejob.stores.redis.connections import Connections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from celery import Celery
+
+    from onejob.celery.broker import Broker
+    from onejob.celery.routing import Routing
+    from onejob.jobs.model import Job, Submission
+
+_CACHE_SIZE = 512
+"""How many kinds of messages (options, route, priority) are remembered."""
+_OWN_MODULES = frozenset({
+    "celery.app.amqp", "celery.app.base", "celery.backends.base", "celery.backends.redis", "amqp.channel",
+    "kombu.messaging", "kombu.transport.pyamqp", "kombu.transport.redis", "kombu.transport.virtual.base",
+})  # fmt: skip
+_CONTENT = (
+    "group_id", "group_index", "chord", "time_limit", "soft_time_limit", "root_id", "parent_id", "shadow", "chain",
+    "ignore_result", "replaced_task_nesting", "reply_to",
+)  # fmt: skip
+"""The options that `send_task` passes to `as_task_v2` only; all others are options of the publication, too."""
+_CALLBACKS = {"link": "callbacks", "link_error": "errbacks"}
+"""What `as_task_v2` calls the options of `send_task`."""
+_REPR_LEVELS = 3
+"""How deep Celery shows arguments, unless it is configured."""
+
+
+class NotOneMessageError(Exception):
+    """What Celery publishes for a job is something else than one message to one queue."""
+
+
+class _Kind(NamedTuple):
+    """What messages with equal options, on one route, have in common."""
+
+    content: dict[str, Any]
+    """Arguments of `as_task_v2`."""
+    publication: dict[str, Any]
+    """Arguments of `send_task_message`."""
+    headers: dict[str, Any]
+
+
+class DirectBroker:
+    """The broker of one app in one process; subclasses know a transport."""
+
+    confirms: bool
+    """Whether a message that was pushed is on the broker."""
+
+    def __init__(self, app: Celery, broker: Broker, routing: Routing) -> None:
+        self._app: Any = app  # the published types know no `thread_oid`
+        self._broker = broker
+        self._routing = routing
+        self._origin = anon_nodename()
+        self._shown_size = int(app.amqp.argsrepr_maxsize)
+        self._shown_levels = app.conf.get("task_repr_maxlevels", _REPR_LEVELS) or _REPR_LEVELS
+        self._kind_of = lru_cache(_CACHE_SIZE)(self._new_kind)
+
+    def write(self, job: Job | Submission) -> Any:
+        """Return the message of a job, to be pushed; None for one that only Celery can send.
+
+        Raises what Celery's `send_task` does, and the transport's errors if the broker cannot be reached.
+        """
+        if not job.route or has_receivers():
+            return None
+        in_a_run = '"root_id"' in job.options or '"parent_id"' in job.options
+        kind_of = self._new_kind if in_a_run else self._kind_of
+        kind, call = kind_of(job.options, job.route, job.priority_rank), decode(job.payload)
+        content = {"reply_to": self._app.thread_oid, **self._shown(call.args, call.kwargs), **kind.content}
+        message = self._app.amqp.as_task_v2(
+            job.id, call.task, call.args, call.kwargs, retries=job.retries, **content
+        )  # fmt: skip
+        try:
+            return self._publish(call.task, message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
+        except NotOneMessageError:
+            return None
+
+    def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> Any:
+        """Have Celery publish a message on the recording channel, and return what was recorded."""
+        raise NotImplementedError
+
+    def _new_kind(self, options: str, route: str, priority_rank: int) -> _Kind:
+        given = self._routing.with_priority(loads(options), priority_rank)
+        headers = given.pop("headers", None) or {}
+        for name in TRACE_CONTEXT:  # of the job, whose runs read it there
+            given.pop(name, None)
+        content = {name: given.pop(name) for name in _CONTENT if name in given}
+        content |= {_CALLBACKS[name]: maybe_list(given.pop(name)) for name in _CALLBACKS if name in given}
+        content = {"origin": self._origin, **given, **content}
+        for stamp in given.pop("stamped_headers", ()):
+            del given[stamp]
+        destination = self._routing.destination(route)
+        return _Kind(content, {**given, **destination, "retry": False, "declare": []}, headers)
+
+    def _shown(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+        """Return the texts that Celery shows of arguments, if they are what `repr` returns: Celery takes longer.
+
+        They are not for long or deep values, and for strings with escapes.
+        """
+        shown = {"argsrepr": repr(args or ()), "kwargsrepr": repr(kwargs)}  # Celery replaces an empty list
+        for text in shown.values():
+            if (
+                len(text) >= self._shown_size
+                or "\\" in text
+                or '"' in text
+                or text.count("[") + text.count("{") > self._shown_levels
+            ):
+                return {}
+        return shown
+
+
+# --- Redis ----------------------------------------------------------------------------------------------------------
+
+
+class RedisBroker(DirectBroker):
+    """A Redis broker. Raises the transport's errors if it cannot be reached."""
+
+    confirms = True
+
+    def __init__(self, app: Celery, broker: Broker, routing: Routing) -> None:
+        super().__init__(app, broker, routing)
+        self._declared: set[str] = set()
+        self._recorder = _RecordingClient()
+        with broker.producer() as producer:
+            channel = producer.connection.channel()
+        # Where a channel of kombu takes a client. A message through a named exchange reads bindings: it is refused.
+        channel.conn_or_acquire = lambda _client=None: nullcontext(self._recorder)
+        self._producer = Producer(channel, auto_declare=False)
+        self._prefix = channel.global_keyprefix
+        self._connections = Connections(channel.pool)
+        self.place = push_place_of(channel.pool)
+        """The `place` of a `MessagePushingStore` there."""
+        (info,) = self._connections.execute([["INFO", "cluster"]])
+        self.is_cluster = "cluster_enabled:1" in str(info)  # bytes, unless the options decode them
+        """Whether the server is in cluster mode, where a script has the keys of one slot only."""
+
+    @staticmethod
+    def is_of(app: Celery) -> bool:
+        """Return whether an app's messages are pushed to one Redis by Celery's and kombu's own functions alone.
+
+        Not if it is for Sentinel, or fails over to others.
+        """
+        functions = ("basic_publish", "prepare_message", "_put")
+        return is_writable(app, "kombu.transport.redis", functions) and len(app.connection_for_write().alt) <= 1
+
+    def close(self) -> None:
+        """Close the connections. The next message opens new ones."""
+        self._connections.close()
+
+    def push(self, messages: Iterable[BrokerMessage]) -> None:
+        """Push messages, in their order in each list. Raises redis-py's exceptions."""
+        commands: dict[str, list[str]] = {}
+        for destination, text in messages:
+            commands.setdefault(destination, ["LPUSH", destination]).append(text)
+        try:
+            self._connections.execute(commands.values())
+        except exceptions.ConnectionError:  # the server may have closed an idle connection
+            self._connections.execute(commands.values())
+
+    def write(self, job: Job | Submission) -> BrokerMessage | None:
+        """Return the message of a job, whose queue is declared, as every message of Celery declares it."""
+        message: BrokerMessage | None = super().write(job)
+        if message is not None and job.route not in self._declared:
+            with self._broker.producer() as producer:
+                self._routing.declare(job.route, producer)
+            self._declared.add(job.route)
+        return message
+
+    def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> BrokerMessage:
+        pushed: list[BrokerMessage] = []
+        self._recorder.pushed = pushed
+        queue = publication["queue"]
+        if queue is not None and (queue.expires or "x-expires" in (queue.queue_arguments or ())):
+            raise NotOneMessageError  # each message prolongs the life of its list
+        self._app.amqp.send_task_message(self._producer, task, message, **publication)
+        if len(pushed) != 1:
+            raise NotOneMessageError
+        return BrokerMessage(self._prefix + pushed[0].destination, pushed[0].text)
+
+
+class _RecordingClient(threading.local):
+    """In place of the Redis client of a channel: keeps what a thread pushes, and refuses all other commands."""
+
+    def __init__(self) -> None:
+        self.pushed: list[BrokerMessage] = []
+
+    def lpush(self, key: str, text: str) -> None:
+        """Record a message."""
+        self.pushed.append(BrokerMessage(key, text))
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotOneMessageError(name)
+
+
+# --- RabbitMQ ---------------------------------------------------------------------------------------------------------
+
+
+class AmqpMessage(NamedTuple):
+    """A message of py-amqp, where it is published, and the route of its job."""
+
+    route: str
+    message: Any
+    exchange: str
+    routing_key: str
+
+
+class AmqpBroker(DirectBroker):
+    """A RabbitMQ broker, without waiting for confirms: the ledger has the jobs, and publishes again what is lost."""
+
+    confirms = False
+
+    def __init__(self, app: Celery, broker: Broker, routing: Routing) -> None:
+        super().__init__(app, broker, routing)
+        self._producer = Producer(cast("Any", _RecordingAmqpChannel()), auto_declare=False)
+        self._declared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+        """The routes whose queues were declared, by channel."""
+
+    @staticmethod
+    def is_of(app: Celery) -> bool:
+        """Return whether an app's messages are published by the functions of Celery, kombu and py-amqp alone."""
+        return is_writable(app, "kombu.transport.pyamqp", ("basic_publish", "prepare_message"))
+
+    def close(self) -> None:
+        """Do nothing: the connections are those of the broker's pool."""
+
+    def push(self, messages: Sequence[AmqpMessage]) -> None:
+        """Write messages to the broker's socket, in their order; repeat all of them once on a new connection.
+
+        Raises the transport's errors.
+        """
+        with self._broker.producer() as producer:
+            producer.connection.ensure(producer, self._push, **TRIES)(producer, messages)
+
+    def write(self, job: Job | Submission) -> AmqpMessage | None:
+        """Return the message of a job, for `push`."""
+        written: AmqpMessage | None = super().write(job)
+        return written and written._replace(route=job.route)
+
+    def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> AmqpMessage:
+        published: AmqpMessage = self._app.amqp.send_task_message(self._producer, task, message, **publication)
+        return published
+
+    def _push(self, producer: Any, messages: Sequence[AmqpMessage]) -> None:
+        channel = producer.channel
+        declared = self._declared.setdefault(channel, set())
+        for route, message, exchange, routing_key in messages:
+            if route not in declared:
+                self._routing.declare(route, producer)
+                declared.add(route)
+            channel.basic_publish(message, exchange, routing_key)
+
+
+class _RecordingAmqpChannel:
+    """A channel that returns what is published, without a connection."""
+
+    connection = None
+
+    def prepare_message(self, *args: Any, **options: Any) -> Any:
+        """Return a message of py-amqp, as a channel of kombu does."""
+        return AmqpChannel.prepare_message(cast("Any", self), *args, **options)
+
+    def basic_publish(self, message: Any, exchange: str, routing_key: str, **options: Any) -> AmqpMessage:
+        """Return a message that is published without further options."""
+        if any(options.values()):
+            raise NotOneMessageError
+        return AmqpMessage("", message, exchange, routing_key)
+
+
+# --- what is left to Celery -----------------------------------------------------------------------------------------
+
+
+def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
+    """Return whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
+
+    `transport`: its module; `functions`: those of its channel that send. Not if Celery would send an event of each
+    message, or the result backend prepares for each (as `rpc` does); and if code other than theirs takes part: a
+    subclass, another task protocol, or functions replaced by instrumentation.
+    """
+    own: Any = app.connection_for_write().transport
+    amqp = app.amqp
+    if (type(own).__module__, type(own).__name__) != (transport, "Transport"):
+        return False
+    if app.conf.task_send_sent_event or type(amqp) is not AMQP:
+        return False
+    try:
+        prepare = app.backend.on_task_call
+    except Exception:  # noqa: BLE001 - Celery raises it for each message that needs the result backend
+        return False
+    channel = getattr(own, "Channel", None) or own.Connection.Channel
+    takes_part = (
+        app.send_task, amqp.as_task_v2, amqp.send_task_message, prepare, Producer.publish,
+        Producer._publish,  # noqa: SLF001 - kombu's
+        *(getattr(channel, name) for name in functions),
+    )  # fmt: skip
+    return amqp.create_task_message == amqp.as_task_v2 and all(map(_is_own, takes_part))
+
+
+def _is_own(function: Any) -> bool:
+    """Return whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
+    function = getattr(function, "__func__", function)
+    return type(function) is FunctionType and function.__globals__["__name__"] in _OWN_MODULES
+
+
+def has_receivers() -> bool:
+    """Return whether the application has connected functions to Celery's signals of publications."""
+    before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
+    return bool(before.receivers or after.receivers or sent.receivers)
