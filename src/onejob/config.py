@@ -12,18 +12,17 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
 from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
-from onejob.observability import tracing
-from onejob.observability.logs import log, safe_listener
-from onejob.observability.meter import Meter
+from onejob.observability.logs import emit_to, log
+from onejob.observability.metrics import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
 from onejob.stores.schema_version import checked_schema
 from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from onejob.jobs.submitter import Submitter
-    from onejob.observability.events import JobEvent, Listener
+    from onejob.observability.events import Listener
     from onejob.stores.protocol import Store
 
 
@@ -188,27 +187,14 @@ def build_ledger(
     )
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
-        return kind(store, policy, _emit_to(listeners))
+        return kind(store, policy, emit_to(*listeners))
 
     def increment(amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
         ledger.increment(amounts, recent=recent)
 
     meter = Meter(increment, settings.metrics_interval, is_known_task or (lambda _task: False))
-    ledger = kind(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)
+    ledger = kind(store, policy, emit_to(*listeners, meter.count), at_close=meter.close)
     return ledger
-
-
-def _emit_to(listeners: Sequence[Listener]) -> Listener:
-    """Return a listener that calls all `listeners` and the tracer, whatever errors they raise."""
-    safe_listeners = [safe_listener(listener) for listener in listeners]
-
-    def emit(event: JobEvent) -> None:
-        for listener in safe_listeners:
-            listener(event)
-        if tracing.tracer is not tracing.NO_TRACER:
-            safe_listener(tracing.tracer.on_event)(event)
-
-    return emit
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

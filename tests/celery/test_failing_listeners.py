@@ -15,8 +15,8 @@ from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
 from onejob.ledger.ledger import Ledger
-from onejob.observability.logs import safe_listener
-from onejob.observability.meter import write_all
+from onejob.observability.logs import emit_to
+from onejob.observability.metrics import write_all
 from onejob.stores import open_store
 from tests.celery.harness import await_
 from tests.submissions import submission_of
@@ -58,7 +58,7 @@ def test_a_listener_that_raises_fails_no_operation(
     def fail(event: JobEvent) -> None:
         raise OSError(FAILURE)
 
-    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=safe_listener(fail))
+    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=emit_to(fail))
     admission = ledger.submit(submission_of(task_with(), args=(1,)))
     assert ledger.cancel(admission.job.id).state is State.CANCELED
     ledger.close()

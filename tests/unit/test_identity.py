@@ -259,10 +259,12 @@ def test_the_fast_way_writes_the_same(value: object, limits: Limits) -> None:
     assert attempt(lambda: canonical(value, limits)) == slow
 
 
-def test_plain_values_take_the_fast_way() -> None:
+def test_plain_values_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an application usually passes is written by the standard library."""
     usual = {"user": {"id": 5, "name": "Zoë"}, "tags": ["a", ("b",)], "price": 1.5, "paid": True, "note": None}
-    assert onejob.uniqueness.canonical_json._write_plain(usual, Limits()) == canonical(usual)
+    slow = onejob.uniqueness.canonical_json._Writer(Limits(), "value").write(usual)
+    monkeypatch.setattr(onejob.uniqueness.canonical_json, "_Writer", None)
+    assert canonical(usual) == slow
 
 
 @for_each("function, args, kwargs", [
@@ -280,7 +282,7 @@ def test_the_fast_binding_is_that_of_the_signature(function: Any, args: Any, kwa
 
     def attempt(identifier: Identifier) -> object:
         try:
-            return identifier.arguments(args, kwargs)
+            return identifier.describe(args, kwargs)
         except InvalidArgumentsError as error:
             return str(error)
 

@@ -93,12 +93,15 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
     """
     try:
-        text = _dumps(value)
+        try:
+            text = "".join(_encode_plain(value, 0))
+        except TypeError:  # not plain: kombu's encoder writes the same text, slower
+            text = str(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
         hint = MODELS if "is not JSON serializable" in str(error) else ""
         msg = f"{what} cannot be stored as JSON: {error}{hint}"
         raise InvalidPayloadError(msg) from error
-    if _has_unstorable(text):
+    if ("\\u0000" in text or "\\ud" in text) and any(escape["bad"] for escape in _ESCAPE.finditer(text)):
         msg = (
             f"{what} have a NUL character or a lone surrogate, which stores cannot keep: remove it, or encode the bytes"
         )
@@ -115,20 +118,7 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     return text
 
 
-_dump_plain = plain_encoder(ascii_only=True, sort_keys=False, separators=(", ", ": "))
-
-
-def _dumps(value: object) -> str:
-    """Return the same ASCII text as kombu's `json.dumps`; the standard library is faster for plain values."""
-    try:
-        return _dump_plain(value)
-    except TypeError:
-        return str(json.dumps(value, allow_nan=False))
-
-
-def _has_unstorable(text: str) -> bool:
-    may_match = "\\u0000" in text or "\\ud" in text  # fast: few texts contain either
-    return may_match and any(escape["bad"] for escape in _ESCAPE.finditer(text))
+_encode_plain = plain_encoder(ascii_only=True, sort_keys=False, separators=(", ", ": "))
 
 
 def loads(text: str) -> Any:

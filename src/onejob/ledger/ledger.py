@@ -47,7 +47,7 @@ class Ledger(JobChanges):
     """The operations on jobs. Safe to use from many threads and processes.
 
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
-    changed already: `safe_listener` catches errors.
+    changed already: `emit_to` catches errors.
     `at_close` is called before the store is closed.
     `request_id`: the same for each repetition of a change whose reply may have been lost, which is then applied once.
     `message`, of the job afterwards: only for a `MessagePushingStore`. Without it the caller or a sweeper publishes.

@@ -116,7 +116,10 @@ def one_line(text: str) -> str:
 def _job_event(name: str, job: Job, fields: dict[str, Value]) -> JobEvent:
     if job.follows_id is not None:
         fields["follows_id"] = one_line(job.follows_id)
-    return JobEvent(name, one_line(job.id), one_line(job.task), fields)
+    job_id, task = job.id, job.task
+    if not (job_id.isprintable() and task.isprintable()):
+        job_id, task = one_line(job_id), one_line(task)
+    return JobEvent(name, job_id, task, fields)
 
 
 def _run_fields(job: Job) -> dict[str, Value]:

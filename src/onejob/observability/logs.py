@@ -35,21 +35,28 @@ REDACTED = "[redacted]"
 
 def log(event: JobEvent) -> None:
     """Log an event at level INFO; a refused claim, and a sweep without work, at level DEBUG."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
     level = logging.DEBUG if _is_routine(event) else logging.INFO
     if logger.isEnabledFor(level):
         fields = event_fields(event)
         logger.log(level, format_fields(fields), extra={"onejob": fields})
 
 
-def safe_listener(listener: Listener) -> Listener:
-    """Return a listener that logs the errors of another one: by the time of an event, its job has changed already."""
+def emit_to(*listeners: Listener) -> Listener:
+    """Return a listener that calls `listeners` and the tracer, whatever errors they raise.
+
+    By the time of an event its job has changed already, so an error of a listener is logged.
+    """
 
     def emit(event: JobEvent) -> None:
-        try:
-            listener(event)
-        except Exception:  # noqa: BLE001 - logged below
-            with suppress(Exception):  # of a logging handler
-                _errors.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
+        is_traced = tracing.tracer is not tracing.NO_TRACER
+        for listener in (*listeners, tracing.tracer.on_event) if is_traced else listeners:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 - logged below
+                with suppress(Exception):  # of a logging handler
+                    _errors.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
 
     return emit
 

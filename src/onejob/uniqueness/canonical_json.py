@@ -10,11 +10,12 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from onejob.errors import ConfigurationError, InvalidPayloadError
@@ -51,28 +52,36 @@ def canonical(value: object, limits: Limits = _DEFAULT_LIMITS, *, root: str = "v
     Raises InvalidPayloadError for unsupported values and beyond the limits. Its message has the path of the value,
     which begins with `owner` and `root`.
     """
-    text = _write_plain(value, limits)
-    return _Writer(limits, root, owner).write(value) if text is None else text
+    if _is_plain(value, limits.size):  # the standard library writes such values as `_Writer` does, many times faster
+        with suppress(ValueError, RecursionError):  # a number that is not finite, a lone surrogate
+            text = "".join(_encode_plain(value, 0))
+            fits = len(text.encode()) <= limits.size and text.count("{") + text.count("[") <= limits.depth
+            needs_tags = "\\u0000" in text or '"$' in text or '"__type__"' in text
+            if fits and not needs_tags:
+                return text
+    return _Writer(limits, root, owner).write(value)
 
 
-def plain_encoder(*, ascii_only: bool, sort_keys: bool, separators: tuple[str, str]) -> Callable[[object], str]:
-    """Return a function that writes plain values as `json.JSONEncoder.encode`, which builds its encoder for each value.
+def plain_encoder(
+    *, ascii_only: bool, sort_keys: bool, separators: tuple[str, str]
+) -> Callable[[object, int], Iterable[str]]:
+    """Return a function of a plain value and the level 0 that returns the parts of its JSON text.
 
-    The function raises TypeError, ValueError (also for a number that is not finite), and RecursionError for cycles.
+    It writes as `json.JSONEncoder.encode`, which builds such a function for each value. It raises TypeError, ValueError
+    (also for a number that is not finite), and RecursionError for cycles.
     """
     slow = json.JSONEncoder(
         ensure_ascii=ascii_only, allow_nan=False, check_circular=False, sort_keys=sort_keys, separators=separators
     )
     build: Any = getattr(json.encoder, "c_make_encoder", None)
     if build is None:
-        return slow.encode
+        return cast("Callable[[object, int], Iterable[str]]", slow.iterencode)
     quote = json.encoder.encode_basestring_ascii if ascii_only else json.encoder.encode_basestring
     item_separator, key_separator = separators
-    encode = build(
+    encode: Callable[[object, int], Iterable[str]] = build(
         None, slow.default, quote, None, key_separator, item_separator, sort_keys, skipkeys=False, allow_nan=False
     )
-    join = "".join
-    return lambda value: join(encode(value, 0))
+    return encode
 
 
 _encode_plain: Final = plain_encoder(ascii_only=False, sort_keys=True, separators=(",", ":"))
@@ -82,27 +91,6 @@ _PLAIN_INTEGER: Final = 2**64
 _TEXT_ONLY: Final = frozenset({str})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _OTHERS: Final = frozenset({float, bool, type(None)})
-
-
-def _write_plain(value: object, limits: Limits) -> str | None:
-    """Return the canonical text of a plain JSON value, by the standard library; None for any other value.
-
-    It writes such values exactly as `_Writer` does, many times faster.
-    """
-    if not _is_plain(value, limits.size):
-        return None
-    try:
-        text = _encode_plain(value)
-        size = len(text.encode())
-    except (ValueError, RecursionError):  # a number that is not finite, a lone surrogate
-        return None
-    is_deep = text.count("{") + text.count("[") > limits.depth
-    return None if size > limits.size or is_deep or _is_special(text) else text
-
-
-def _is_special(text: str) -> bool:
-    """Return whether a text may need more than plain JSON: a NUL character, a key like `$...`, Celery's tag."""
-    return "\\u0000" in text or '"$' in text or '"__type__"' in text
 
 
 def _is_plain(value: object, size: int) -> bool:

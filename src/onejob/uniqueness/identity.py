@@ -69,8 +69,6 @@ class Identifier:
 
         Raises InvalidArgumentsError if the arguments do not match the task's signature.
         """
-        if self._named is not None and (arguments := self._named.bind(args, kwargs)) is not None:
-            return arguments
         try:
             return _bind(self._signature, args, kwargs)
         except TypeError as error:
@@ -84,13 +82,7 @@ class Identifier:
 
         Raises InvalidArgumentsError, InvalidPayloadError, and the errors of a callable `unique_on`.
         """
-        arguments = self._arguments_or_none(args, kwargs)
-        if arguments is None:
-            return self._write_misfit(args, kwargs, scope)
-        if self._choose is not None:
-            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
-        selected = arguments if self._names is None else self._select(self._names, arguments)
-        return self._write("arguments", selected, scope=scope)
+        return self._describe(self._arguments_or_none(args, kwargs), args, kwargs, scope)
 
     def identity(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
         """Return `v1-<sha256>`, the same for equal calls in one scope; raises like `describe`."""
@@ -101,26 +93,45 @@ class Identifier:
 
         Raises InvalidArgumentsError, and InvalidPayloadError if any argument has no canonical text.
         """
-        arguments = self._arguments_or_none(args, kwargs)
-        return _digest(self._write_misfit(args, kwargs) if arguments is None else self._write("arguments", arguments))
+        return _digest(self._describe_all(self._arguments_or_none(args, kwargs), args, kwargs))
 
     def both(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> tuple[str, str]:
         """Return `identity` and `fingerprint` of a call; raises like them."""
-        identity = self.identity(args, kwargs, scope)
-        same = self._choose is None and self._names is None and scope is None
-        return identity, identity if same else self.fingerprint(args, kwargs)
+        arguments = self._arguments_or_none(args, kwargs)
+        if scope is None and self._names is None and self._choose is None:
+            both = _digest(self._describe_all(arguments, args, kwargs))
+            return both, both
+        identity = _digest(self._describe(arguments, args, kwargs, scope))
+        return identity, _digest(self._describe_all(arguments, args, kwargs))
+
+    def _describe(
+        self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
+        scope: str | None,
+    ) -> str:  # fmt: skip
+        if arguments is not None and self._choose is not None:
+            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
+        if arguments is not None and self._names is not None:
+            arguments = self._select(self._names, arguments)
+        return self._describe_all(arguments, args, kwargs, scope)
+
+    def _describe_all(
+        self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
+        scope: str | None = None,
+    ) -> str:  # fmt: skip
+        if arguments is None:
+            return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
+        return self._write("arguments", arguments, scope=scope)
 
     def _arguments_or_none(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
         """Return `arguments`; None if they do not match the signature, and calls are not checked."""
+        if self._named is not None and (arguments := self._named.bind(args, kwargs)) is not None:
+            return arguments
         try:
             return self.arguments(args, kwargs)
         except InvalidArgumentsError:
             if self._checked:
                 raise
             return None
-
-    def _write_misfit(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
-        return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
 
     def _select(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
         selected = {}
