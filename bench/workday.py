@@ -28,7 +28,7 @@ from onejob.jobs.records import Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.observability.metrics import Meter
+from onejob.observability.meter import Meter
 from onejob.pages.app import dashboard
 from tests.contract.support import StoreAddress
 

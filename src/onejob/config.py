@@ -13,7 +13,7 @@ from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
 from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
 from onejob.observability.logs import emit_to, log
-from onejob.observability.metrics import Meter
+from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
 from onejob.stores.schema_version import checked_schema
 from onejob.uniqueness.canonical_json import Limits

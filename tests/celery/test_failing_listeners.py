@@ -16,7 +16,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
 from onejob.ledger.ledger import Ledger
 from onejob.observability.logs import emit_to
-from onejob.observability.metrics import write_all
+from onejob.observability.meter import write_all
 from onejob.stores import open_store
 from tests.celery.harness import await_
 from tests.submissions import submission_of

@@ -15,7 +15,6 @@ from onejob.errors import PartlySubmittedError, QuotaExceededError
 from onejob.jobs.history import claim_detail
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import LARGE_FIELDS, Admission, Applied, Cancel, Change, Duplicate, Job, Outcome, Renewal
-from onejob.jobs.new_job import new_job
 from onejob.jobs.records import (
     NO_AMOUNTS,
     REDELIVERED,
@@ -29,6 +28,7 @@ from onejob.jobs.records import (
     Tombstone,
     WorkerInfo,
 )
+from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER, GroupBy
 from onejob.uniqueness.on_duplicate import resolve
 

@@ -18,7 +18,7 @@ from onejob.celery.options import tasks_of
 from onejob.jobs.records import Query, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.ledger.ledger import Ledger
-from onejob.observability.metrics import Meter
+from onejob.observability.meter import Meter
 from onejob.webhooks.job import webhook_submission
 from tests.contract.support import StoreAddress
 from tests.submissions import submission_of

@@ -17,8 +17,8 @@ from kombu.transport import memory
 import onejob
 from onejob.celery.worker.queue_progress import ANY_RANK, LOOKS_PER_HEARTBEAT, QUEUE_LIMIT, QueueProgress, QueueWatch
 from onejob.celery.worker.request import members_of
-from onejob.jobs.new_job import new_job
 from onejob.jobs.records import RESERVED_LIMIT, Registration
+from onejob.jobs.transitions import new_job
 from onejob.testing import isolated
 from tests.contract.support import ManualClock, submission
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from onejob.celery.operations import curl_call, python_call
 from onejob.celery.payload import decode, dumps, encode, loads
 from onejob.errors import InvalidPayloadError
-from onejob.jobs.new_job import new_job
 from onejob.jobs.timestamps import LATEST, duration_text, format_timestamp, local_text, parse_timestamp, relative_text
+from onejob.jobs.transitions import new_job
 from onejob.ledger.search import argument_text
 from onejob.uniqueness.canonical_json import Limits
 from tests.cases import for_each

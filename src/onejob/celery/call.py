@@ -14,12 +14,11 @@ from celery import Signature
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.option_names import check_call_options
-from onejob.celery.options import options_of
 from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
 from onejob.jobs.quota import NO_QUOTAS
-from onejob.jobs.submitter import Submitter, current_submitter
+from onejob.jobs.submitter import NOBODY, Submitter, current_submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
 from onejob.webhooks.settings import check_url
@@ -82,7 +81,7 @@ class Call(NamedTuple):
     @property
     def has_webhooks(self) -> bool:
         """Whether a webhook is created for the job that answers."""
-        return self.webhook_url is not None or options_of(self.task).webhook_url is not None
+        return self.webhook_url is not None or self.task._onejob.webhook_url is not None
 
 
 # --- from a call to its submission ------------------------------------------------------------------------------------
@@ -101,8 +100,10 @@ def prepare(call: Call) -> Prepared:
     Raises `InvalidArgumentsError` (a TypeError), `InvalidPayloadError` (a ValueError), `KeyRequiredError`,
     `ConfigurationError` for webhooks that are not configured, and what kind of message Celery cannot send.
     """
-    check_call_options(call.options)
-    check_key(call)
+    if call.options:
+        check_call_options(call.options)
+    if call.key is None:
+        check_key(call)
     if call.webhook_url is not None:
         check_webhook_url(call.task, call.webhook_url)
     if call.task_id is not None and call.caller.submitter.own_jobs:
@@ -121,7 +122,7 @@ def prepare_items(call: Call, items: Iterable[object]) -> list[Prepared]:
             one = call._replace(args=args, kwargs=kwargs)
             resolved = _resolve(one, shared)
             prepared.append(Prepared(one, _build(one, resolved)))
-            shared = resolved if resolved.plan.shared and not options_of(call.task).names_shadow else None
+            shared = resolved if resolved.plan.shared and not call.task._onejob.names_shadow else None
         except (InvalidArgumentsError, InvalidPayloadError) as error:
             msg = f"item {number}: {error}"
             raise type(error)(msg) from error
@@ -140,12 +141,16 @@ class _Resolved(NamedTuple):
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
     plan: Plan
+    scope: str | None
+    """The name of a submitter with own jobs."""
 
 
 def resolve_call(call: Call) -> tuple[Sequence[Any], Mapping[str, Any], Mapping[str, Any]]:
     """Return the arguments of a call without models, and all options of its message. Raises as `prepare`."""
-    args, kwargs = dump_models(call.task, call.args, call.kwargs, call.options)
-    return args, kwargs, merge_options(call, args, kwargs)
+    args, kwargs = call.args, call.kwargs
+    if call.task._onejob.converts:
+        args, kwargs = dump_models(call.task, args, kwargs, call.options)
+    return args, kwargs, call.options if call.is_message else _merge_options(call, args, kwargs)
 
 
 def _resolve(call: Call, shared: _Resolved | None = None) -> _Resolved:
@@ -154,37 +159,40 @@ def _resolve(call: Call, shared: _Resolved | None = None) -> _Resolved:
         args, kwargs = dump_models(call.task, call.args, call.kwargs, call.options)
         return shared._replace(args=args, kwargs=kwargs)
     args, kwargs, options = resolve_call(call)
-    plan = app_state_of(call.task.app).routing.plan(call.task, args, kwargs, options, call.caller.submitter.scope)
-    return _Resolved(args, kwargs, options, plan)
+    scope = call.caller.submitter.scope
+    plan = app_state_of(call.task.app).routing.plan(call.task, args, kwargs, options, scope)
+    return _Resolved(args, kwargs, options, plan, scope)
 
 
 def _build(call: Call, resolved: _Resolved) -> Submission:
-    task, (args, kwargs, options, plan), submitter = call.task, resolved, call.caller.submitter
-    app_state, task_options = app_state_of(task.app), options_of(task)
-    settings = app_state.settings
-    quotas = settings.quotas_of(submitter)
-    conflict_policy, delay = task_options.conflict_policy_for(call.on_duplicate), delay_of(options)
-    identity, fingerprint = task_options.identifier.both(args, kwargs, submitter.scope)
-    payload = encode(str(task.name), args, kwargs, settings.limits)
+    (args, kwargs, options, plan, scope), submitter, definition = resolved, call.caller.submitter, call.task._onejob
+    settings, conflict_policy = definition.settings, definition.conflict_policy
+    if call.on_duplicate is not None:
+        conflict_policy = definition.conflict_policy_for(call.on_duplicate)
+    identity, fingerprint = definition.identifier.both(args, kwargs, scope)
+    payload = encode(definition.task, args, kwargs, definition.limits)
     if not plan.always_encodes:
-        app_state.routing.check_message(payload, plan.sent_options)
-    follows, expires = plan.canvas or call.task_id is not None, options.get("expires")
-    kept = {**tracing.tracer.context()}
-    for name in ("root_id", "parent_id"):
-        if options.get(name):
-            kept[name] = options[name]
+        app_state_of(call.task.app).routing.check_message(payload, plan.sent_options)
+    delay, expires, own_options = delay_of(options), options.get("expires"), _own_options(options)
+    follows = plan.canvas or call.task_id is not None
     return Submission(
-        id=call.task_id or new_id(), task=task_options.task, identity=identity, fingerprint=fingerprint,
-        nonce=new_nonce(), payload=payload, options=with_parents(plan.options, kept) if kept else plan.options,
-        route=plan.route, priority_rank=plan.priority_rank, lease=task_options.lease, delay=delay,
-        expires_in=expires if expires is None else seconds_until(expires), retries=options.get("retries") or 0,
-        follows=follows,
-        canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
+        id=call.task_id or new_id(), task=definition.task, identity=identity, fingerprint=fingerprint,
+        nonce=new_nonce(), payload=payload,
+        options=with_parents(plan.options, own_options) if own_options else plan.options,
+        route=plan.route, priority_rank=plan.priority_rank, lease=definition.lease, delay=delay,
+        expires_in=None if expires is None else seconds_until(expires), retries=options.get("retries") or 0,
+        follows=follows, canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
         queue_next=conflict_policy.queue_next, max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
-        charges=quotas.charges(submitter.name, identity) if quotas else (),
+        charges=() if submitter is NOBODY else settings.quotas_of(submitter).charges(submitter.name, identity),
     )  # fmt: skip
+
+
+def _own_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of one message, besides those of its plan: the ids of its run's tree, and the trace."""
+    own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
+    return own if tracing.tracer is tracing.NO_TRACER else {**tracing.tracer.context(), **own}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -192,7 +200,7 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
 
 def check_key(call: Call) -> None:
     """Raise `KeyRequiredError` if the task requires an idempotency key and the call has neither a key nor a task id."""
-    if options_of(call.task).requires_key and call.key is None and call.task_id is None:
+    if call.task._onejob.requires_key and call.key is None and call.task_id is None:
         raise KeyRequiredError(str(call.task.name))
 
 
@@ -214,7 +222,7 @@ def _check_task_id(call: Call, task_id: str) -> None:
 
 def check_items(call: Call) -> None:
     """Check the options of `submit_many`. Raises as `prepare`, also for those of a single submission only."""
-    if options_of(call.task).requires_key:
+    if call.task._onejob.requires_key:
         name = call.task.name
         msg = f"task {name} requires an idempotency key, which identifies one submission: use apply_async for each"
         raise InvalidArgumentsError(msg)
@@ -251,20 +259,18 @@ def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, A
 
     Raises `InvalidArgumentsError`, naming the field, for what does not fit the annotations of a `typed` task.
     """
-    typed = options_of(task).typed
+    typed = task._onejob.typed
     if typed is not None:
         return typed.dump_arguments(args, kwargs) if typed.converts else (args, kwargs)
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 
 
-def merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
+def _merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
     """Return all options of the message, so that any process can publish it later as this one would."""
-    if call.is_message:
-        return call.options
     task, caller = call.task, call.caller
     merged = {"ignore_result": task.ignore_result, **task._get_exec_options(), **call.options}  # noqa: SLF001 - Celery's
-    if options_of(task).names_shadow:
+    if task._onejob.names_shadow:
         merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
     if caller.parent is not None:
         request = caller.parent.request

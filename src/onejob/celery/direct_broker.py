@@ -150,7 +150,7 @@ class RedisBroker(DirectBroker):
         self._declared: set[str] = set()
         self._recorder = _RecordingClient()
         with broker.producer() as producer:
-            channel = producer.connection.channel()
+            channel = producer.channel and producer.connection.channel()  # the first one connects
         # Where a channel of kombu takes a client. A message through a named exchange reads bindings: it is refused.
         channel.conn_or_acquire = lambda _client=None: nullcontext(self._recorder)
         self._producer = Producer(channel, auto_declare=False)

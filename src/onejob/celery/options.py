@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.jobs.model import Job, Retention
+    from onejob.config import Settings
+    from onejob.jobs.model import Admission, Job, Retention
+    from onejob.uniqueness.canonical_json import Limits
     from onejob.uniqueness.on_duplicate import ConflictPolicy
     from onejob.uniqueness.window import UniqueFor, Window
     from onejob.webhooks.settings import WebhookSettings
@@ -44,6 +46,8 @@ class BoundTask(Protocol):
 
     @property
     def _onejob(self) -> TaskOptions: ...
+
+    def _onejob_admit(self, prepared: Any, *, session: Any, producer: Any) -> Admission | Exception: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +69,16 @@ class TaskOptions:
     webhook_url: str | None
     expose: bool
     requires_key: bool
+    settings: Settings
+    """The app's settings."""
+    limits: Limits
+    """Of the size and the depth of arguments and results."""
     names_shadow: bool
     """Whether the task has a `shadow_name` of its own, which may depend on the arguments."""
     typed: TypedBody | None
     """What converts models in the arguments and the result, for a `typed` task."""
+    converts: bool
+    """Whether arguments may be models, which are converted before they are stored."""
 
     @classmethod
     def of(cls, task: Any, app: Celery) -> Self:
@@ -89,6 +99,7 @@ class TaskOptions:
         identifier = Identifier(
             name, body, task.unique_on, bound=bound, limits=settings.limits, checked=task.typing is not False
         )
+        typed = TypedBody(name, body, identifier.signature) if task.typed else None
         options = cls(
             task=name,
             identifier=identifier,
@@ -102,8 +113,11 @@ class TaskOptions:
             webhook_url=task.webhook_url,
             expose=task.expose,
             requires_key=task.requires_key,
+            settings=settings,
+            limits=settings.limits,
             names_shadow=task.shadow_name is not CeleryTask.shadow_name,
-            typed=TypedBody(name, body, identifier.signature) if task.typed else None,
+            typed=typed,
+            converts=getattr(task, "_dump_pydantic_arguments", None) is not None if typed is None else typed.converts,
         )
         _check_exposed(options)
         _check_webhook(options, app_state_of(app).webhooks)
@@ -125,7 +139,7 @@ class TaskOptions:
 
 def options_of(task: BoundTask) -> TaskOptions:
     """Return the resolved options of a task."""
-    return task._onejob  # noqa: SLF001 - private, so that it cannot clash with a user's attribute
+    return task._onejob
 
 
 def tasks_of(app: Celery) -> dict[str, BoundTask]:

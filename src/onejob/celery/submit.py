@@ -1,4 +1,4 @@
-"""Submits calls to the ledger, and publishes their messages: `admit`; `answer` is what a caller gets."""
+"""Submits calls: `submit` is the whole way of one; `admit` writes to the ledger and publishes; `answer` returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import options_of
+from onejob.celery.call import prepare
 from onejob.celery.payload import decode, replacement_depth
 from onejob.celery.replacement import resume
 from onejob.celery.result import AsyncResult
@@ -25,11 +25,12 @@ from onejob.errors import (
 )
 from onejob.jobs.model import Admission, Duplicate, Outcome
 from onejob.ledger.publication import fail_unpublishable
+from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from celery import Celery
 
@@ -42,6 +43,24 @@ if TYPE_CHECKING:
     from onejob.transactions.sessions import OpenTransaction
 
     Results = list[Admission | Exception]
+
+_BY_ANOTHER = frozenset({Outcome.ATTACHED, Outcome.REPLAYED})
+"""The outcomes of submissions that are answered by a job with arguments of its own."""
+
+
+def submit(call: Call, *, session: object = None, producer: Any = None) -> AsyncResult[Any]:
+    """Prepare and admit one call, and return its result. Raises as `prepare` and `answer` do."""
+    if tracing.tracer is tracing.NO_TRACER:
+        return answer(call, _admit_one(call, session, producer))
+    with tracing.tracer.submit(str(call.task.name), call.source) as span:
+        admission = _admit_one(call, session, producer)
+        if isinstance(admission, Admission):
+            span.record([admission])
+        return answer(call, admission)
+
+
+def _admit_one(call: Call, session: object, producer: Any) -> Admission | Exception:
+    return call.task._onejob_admit(prepare(call), session=session, producer=producer)
 
 
 def admit(
@@ -61,19 +80,27 @@ def admit(
         return _admit_in_session(app, prepared, session)
     app_state = app_state_of(app)
     ledger, publisher = app_state.ledger, app_state.publisher
-    message_of = (
-        publisher.message_of if publisher.shared_address and (producer is None or publisher.is_own(producer)) else None
-    )
-    admitted = _submit(ledger, [each.submission for each in prepared], message_of, wait_for_locks=wait_for_locks)
-    results = _accept(ledger, prepared, admitted)
-    withdrawn = _publish_due(app_state, prepared, admitted, producer)
-    if not withdrawn:
-        return results
-    return [withdrawn.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
+    pushes = publisher.shared_address is not None and (producer is None or publisher.is_own(producer))
+    admitted = _submit(
+        ledger, [each.submission for each in prepared], publisher.message_of if pushes else None,
+        wait_for_locks=wait_for_locks,
+    )  # fmt: skip
+    results: Results = []
+    due: dict[str, tuple[Call, Admission]] = {}
+    for (call, submission), admission in zip(prepared, admitted, strict=True):
+        if isinstance(admission, Admission):
+            results.append(_accept(ledger, call, submission, admission))
+            if needs_message(submission, admission):
+                due[admission.job.id] = call, admission
+        else:
+            results.append(admission)
+    if due and (withdrawn := _publish(app_state, due, producer)):
+        return [withdrawn.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
+    return results
 
 
 def answer(call: Call, admission: Admission | Exception) -> AsyncResult[Any]:
-    """Return the result of a call.
+    """Return the result of a call; it is added to the children of the run in which the call was made, if any.
 
     Raises the error of a submission that was not admitted; `KeyReuseMismatchError` or `DuplicateJobError` for one that
     was rejected.
@@ -143,7 +170,7 @@ def _submit(
     else:
         results = [*admissions]
     for number, (submission, result) in enumerate(zip(submissions, results, strict=True)):
-        if isinstance(result, Admission):
+        if isinstance(result, Admission) and (result.follower or result.job).submission_nonce != submission.nonce:
             try:
                 results[number] = _settle(ledger, submission, result)
             except (StoreError, TaskIdReusedError) as error:
@@ -165,23 +192,19 @@ def _settle(ledger: Ledger, submission: Submission, admission: Admission) -> Adm
 # --- an admission -----------------------------------------------------------------------------------------------------
 
 
-def _accept(ledger: Ledger, prepared: Sequence[Prepared], admitted: Results) -> Results:
-    """Create the webhooks of the calls that were admitted, and return the results: an error where one was refused."""
-    results: Results = []
-    for (call, submission), admission in zip(prepared, admitted, strict=True):
-        result = admission
-        if isinstance(admission, Admission):
-            if admission.outcome in {Outcome.ATTACHED, Outcome.REPLAYED}:
-                _warn_of_unused_arguments(call.task.app, submission, admission)
-            try:
-                if call.check_answer is not None:
-                    call.check_answer(admission)
-                if call.has_webhooks:
-                    create_webhooks(call.task, ledger, submission, admission, call.webhook_url)
-            except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
-                result = error
-        results.append(result)
-    return results
+def _accept(ledger: Ledger, call: Call, submission: Submission, admission: Admission) -> Admission | Exception:
+    """Create the webhooks of a call that was admitted, and return the admission, or the error if one was refused."""
+    if admission.outcome in _BY_ANOTHER:
+        _warn_of_unused_arguments(call.task.app, submission, admission)
+    if call.check_answer is not None or call.has_webhooks:
+        try:
+            if call.check_answer is not None:
+                call.check_answer(admission)
+            if call.has_webhooks:
+                create_webhooks(call.task, ledger, submission, admission, call.webhook_url)
+        except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
+            return error
+    return admission
 
 
 def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Admission) -> None:
@@ -190,7 +213,7 @@ def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Ad
         admission.job.fingerprint != submission.fingerprint
         and admission.job.id != submission.id
         and submission.task not in (warned := app_state_of(app).warned_tasks)
-        and options_of(cast("BoundTask", app.tasks[submission.task])).attaches_by_default
+        and cast("BoundTask", app.tasks[submission.task])._onejob.attaches_by_default
     ):
         warned.add(submission.task)
         log_warning(
@@ -207,31 +230,24 @@ def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Ad
 
 def needs_message(submission: Submission, admission: Admission) -> bool:
     """Return whether a submission made a job due now, new or rescheduled, whose message the store has not pushed."""
-    is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
-    return is_new_or_rescheduled and not admission.sent and submission.delay <= 0 and not admission.job.queued_next
+    if admission.sent or submission.delay > 0 or admission.job.queued_next:
+        return False
+    return admission.outcome is Outcome.ADMITTED or admission.rescheduled
 
 
-def _publish_due(
-    app_state: AppState, prepared: Sequence[Prepared], admitted: Results, producer: Any
-) -> dict[str, Exception]:
+def _publish(app_state: AppState, due: Mapping[str, tuple[Call, Admission]], producer: Any) -> dict[str, Exception]:
     """Publish the jobs that are due now because of their submissions; return the errors of the withdrawn ones, by id.
 
     A job whose message cannot be sent, whatever the state of the broker, is withdrawn if its submission made it.
     """
-    due = {
-        each.job.id: (call, each)
-        for (call, submission), each in zip(prepared, admitted, strict=True)
-        if isinstance(each, Admission) and needs_message(submission, each)
-    }
-    if not due:
-        return {}
-    errors = app_state.publisher.publish_stored([each.job for _, each in due.values()], producer) or {}
-    return {
-        job_id: error
-        for job_id, error in errors.items()
-        if (found := due[job_id])[1].outcome is Outcome.ADMITTED
-        and _withdraw(app_state.ledger, found[1].job, error, has_webhooks=found[0].has_webhooks)
-    }
+    errors = app_state.publisher.publish_stored([admission.job for _, admission in due.values()], producer) or {}
+    withdrawn = {}
+    for job_id, error in errors.items():
+        call, admission = due[job_id]
+        is_new = admission.outcome is Outcome.ADMITTED
+        if is_new and _withdraw(app_state.ledger, admission.job, error, has_webhooks=call.has_webhooks):
+            withdrawn[job_id] = error
+    return withdrawn
 
 
 def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool) -> bool:
@@ -257,10 +273,12 @@ def _admit_in_session(app: Celery, prepared: Sequence[Prepared], session: object
     ledger, has_hook = app_state.ledger, transaction.reports_commit
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
     admitted: Results = [_submit_inside(inner, each.submission, None if has_hook else 0.0) for each in prepared]
-    results = _accept(inner, prepared, admitted)
-    for (_, submission), admission in zip(prepared, admitted, strict=True):
+    results: Results = []
+    for (call, submission), admission in zip(prepared, admitted, strict=True):
         if not isinstance(admission, Admission):
+            results.append(admission)
             continue
+        results.append(_accept(inner, call, submission, admission))
         if has_hook and needs_message(submission, admission):
             transaction.after_commit(partial(app_state.publisher.try_publish, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queue_next):

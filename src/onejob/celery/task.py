@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, cast, ove
 from celery import states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, Caller, check_items, check_key, parse_item, prepare, prepare_items
+from onejob.celery.call import Call, Caller, check_items, check_key, parse_item, prepare_items
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.run_end import record_retry
-from onejob.celery.submit import admit, all_admitted, check_accepted, result_of
+from onejob.celery.submit import admit, all_admitted, result_of, submit
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, trace_message
 from onejob.errors import ConfigurationError
@@ -163,13 +163,7 @@ class Task(CeleryTask, Generic[P, R_co]):
             )
         if task_id is not None and (run := current_job_or_none()) is not None and run.id == task_id:
             return Result(record_retry(run, call).id, app=app)
-        with tracing.tracer.submit(str(self.name), "apply_async") as span:
-            admission = self._onejob_admit(prepare(call), session=session, producer=producer)
-            if isinstance(admission, Exception):
-                raise admission
-            span.record([admission])
-            check_accepted(call, admission)
-        return result_of(call, admission)
+        return submit(call, session=session, producer=producer)
 
     def _onejob_admit(self, prepared: Prepared, *, session: Any, producer: Any) -> Admission | Exception:
         """Return the admission of a call, or its error; `onejob.compat` looks at another library's locks before."""

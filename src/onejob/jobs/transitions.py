@@ -1,4 +1,4 @@
-"""Builds the change that a transition makes to one job, from the table of rules and the policy."""
+"""Builds the job that a submission becomes, and the changes that transitions make to jobs, by rules and policy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Cancel, Change
+from onejob.jobs.model import Cancel, Change, Job
 from onejob.jobs.policy import DAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from onejob.jobs.lifecycle import Rule
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Submission
     from onejob.jobs.policy import Policy
 
 UNPUBLISHED: Mapping[str, object] = {"published": 0, "publish_error": ""}
@@ -23,6 +23,8 @@ DST_SHIFT = 3 * 3600.0
 daylight saving time one hour, in Antarctica/Troll two; when Antarctica/Casey changed its zone, three."""
 
 
+SUBMITTED = "submitted"
+"""The reason of a job that was admitted."""
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
@@ -35,6 +37,28 @@ def new_id() -> str:
 def new_nonce() -> str:
     """Return 16 random hex digits that identify one request."""
     return token_bytes(8).hex()
+
+
+def new_job(submission: Submission, *, now: float, wake_after: float) -> Job:
+    """Return the queued job that a store writes for a submission that is admitted, so that it need not be read back.
+
+    `wake_after`: seconds until a sweep processes a job that is due; 0: a sweep publishes it, and not the caller.
+    """
+    expires_at = None if submission.expires_in is None else now + submission.expires_in
+    wake_at = now + (submission.delay if submission.delay > 0 else wake_after)
+    return Job(
+        id=submission.id, task=submission.task, identity=submission.identity, fingerprint=submission.fingerprint,
+        submission_nonce=submission.nonce, submitter=submission.submitter, source=submission.source,
+        payload=submission.payload, options=submission.options, route=submission.route,
+        priority_rank=submission.priority_rank, state=State.QUEUED, holds_identity=True, queued_next=False,
+        identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0, retries=submission.retries,
+        crashes=0, lease=float(submission.lease), lease_until=None, created_at=now, run_at=now + submission.delay,
+        expires_at=expires_at, started_at=None, finished_at=None,
+        wake_at=wake_at if expires_at is None else min(wake_at, expires_at), published=0,
+        published_at=now if submission.delay <= 0 and wake_after > 0 else None, publish_error="",
+        cancel=Cancel.NO, canvas_pending=submission.canvas, key_retained_until=None, duplicate_count=0, progress=None,
+        result=None, error=None, reason=SUBMITTED, publisher_task=submission.publisher_task,
+    )  # fmt: skip
 
 
 def change_of(policy: Policy, job: Job, transition: Transition, reason: str | None, **values: object) -> Change:

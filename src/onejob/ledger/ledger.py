@@ -81,7 +81,8 @@ class Ledger(JobChanges):
         `wake_after`: seconds until a sweeper publishes a job that is due; None: one lease, as the caller publishes it.
         """
         wake_after = submission.lease if wake_after is None else wake_after
-        return self._submit_one(submission, partial(self.store.submit_many, wake_after=wake_after))
+        write = partial(self.store.submit_many, wake_after=wake_after)
+        return self._finish(submission, write([submission])[0], write)
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, message_of: MessageOf | None = None
@@ -96,12 +97,12 @@ class Ledger(JobChanges):
         """
         if not submissions:
             return []
-        wake_after = max([submission.lease for submission in submissions])
+        wake_after = submissions[0].lease if len(submissions) == 1 else max(each.lease for each in submissions)
         write = partial(
             self.store.submit_many, wake_after=wake_after, wait_for_locks=wait_for_locks, message_of=message_of
         )
         if len(submissions) == 1:
-            return [self._submit_one(submissions[0], write)]
+            return [self._finish(submissions[0], write(submissions)[0], write)]
         results: list[Any] = []
         for start in range(0, len(submissions), BATCH_LIMIT):
             results += self._submit_batch(submissions[start : start + BATCH_LIMIT], write)
@@ -139,9 +140,6 @@ class Ledger(JobChanges):
         for admission in admissions:
             self.emit(submission_event(admission))
         return admissions
-
-    def _submit_one(self, submission: Submission, write: Write) -> Admission:
-        return self._finish(submission, write([submission])[0], write)
 
     def _finish(self, submission: Submission, admission: Admission, write: Write) -> Admission:
         """Return the answer to a submission; it is written again if its job has expired and no sweep has seen it."""

@@ -1,28 +1,21 @@
-"""The metric series, how much each job event adds to them, and the meter that adds it to the metrics in the store."""
+"""The metric series, and how much each job event adds to them."""
 
 from __future__ import annotations
 
-import atexit
 import json
-import logging
-import os
-import threading
 from bisect import bisect_left
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
-from weakref import WeakSet
+from typing import TYPE_CHECKING, TypeAlias
 
 from onejob.jobs.lifecycle import Transition
 from onejob.observability import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     from onejob.observability.events import JobEvent, Value
 
-logger = logging.getLogger("onejob")
 Key: TypeAlias = tuple[str, ...]
 """The name of a series, its label values, and for a histogram the bucket's bound or `SUM`."""
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -34,8 +27,6 @@ OTHER = "other"
 WEBHOOK_TASK = "onejob.webhook"
 """The task name of all webhooks, which have a series of their own."""
 STORE_ERROR: Key = ("store_errors_total",)
-FLUSH_SECONDS = 2.0
-"""Limit for the last write at the exit of a process or the close of a ledger."""
 
 
 class Kind(StrEnum):
@@ -146,125 +137,3 @@ def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:
 def _observe(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
     bound = BOUNDS[bisect_left(BUCKETS, seconds)]
     return [((series, task, bound), 1.0), ((series, task, SUM), seconds)]
-
-
-# --- counting in this process -----------------------------------------------------------------------------------------
-
-
-class Increment(Protocol):
-    """Adds amounts to the metrics in the store, as `Ledger.increment` does."""
-
-    def __call__(self, amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
-        """Add to the totals, and `recent` to the metrics by time."""
-        ...
-
-
-class Meter:
-    """Counts events, and passes the counts to `increment` every `interval` seconds.
-
-    `is_known` decides whether a task gets a label of its own. Counting makes no round trip and raises no error; counts
-    that cannot be written are lost. The timer's thread exists only while there are counts to write. A forked child
-    starts with no counts.
-    """
-
-    def __init__(self, increment: Increment, interval: float, is_known: Callable[[str], bool]) -> None:
-        self._increment = increment
-        self._interval = interval
-        self._is_known = is_known
-        self._known: set[str] = set()
-        self.reset()
-        _meters.add(self)
-
-    def reset(self) -> None:
-        """Discard all state, as a forked child must: the amounts, the lock and the timer belong to the parent."""
-        # Reentrant, because a signal handler that counts may interrupt `count`.
-        self._lock = threading.RLock()
-        self._amounts: dict[Key, float] = {}
-        self._timer: threading.Timer | None = None
-
-    def count(self, event: JobEvent) -> None:
-        """Count an event."""
-        task = event.task
-        if task not in self._known:
-            if self._is_known(task):
-                self._known.add(task)
-            else:
-                task = OTHER
-        increments = count_event(event, task)
-        with self._lock:
-            for key, amount in increments:
-                self._amounts[key] = self._amounts.get(key, 0.0) + amount
-            if self._timer is None and self._amounts:
-                self._start()
-
-    def write(self) -> None:
-        """Add what was counted, now."""
-        with self._lock:
-            amounts, self._amounts = self._amounts, {}
-        if not amounts:
-            return
-        try:
-            self._increment(_by_name(amounts), recent=_by_name(amounts, by_time=True))
-        except Exception as error:  # noqa: BLE001 - metrics must not fail a job
-            with suppress(Exception):  # of a logging handler
-                logger.debug("metrics could not be written, and these counts are lost: %s", error)
-            with self._lock:  # written with the next counts
-                self._amounts[STORE_ERROR] = self._amounts.get(STORE_ERROR, 0.0) + amounts.get(STORE_ERROR, 0.0) + 1.0
-
-    def close(self) -> None:
-        """Write the counts and stop the timer, within `FLUSH_SECONDS`."""
-        with self._lock:
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-            write_all([self])
-            timer.join(FLUSH_SECONDS)
-
-    def _tick(self) -> None:
-        self.write()
-        with self._lock:
-            if self._timer is threading.current_thread():
-                self._timer = None
-                if self._amounts.keys() - {STORE_ERROR}:
-                    self._start()
-
-    def _start(self) -> None:
-        timer = threading.Timer(self._interval, self._tick)
-        timer.name, timer.daemon = "onejob-metrics", True
-        try:
-            timer.start()
-        except RuntimeError:  # the interpreter is shutting down: the exit handler writes
-            return
-        self._timer = timer
-
-
-def _by_name(amounts: Mapping[Key, float], *, by_time: bool = False) -> dict[str, float]:
-    """Return amounts by the names of their totals; `by_time`: only those of series that are kept by time."""
-    return {total_name(key): amount for key, amount in amounts.items() if SERIES[key[0]].by_time or not by_time}
-
-
-def write_all(meters: Iterable[Meter] | None = None) -> None:
-    """Write the counts of some or all meters of this process; wait `FLUSH_SECONDS` at most."""
-    to_write = list(_meters if meters is None else meters)
-    writer = threading.Thread(target=_write_each, args=(to_write,), name="onejob-metrics", daemon=True)
-    try:
-        writer.start()
-    except RuntimeError:  # the interpreter is shutting down
-        _write_each(to_write)
-    else:
-        writer.join(FLUSH_SECONDS)
-
-
-def _write_each(meters: Iterable[Meter]) -> None:
-    for meter in meters:
-        meter.write()
-
-
-def _after_fork_in_child() -> None:
-    for meter in list(_meters):
-        meter.reset()
-
-
-_meters: WeakSet[Meter] = WeakSet()
-os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(write_all)

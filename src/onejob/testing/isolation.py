@@ -221,17 +221,17 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     publisher.after_publish = jobs.run_if_eager
     app.__dict__[STATE] = state
     classes: list[Any] = [type(task) for task in tasks_of(app).values()]
-    options = [each._onejob for each in classes]  # noqa: SLF001 - where a bound class has its resolved options
+    options = [each._onejob for each in classes]
     try:
         # Settings that nobody has read yet must not be read now: they would be those of this block.
         known = before.settings if before is not None and "settings" in before.__dict__ else None
         if known is None or _defaults(known) != _defaults(state.settings):
             for each in classes:
-                each._onejob = TaskOptions.of(each, app)  # noqa: SLF001 - as before
+                each._onejob = TaskOptions.of(each, app)
         yield jobs
     finally:
         for each, own in zip(classes, options, strict=True):
-            each._onejob = own  # noqa: SLF001 - as before
+            each._onejob = own
         del _active[id(app)]
         app.__dict__.pop(STATE)
         if before is not None:

@@ -27,7 +27,7 @@ from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import sweep
 from onejob.observability.logs import JsonFormatter
-from onejob.observability.metrics import write_all
+from onejob.observability.meter import write_all
 from onejob.stores import display_url, kind_of
 
 if TYPE_CHECKING:

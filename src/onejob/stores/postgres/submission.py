@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Job, Outcome, values_of
-from onejob.jobs.new_job import new_job
+from onejob.jobs.transitions import new_job
 from onejob.stores.holder_cache import HolderCache
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job
-from onejob.jobs.new_job import SUBMITTED
+from onejob.jobs.transitions import SUBMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.errors import StoreError
 from onejob.jobs.model import Admission, Outcome
-from onejob.jobs.new_job import new_job
+from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import SUBMITTER_LIMIT
 from onejob.stores.redis.duplicate_stats import origin_of
 from onejob.stores.redis.operations import Call, exceeded_quota, get_job, limits_of, quota_keys

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.errors import QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
-from onejob.jobs.new_job import new_job
 from onejob.jobs.records import REDELIVERED
+from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.transaction import SQL
 from onejob.uniqueness.on_duplicate import resolve
