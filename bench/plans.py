@@ -27,7 +27,7 @@ from onejob.jobs.policy import DAY
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import AuditEntry, Period, Query
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.stores.postgres import PostgresStore
 from onejob.stores.postgres.statements import SQL, Statements, statement
 from onejob.stores.postgres.submission import Submitter
@@ -221,7 +221,7 @@ def _live(store: PostgresStore) -> None:
     store.take_due(tasks=TASKS, limit=100, hold=5)
     store.postpone({"job-1": 5.0, "job-2": 5.0})
     first = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
-    ledger.retry(first, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="once more")
+    ledger.retry(first, NextRun.again(first, delay=0.0, retries=1), error=None, reason="once more")
     run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or first
     ledger.report(run, "1")
     ledger.keep_step(run, "outline", "1")

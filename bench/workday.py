@@ -27,7 +27,7 @@ from onejob.celery.call import Call, Caller, prepare
 from onejob.jobs.records import Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.observability.meter import Meter
 from onejob.pages.app import dashboard
 from tests.contract.support import StoreAddress
@@ -117,7 +117,7 @@ class Work:
     def retry(self, run: Job, delay: float) -> None:
         """Have a job run again."""
         self.ledger.retry(
-            run, delay=delay, payload=run.payload, options=run.options, retries=1, reason="ConnectionError: refused",
+            run, NextRun.again(run, delay=delay, retries=1), reason="ConnectionError: refused",
             error=json.dumps({"type": "ConnectionError", "message": "refused", "traceback": ""}),
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from chaos.testbed import ROOT
 from onejob.errors import StoreError
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.sweep import sweep
+from onejob.ledger.sweep import Publishing, sweep
 from onejob.transactions import fence as fencing
 from tests.services import eventually
 
@@ -65,7 +65,7 @@ class Sweeper:
     def _sweep(self) -> None:
         while not self._stopped.wait(0.05):
             try:
-                sweep(self.ledger, self._publish, tasks=frozenset({TASK}))
+                sweep(self.ledger, Publishing(self._publish), tasks=frozenset({TASK}))
             except StoreError as error:
                 self.failed += 1
                 print(f"a sweep failed: {error}", file=sys.stderr)

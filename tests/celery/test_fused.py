@@ -20,7 +20,7 @@ from onejob.celery.submit import needs_message
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import Transition
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
+from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, ROOT, House, Proxy, await_, program_environment
@@ -62,7 +62,7 @@ def ids(house: House, queue: str = "celery") -> list[str]:
 def sweep_once(house: House) -> int:
     """Sweep as a worker does; return how many jobs were published."""
     publisher, tasks = publisher_of(house), frozenset(tasks_of(house.app))
-    return sweep(house.ledger, publisher.publish, tasks=tasks, message_of=publisher.message_of).published
+    return sweep(house.ledger, Publishing(publisher.publish, publisher.message_of), tasks=tasks).published
 
 
 # --- where ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from onejob.celery.options import tasks_of
 from onejob.celery.routing import is_unpublishable
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.records import Query
-from onejob.ledger.sweep import sweep
+from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
 from tests.celery.harness import LEASE, House, await_
 from tests.quiet import provokes
@@ -36,7 +36,7 @@ def queue_of(house: House, queue: str) -> list[dict[str, Any]]:
 def sweep_once(app: Celery) -> Any:
     """Sweep as a worker of an app does."""
     app_state = app_state_of(app)
-    return sweep(app_state.ledger, app_state.publisher.publish, tasks=frozenset(tasks_of(app)))
+    return sweep(app_state.ledger, Publishing(app_state.publisher.publish), tasks=frozenset(tasks_of(app)))
 
 
 def broken_router(*_args: Any, **_options: Any) -> Any:

@@ -12,6 +12,7 @@ from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Change, Job, Outcome, Submission
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.sweep import Publishing
 from onejob.ledger.sweep import sweep as sweep_tasks
 from onejob.stores import open_store
 
@@ -207,8 +208,9 @@ def take_due(store: CoreStore, *, limit: int = 100, hold: float = 5.0) -> list[J
 
 
 def sweep(ledger: Ledger, publish: Callable[[Job], object], **values: Any) -> SweepResult:
-    """Sweep with all tasks of these tests."""
-    return sweep_tasks(ledger, publish, **{"tasks": TASKS} | values)
+    """Sweep with all tasks of these tests; `values` are those of `Publishing` and of `sweep`."""
+    given = {name: values.pop(name) for name in ("message_of", "gone_in", "dispatchers") if name in values}
+    return sweep_tasks(ledger, Publishing(publish, **given), **{"tasks": TASKS} | values)
 
 
 # --- stored data ----------------------------------------------------------------------------------------------------

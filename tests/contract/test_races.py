@@ -19,7 +19,7 @@ from onejob.jobs.model import Applied, Job, Outcome
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import (
     charge_in_rounds,
@@ -255,14 +255,14 @@ def submit_again(ledger: Ledger, job: Job, policy: dict[str, Any]) -> None:
     ledger.submit(submission(nonce, identity=job.identity, nonce=nonce, fingerprint=nonce, **policy))
 
 
-AGAIN: dict[str, Any] = {"payload": "[]", "options": "[]", "retries": 1, "error": None, "reason": "again"}
+AGAIN = NextRun(payload="[]", options="[]", retries=1)
 OPERATIONS: dict[str, Callable[[Ledger, Job], object]] = {
     "claim": lambda ledger, job: ledger.claim(job.id, nonce=new_nonce(), node="node-2"),
     "cancel": lambda ledger, job: ledger.cancel(job.id),
     "expire": lambda ledger, job: ledger.store.apply(change(job, Transition.EXPIRE, overdue=True, wake_after=1000.0)),
     "complete": lambda ledger, job: ledger.complete(job, "1"),
     "fail": lambda ledger, job: ledger.fail(job, "1", "broken"),
-    "retry": lambda ledger, job: ledger.retry(job, delay=0.0, **AGAIN),
+    "retry": lambda ledger, job: ledger.retry(job, AGAIN, error=None, reason="again"),
     "release": lambda ledger, job: ledger.release(job, "shutting down"),
     "crash": lambda ledger, job: ledger.crash(job, "no heartbeat", "{}", lapsed=True),
     "renew": lambda ledger, job: ledger.renew([(job.id, job.claim)]),

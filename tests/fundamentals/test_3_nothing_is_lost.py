@@ -8,6 +8,7 @@ import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import State
+from onejob.ledger.ledger import NextRun
 from tests.contract.support import sweep
 from tests.fundamentals.shop import claimed, order
 
@@ -61,9 +62,7 @@ def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
     """Between two attempts the identity stays held, and the next attempt does not start before it is due."""
     job = ledger.submit(order(42)).job
     run = claimed(ledger, job.id)
-    ledger.retry(
-        run, delay=60, payload=run.payload, options=run.options, retries=1, error=None, reason="the printer is busy"
-    )
+    ledger.retry(run, NextRun.again(run, delay=60, retries=1), error=None, reason="the printer is busy")
     assert ledger.submit(order(42)).job.id == job.id
     assert not ledger.claim(job.id, nonce="too-early", node="south").applied
     clock.advance(60)

@@ -17,7 +17,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.jobs.records import Query, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.observability.meter import Meter
 from onejob.webhooks.job import webhook_submission
 from tests.contract.support import StoreAddress
@@ -236,7 +236,7 @@ def _present(sample: Sample) -> None:
     sample.named["running"] = run.id
     retrying = sample.start(sample.submit("shop.send_invoice", "cron", order_id=77).job)
     sample.ledger.retry(
-        retrying, delay=900.0, payload=retrying.payload, options=retrying.options, retries=1,
+        retrying, NextRun.again(retrying, delay=900.0, retries=1),
         error=json.dumps({"type": "ConnectionError", "message": "refused", "traceback": ""}),
         reason="ConnectionError: refused; next attempt in 900 s",
     )  # fmt: skip

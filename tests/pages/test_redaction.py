@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.ledger.ledger import NextRun
 from onejob.ledger.publication import note_publication
 from onejob.webhooks.job import webhook_submission
 from tests.cases import for_each
@@ -52,10 +53,8 @@ def jobs(sample: Sample) -> dict[str, Job]:
     sample.ledger.complete(jobs["completed"], json.dumps({"sent": SECRET}))
     sample.ledger.fail(jobs["failed"], error, f"ValueError: no {SECRET}")
     retried = jobs["retrying"]
-    sample.ledger.retry(
-        retried, delay=900.0, payload=retried.payload, options=retried.options, retries=1, error=error,
-        reason=f"ValueError: no {SECRET}; next attempt in 900 s",
-    )  # fmt: skip
+    reason = f"ValueError: no {SECRET}; next attempt in 900 s"
+    sample.ledger.retry(retried, NextRun.again(retried, delay=900.0, retries=1), error=error, reason=reason)
     note_publication(sample.ledger, jobs["queued"], f"ValueError: no queue for {SECRET}")
     return jobs
 

@@ -13,7 +13,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
 from onejob.celery.options import tasks_of
 from onejob.jobs.lifecycle import FINAL
-from onejob.ledger.sweep import sweep
+from onejob.ledger.sweep import Publishing, sweep
 from tests.celery.harness import House, await_
 from tests.transactions.app import Stage
 
@@ -76,7 +76,7 @@ class Place(House):
 
     def sweep(self) -> int:
         """Sweep once, as a worker would; returns how many jobs were published."""
-        return sweep(self.ledger, app_state_of(self.app).publisher.publish, tasks=self.tasks).published
+        return sweep(self.ledger, Publishing(app_state_of(self.app).publisher.publish), tasks=self.tasks).published
 
     def claim(self, job_id: str) -> Job:
         """Claim a job."""

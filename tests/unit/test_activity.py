@@ -12,8 +12,8 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Bucket, Period
 from onejob.jobs.visibility import Visibility
-from onejob.ledger.activity import FAILED_ENDS, LENGTHS, Durations, activity_to_dict, read_activity, summarize
 from onejob.ledger.reader import JobReader
+from onejob.ledger.stats import FAILED_ENDS, LENGTHS, Durations, activity_to_dict, read_activity, summarize
 from onejob.observability.events import JobEvent
 from onejob.observability.metrics import BOUNDS, count_event, key_of, total_name
 from onejob.stores.sqlite import SQLiteStore
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onejob.ledger.activity import Activity
+    from onejob.ledger.stats import Activity
 
 BEGIN = 1_800_000_000.0
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}

@@ -15,7 +15,7 @@ from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Duplicate, Retention
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, JobEvent, one_line
 from tests.cases import for_each
@@ -90,7 +90,7 @@ ENDS: dict[str, Callable[[Ledger, Job], object]] = {
     "job_failed": lambda ledger, job: ledger.fail(job, '"error"', "failed"),
     "job_canceled": lambda ledger, job: ledger.abandon(job, "canceled"),
     "job_retrying": lambda ledger, job: ledger.retry(
-        job, delay=7.0, payload="{}", options="{}", retries=1, error=None, reason="again"
+        job, NextRun.again(job, delay=7.0, retries=1), error=None, reason="again"
     ),
     "job_released": lambda ledger, job: ledger.release(job, "released", wake_after=0.0),
     "job_crashed": lambda ledger, job: ledger.crash(job, "crashed", '"lost"'),
@@ -213,7 +213,7 @@ def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) ->
             source=MARKER, submitter=MARKER, host=MARKER, fingerprint=MARKER, arguments_differ=False,
         )
     )  # fmt: skip
-    job = ledger.retry(job, delay=0.0, payload=f'"{MARKER}"', options="{}", retries=1, error=MARKER, reason=MARKER)
+    job = ledger.retry(job, NextRun(payload=f'"{MARKER}"', options="{}", retries=1), error=MARKER, reason=MARKER)
     again = ledger.claim(job.id, nonce="second", node="node-1").job
     assert again is not None
     ledger.cancel(job.id, reason=MARKER)
@@ -278,11 +278,10 @@ def emit_all(ledger: Ledger, clock: ManualClock) -> None:
     ledger.fail(restarted(ledger, "dropped"), '"error"', "failed")
     ledger.drop("dropped")
     job = restarted(ledger, "again")
-    ledger.retry(job, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="again")
+    ledger.retry(job, NextRun.again(job, delay=0.0, retries=1), error=None, reason="again")
     ledger.release(restarted(ledger, "again"), "released", wake_after=0.0)
-    ledger.replace(
-        restarted(ledger, "replaced"), payload="{}", options="{}", canvas=False, reason="replaced", wake_after=0.0
-    )
+    next_run = NextRun(payload="{}", options="{}", retries=0, wake_after=0.0)
+    ledger.replace(restarted(ledger, "replaced"), next_run, canvas=False, reason="replaced")
     ledger.crash(restarted(ledger, "lost"), "crashed", '"lost"')
     ledger.crash(restarted(ledger, "lost"), "crashed", '"lost"')
     ledger.cancel(restarted(ledger, "canceled").id)

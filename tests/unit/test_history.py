@@ -9,6 +9,7 @@ from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import Entry
 from onejob.ledger.explain import SENTENCES, explain
+from onejob.ledger.ledger import NextRun
 from onejob.ledger.timeline import LEASE_EXPIRED, RUN_LABELS, UNRECORDED, Span, SpanKind, build_timeline
 from onejob.stores.protocol import DUPLICATE_LIMIT
 from tests.cases import for_each
@@ -143,7 +144,7 @@ def test_a_life_with_retries(ledger: Ledger, store: Store, clock: ManualClock) -
     clock.advance(2.0)
     job = claimed(ledger, "job-1", "north")
     clock.advance(5.0)
-    ledger.retry(job, delay=60.0, payload="{}", options="{}", retries=1, error=None, reason="E: no")
+    ledger.retry(job, NextRun.again(job, delay=60.0, retries=1), error=None, reason="E: no")
     assert shape(timeline(ledger))[-1] == ("waiting", "delayed", 17.0, None)
     clock.advance(3.0)
     ledger.run_now("job-1")

@@ -31,6 +31,7 @@ from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import Query
 from onejob.jobs.route import Route
 from onejob.ledger.explain import explain
+from onejob.ledger.ledger import NextRun
 from onejob.webhooks.job import WebhookPayload
 from tests.cases import for_each
 from tests.http.shop import build
@@ -82,8 +83,7 @@ def brought(app: Celery, ledger: Ledger, state: State, order_id: int = 1, **opti
     assert job is not None
     match state:
         case State.RETRYING:
-            again: dict[str, Any] = {"payload": job.payload, "options": job.options, "retries": 1, "error": None}
-            return ledger.retry(job, delay=3600.0, reason="again", **again)
+            return ledger.retry(job, NextRun.again(job, delay=3600.0, retries=1), error=None, reason="again")
         case State.COMPLETED:
             return ledger.complete(job, "1")
         case State.FAILED:

@@ -18,14 +18,14 @@ from onejob.jobs.model import Outcome  # noqa: TC001 - as above
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Period  # noqa: TC001 - as above
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.failure_groups import GROUP_LIMIT
+from onejob.ledger.dead_letters import GROUP_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
-    from onejob.ledger.failure_groups import FailureGroup
+    from onejob.ledger.dead_letters import FailureGroup
 
 CURSOR_PATTERN = r"^([0-4][0-9a-f]{15}([0-9a-f]{2})*)?\.[0-9]{1,9}$"
 """The form of a cursor: the bits of a time, and the bytes of an id; and how many jobs to skip after that one.

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from onejob.celery.ttl_cache import TTLCache
-from onejob.ledger.metric_values import accumulate, read_metrics
+from onejob.ledger.stats import accumulate, read_metrics
 from onejob.observability.metrics import PREFIX, SERIES, SUM, Kind
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Outcome
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import NextRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +85,8 @@ def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     earlier, last = _path_to(run.id, signature)
     if _keeps_end(task, last):
         payload = with_replacement(job.payload, earlier)
-        canvas = job.canvas_pending
-        ledger.replace(job, payload=payload, options=job.options, canvas=canvas, reason=REPLACED, wake_after=FIRST_POLL)
+        waiting = NextRun(payload=payload, options=job.options, retries=0, wake_after=FIRST_POLL)
+        ledger.replace(job, waiting, canvas=job.canvas_pending, reason=REPLACED)
     else:
         ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
     run.ended = True
@@ -126,12 +127,12 @@ def replace_job(
     request_id: str | None = None,
 ) -> Job:
     """Let a running job go on as a submission with its id. Raises `StaleTokenError`."""
-    reason = f"replaced by {decode(submission.payload).task}"
-    return ledger.replace(
-        job, payload=submission.payload, options=submission.options, route=submission.route, canvas=submission.canvas,
-        retries=submission.retries, delay=submission.delay, reason=reason, message=message,
-        request_id=request_id,
+    next_run = NextRun(
+        payload=submission.payload, options=submission.options, route=submission.route, retries=submission.retries,
+        delay=submission.delay, message=message,
     )  # fmt: skip
+    reason = f"replaced by {decode(submission.payload).task}"
+    return ledger.replace(job, next_run, canvas=submission.canvas, reason=reason, request_id=request_id)
 
 
 def replace_and_publish(app: Celery, job: Job, submission: Submission, *, request_id: str | None = None) -> Job:

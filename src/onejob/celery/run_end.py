@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from celery.exceptions import Ignore, Reject, Retry
 
@@ -27,10 +28,11 @@ from onejob.errors import (
 )
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from onejob.celery.options import BoundTask
     from onejob.jobs.model import Job
@@ -141,21 +143,19 @@ def end_run(job_id: str, change: Callable[..., T]) -> T:
 
 
 def _run_again(task: BoundTask, job: Job, delay: float, *, retries: int, request_id: str) -> None:
-    changes: dict[str, Any] = {"payload": job.payload, "options": job.options, "retries": retries}
-    ledger = app_state_of(task.app).ledger
-    retry = partial(ledger.retry, error=None, reason=_retry_reason(delay), request_id=request_id)
-    _publish_again(task, retry, job, delay, changes)
+    next_run = NextRun.again(job, delay=delay, retries=retries)
+    _retry_job(task, job, next_run, error=None, request_id=request_id)
 
 
-def _publish_again(
-    task: BoundTask, change: Callable[..., Job], job: Job, delay: float, values: Mapping[str, Any]
-) -> Job:
-    """Apply a change after which a job waits for its next run, and publish it if that is due."""
-    publisher = app_state_of(task.app).publisher
-    message = publisher.message_of(job, **values) if delay <= 0 else None
-    again = change(job, delay=delay, message=message, **values)
-    if delay <= 0 and not again.state.final:
-        publisher.try_publish(again, pushed=message)
+def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | None, request_id: str) -> Job:
+    """Have a job wait for its next run, and publish it if that is due."""
+    app_state, is_due = app_state_of(task.app), next_run.delay <= 0
+    if is_due:
+        next_run = replace(next_run, message=app_state.publisher.message_of(next_run.applied_to(job)))
+    reason = _retry_reason(next_run.delay)
+    again = app_state.ledger.retry(job, next_run, error=error, reason=reason, request_id=request_id)
+    if is_due and not again.state.final:
+        app_state.publisher.try_publish(again, pushed=next_run.message)
     return again
 
 
@@ -182,17 +182,16 @@ def _replace(call: Call, job: Job, *, request_id: str) -> Job:
 
 def _retry(call: Call, job: Job, *, request_id: str) -> Job:
     task, (args, kwargs, options) = call.task, resolve_call(call)
-    app_state, delay = app_state_of(task.app), delay_of(options)
+    app_state = app_state_of(task.app)
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
     app_state.routing.check_message(payload, sent_options)
     encoded = encode_options(sent_options, app_state.settings.limits)
     if trace := tracing.trace_of(job.options):
         encoded = with_parents(encoded, trace)
-    changes = {"payload": payload, "options": encoded, "route": route, "retries": options.get("retries") or 0}
-    reason = _retry_reason(delay)
-    retry = partial(app_state.ledger.retry, error=_encode_current_error(), reason=reason, request_id=request_id)
-    return _publish_again(task, retry, job, delay, changes)
+    retries = options.get("retries") or 0
+    next_run = NextRun(payload=payload, options=encoded, route=route, retries=retries, delay=delay_of(options))
+    return _retry_job(task, job, next_run, error=_encode_current_error(), request_id=request_id)
 
 
 def _retry_reason(delay: float) -> str:

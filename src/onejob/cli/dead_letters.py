@@ -22,8 +22,7 @@ from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import local_text
-from onejob.ledger.dead_letters import dead_letters, select_dead_letters
-from onejob.ledger.failure_groups import group_failures
+from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

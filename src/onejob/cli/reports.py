@@ -13,9 +13,8 @@ from onejob.cli.selection import Time, seconds_of
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import AuditEntry, Period
 from onejob.jobs.timestamps import local_text
-from onejob.ledger.activity import LENGTHS, activity_to_dict, read_activity
-from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.ledger.reader import AUDIT_LIMIT
+from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity, summarize_duplicates
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 
 if TYPE_CHECKING:

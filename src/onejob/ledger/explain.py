@@ -1,21 +1,20 @@
-"""Explains a job: its history and its present state in sentences, the same in the API and the CLI."""
+"""Explains a job in sentences, the same in the API and the CLI: its history, what it waits for, and what is next."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Outcome
-from onejob.jobs.timestamps import format_timestamp
-from onejob.ledger.present_state import Situation, describe_state
-from onejob.ledger.stuck import Snapshot, find_stuck, last_queued
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel, Outcome
+from onejob.jobs.timestamps import format_timestamp, relative_text
+from onejob.ledger.stuck import Snapshot, find_stuck, follows_another, last_queued
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import Entry
+    from onejob.jobs.records import Entry, WorkerInfo
     from onejob.ledger.reader import JobReader
     from onejob.ledger.stuck import Stuck
 
@@ -58,6 +57,8 @@ DUPLICATES = {
 }
 REDELIVERED = "Its message was redelivered (to {host}), and nothing was run."
 TEMPLATES: dict[str, str] = {str(event): text for event, text in SENTENCES.items()} | ADMISSIONS
+NAMED_WORKERS = 10
+"""How many workers a sentence names at most."""
 
 
 class Explanation(NamedTuple):
@@ -93,7 +94,7 @@ def explain(
         subject += f"; its identity is {job.identity}"
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
     sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
-    sentences += describe_state(Situation(job, snapshot, queued_at, followed, format_time))
+    sentences += Situation(job, snapshot, queued_at, followed, format_time).describe()
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")
     return Explanation(job, history, duplicates, stuck, sentences)
@@ -127,3 +128,195 @@ def _describe_duplicate(duplicate: Duplicate) -> str:
     if duplicate.rescheduled:
         text += " That rescheduled the job."
     return text
+
+
+# --- the present state ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A job, and what its sentences depend on besides."""
+
+    job: Job
+    snapshot: Snapshot
+    queued_at: float
+    """When it was last queued."""
+    followed: Job | None
+    """The job that it follows, if that exists."""
+    format_time: Callable[[float], str]
+
+    @property
+    def due_since(self) -> float:
+        """When a waiting job that is due became due; a follower does with the end of the job that it follows."""
+        if self.job.attempt == 0 and self.followed is not None and self.followed.finished_at is not None:
+            return self.followed.finished_at
+        return max(self.job.run_at, self.queued_at)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether a waiting job has expired before its first run."""
+        return self.job.attempt == 0 and self.job.expires_at is not None and self.is_past(self.job.expires_at)
+
+    def is_past(self, at: float | None) -> bool:
+        """Return whether a time has come."""
+        return (at or 0.0) <= self.snapshot.now
+
+    def time_text(self, at: float | None) -> str:
+        """Return an exact time, and its distance from now."""
+        at = at or 0.0
+        return f"{self.format_time(at)} ({relative_text(at, self.snapshot.now)})"
+
+    def describe(self) -> Iterator[str]:
+        """Yield the sentences about the state of the job."""
+        job = self.job
+        if job.state is State.RUNNING:
+            yield from self._describe_run()
+        elif job.state.final:
+            yield from self._describe_end()
+        elif follows_another(job):
+            yield from self._describe_follower()
+        elif self.has_expired:
+            yield f"It expired at {self.time_text(job.expires_at)}: the next sweep, or a claim, cancels it."
+            yield self._describe_workers()
+        else:
+            yield self._describe_wait()
+            yield from self._describe_publication()
+            yield from self._describe_expiry()
+            yield self._describe_workers()
+
+    def _describe_wait(self) -> str:
+        if self.is_past(self.job.run_at):
+            return f"It has been due since {self.time_text(self.due_since)} and waits for a worker."
+        what = "for its next attempt, which" if self.job.state is State.RETRYING else "until it"
+        return f"It waits {what} is due at {self.time_text(self.job.run_at)}."
+
+    def _describe_publication(self) -> Iterator[str]:
+        job = self.job
+        to = f" to the queue {job.queue}" if job.queue else ""
+        if job.publisher_task:
+            yield f"A worker that has the task {job.publisher_task} sends it without the broker."
+            return
+        if job.publish_error:
+            yield f"Its message could not be sent{to}, {_times(job.published)}: {job.publish_error.rstrip('.')}."
+        elif job.published_at is not None:
+            by = f" by a sweep ({_times(job.published)})" if job.published else ""
+            yield f"Its message was sent{to} at {self.time_text(job.published_at)}{by}."
+            yield "It is sent again when it is known to be lost."
+            return
+        if job.attempt == 0 and job.expires_at is not None and job.expires_at <= (job.wake_at or 0.0):
+            return  # the next sweep cancels it
+        wake_text = self.time_text(job.wake_at)
+        if self.is_past(job.wake_at):
+            yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {wake_text}."
+        else:
+            yield f"A sweep sends its message{to} at {wake_text}."
+
+    def _describe_expiry(self) -> Iterator[str]:
+        job = self.job
+        if job.expires_at is not None and job.attempt == 0:
+            yield f"If no run starts before it expires at {self.time_text(job.expires_at)}, it is canceled."
+
+    def _describe_workers(self) -> str:
+        """Return which live workers can run a job, or why none can."""
+        job, snapshot = self.job, self.snapshot
+        if not snapshot.workers:
+            return "No worker of this ledger is alive: none has sent a heartbeat lately."
+        if not (known := snapshot.with_task(job)):
+            return f"No live worker has the task {job.publisher_task or job.task}. Alive: {_names(snapshot.workers)}."
+        if not (able := snapshot.able(job)):
+            consumed = "; ".join(
+                f"{worker.name} consumes {', '.join(worker.queues)}" for worker in known[:NAMED_WORKERS]
+            )
+            return f"No live worker that has the task consumes the queue {job.queue}: {consumed}."
+        return f"Live workers that can run it: {_names(able)}."
+
+    def _describe_follower(self) -> Iterator[str]:
+        job, followed = self.job, self.followed
+        if followed is None:
+            yield f"Job {job.follows_id}, whose end it waited for, does not exist any more."
+        elif followed.state.final:
+            at = self.time_text(followed.finished_at)
+            yield f"Job {followed.id}, whose end it waited for, ended at {at}: it is {followed.state}."
+        elif job.queued_next:
+            yield f"It runs when job {followed.id} has ended, which is {followed.state}."
+            yield "Newer submissions until then replace its arguments."
+            yield from self._describe_expiry()
+            return
+        else:
+            yield f"It waits for the end of job {followed.id}, which is {followed.state}."
+            return
+        yield f"A sweep of a worker that has its task processes it; that is due at {self.time_text(job.wake_at)}."
+        yield self._describe_workers()
+
+    def _describe_run(self) -> Iterator[str]:
+        job = self.job
+        node = next((worker for worker in self.snapshot.workers if worker.name == job.node), None)
+        started = f"attempt {job.attempt}, which started at {self.time_text(job.started_at)}"
+        if self.is_past(job.lease_until):
+            yield f"It ran on {job.node}: {started}. Its lease expired at {self.time_text(job.lease_until)}."
+            if self.snapshot.workers:
+                yield f"A sweep of a live worker recovers it. Alive: {_names(self.snapshot.workers)}."
+            else:
+                yield "No worker of this ledger is alive, so no sweep recovers it: start a worker."
+        else:
+            yield f"It runs on {job.node}: {started}."
+            renewed_at = (job.lease_until or 0.0) - job.lease
+            yield (
+                f"Its latest heartbeat was {relative_text(renewed_at, self.snapshot.now)}: "
+                f"its lease ends at {self.time_text(job.lease_until)}, unless the worker renews it."
+            )
+            if node is None:
+                yield (
+                    f"The worker {job.node} has no valid heartbeat: if it is dead, a sweep recovers the job after that."
+                )
+        if job.cancel is not Cancel.NO:
+            yield f"Its {'forced ' if job.cancel is Cancel.FORCED else ''}cancellation was requested."
+
+    def _describe_end(self) -> Iterator[str]:
+        job, at = self.job, self.time_text(self.job.finished_at)
+        reason = job.reason.rstrip(".")
+        if job.state is State.COMPLETED:
+            yield f"It completed at {at}."
+        elif job.state is State.FAILED:
+            yield f"It failed at {at}: {reason}. It is a dead letter."
+        else:
+            yield f"It was canceled at {at}: {reason}."
+        yield from self._describe_canvas() if job.canvas_pending else self._describe_retention()
+        if job.holds_identity:
+            over = self.is_past(job.identity_until)
+            until = self.time_text(job.identity_until)
+            yield (
+                f"Its uniqueness window ended at {until}: the next submission or sweep releases its identity."
+                if over
+                else f"It answers duplicates until {until}."
+            )
+        if job.key_retained_until is not None and not self.is_past(job.key_retained_until):
+            yield f"It answers its idempotency key until {self.time_text(job.key_retained_until)}."
+
+    def _describe_canvas(self) -> Iterator[str]:
+        job = self.job
+        error = f" The last error: {job.publish_error.rstrip('.')}." if job.publish_error else ""
+        yield "Its canvas (links, chain or chord) is still to be notified of its end." + error
+        if job.published:
+            yield f"Sweeps have sent its end to Celery for that {_times(job.published)}."
+        wake_text = self.time_text(job.wake_at)
+        if self.is_past(job.wake_at):
+            yield f"The next sweep of a worker that has its task does so: that was due at {wake_text}."
+        else:
+            yield f"Unless a worker does it first, a sweep does so at {wake_text}."
+
+    def _describe_retention(self) -> Iterator[str]:
+        until = self.time_text(self.job.wake_at)
+        if self.is_past(self.job.wake_at):
+            yield f"Its retention ended at {until}: a sweep purges it."
+        else:
+            yield f"It is kept at least until {until}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
+
+
+def _names(workers: Sequence[WorkerInfo]) -> str:
+    more = f" and {len(workers) - NAMED_WORKERS} more" if len(workers) > NAMED_WORKERS else ""
+    return ", ".join(worker.name for worker in workers[:NAMED_WORKERS]) + more

@@ -3,47 +3,99 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from onejob.errors import (
     ConfigurationError,
+    IdentityHeldError,
     JobCanceled,
+    JobNotEndedError,
     LeaseLost,
+    NoDeadLetterError,
+    NotWaitingError,
     PartlySubmittedError,
     QuotaExceededError,
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    UniquenessWindowError,
 )
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, values_of
-from onejob.jobs.transitions import queued_anew, retention
+from onejob.jobs.policy import Policy
+from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
+from onejob.jobs.timestamps import format_timestamp
+from onejob.jobs.transitions import cancel_change, change_of, ending_change, queued_anew, retention
+from onejob.jobs.value import value
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
-from onejob.ledger.job_changes import JobChanges
+from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
+from onejob.ledger.stuck import follows_another
 from onejob.observability.events import (
+    DELETED,
+    JobEvent,
+    change_event,
     claim_event,
     claim_refused_event,
+    one_line,
     purge_event,
     submission_event,
 )
-from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
+from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, TransactionalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import BrokerMessage, Job, MessageOf, Renewal, Retention, Submission
-    from onejob.jobs.policy import Policy
+    from onejob.jobs.model import BrokerMessage, Change, Job, MessageOf, Renewal, Retention, Submission
+    from onejob.jobs.records import AuditEntry, Registration, WorkerInfo
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
 Result: TypeAlias = "Admission | StoreError | QuotaExceededError"
 Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
 """Has the store write submissions, with the options of one call."""
+TRIES = 20
+"""How often an operation is tried again after another change of its job."""
 
 
-class Ledger(JobChanges):
+@value(frozen=True, slots=True, kw_only=True)
+class NextRun:
+    """What a job runs next, when a run ends in a retry or in its replacement by another task."""
+
+    payload: str
+    options: str
+    retries: int
+    route: str | None = None
+    """None: the job's own."""
+    delay: float = 0.0
+    """Seconds until it is due."""
+    wake_after: float | None = None
+    """Seconds until a sweeper publishes it; None: as the caller publishes it when it is due."""
+    message: BrokerMessage | None = None
+
+    @classmethod
+    def again(cls, job: Job, *, delay: float, retries: int) -> Self:
+        """Return one more run of the same."""
+        return cls(payload=job.payload, options=job.options, retries=retries, delay=delay)
+
+    def applied_to(self, job: Job) -> Job:
+        """Return a job as it is for that run."""
+        route = job.route if self.route is None else self.route
+        return replace(job, payload=self.payload, options=self.options, retries=self.retries, route=route)
+
+    def changes_of(self, job: Job) -> dict[str, object]:
+        """Return the values of the change that queues a job for it."""
+        wake_after = (self.delay if self.delay > 0 else job.lease) if self.wake_after is None else self.wake_after
+        return {
+            "payload": self.payload, "options": self.options, "retries": self.retries, "route": self.route,
+            "run_in": self.delay, "wake_after": wake_after, "message": self.message,
+            **queued_anew(publishes=self.wake_after is None and self.delay <= 0),
+        }  # fmt: skip
+
+
+class Ledger(JobReader):
     """The operations on jobs. Safe to use from many threads and processes.
 
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
@@ -57,7 +109,9 @@ class Ledger(JobChanges):
         self, store: Store, policy: Policy | None = None, emit: Listener | None = None,
         at_close: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(store, policy, emit)
+        super().__init__(store)
+        self.policy = policy or Policy()
+        self.emit: Listener = emit or (lambda _event: None)
         self._at_close = at_close
 
     def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:
@@ -219,37 +273,20 @@ class Ledger(JobChanges):
         return self._fenced(job, Transition.ABANDON, reason, request_id=request_id)
 
     def retry(
-        self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str,
-        route: str | None = None, message: BrokerMessage | None = None, request_id: str | None = None,
-    ) -> Job:  # fmt: skip
-        """Have a job run again in `delay` seconds with a new payload, by its own route unless another one is given.
+        self, job: Job, next_run: NextRun, *, error: str | None, reason: str, request_id: str | None = None
+    ) -> Job:
+        """Have a job run again, after a run that ended with an error (JSON). Raises `StaleTokenError`."""
+        values = next_run.changes_of(job)
+        return self._fenced(job, Transition.RETRY, reason, error=error, request_id=request_id, **values)
 
-        Raises `StaleTokenError`.
-        """
-        wake_after = delay if delay > 0 else job.lease
-        return self._fenced(
-            job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
-            wake_after=wake_after, route=route, message=message, request_id=request_id,
-            **queued_anew(publishes=delay <= 0),
-        )  # fmt: skip
-
-    def replace(
-        self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, route: str | None = None,
-        retries: int = 0, delay: float = 0.0, wake_after: float | None = None, message: BrokerMessage | None = None,
-        request_id: str | None = None,
-    ) -> Job:  # fmt: skip
-        """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
+    def replace(self, job: Job, next_run: NextRun, *, canvas: bool, reason: str, request_id: str | None = None) -> Job:
+        """Have a job go on as another task, without its steps. Raises `StaleTokenError`.
 
         Its id, identity, idempotency keys, followers and history stay. `canvas`: whether one waits for its end.
-        `wake_after`: seconds until a sweeper publishes it; None: as the caller publishes it.
         """
-        publishes = wake_after is None and delay <= 0
-        if wake_after is None:
-            wake_after = delay if delay > 0 else job.lease
         return self._fenced(
-            job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
-            run_in=delay, wake_after=wake_after, route=route, crashes=0, forgets_steps=True, message=message,
-            request_id=request_id, **queued_anew(publishes=publishes),
+            job, Transition.REPLACE, reason, canvas_pending=canvas, crashes=0, forgets_steps=True,
+            request_id=request_id, **next_run.changes_of(job),
         )  # fmt: skip
 
     def release(
@@ -289,11 +326,110 @@ class Ledger(JobChanges):
                 job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, publish_error=error, wake_after=wake_after
             )
 
-    def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
-        applied = self.change(job, transition, reason, token=job.token, **values)
-        if not applied.applied or applied.job is None:
-            raise StaleTokenError(job.id, job.token, "deleted" if applied.job is None else str(applied.job.state))
-        return applied.job
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def cancel(self, job_id: str, *, force: bool = False, reason: str = "canceled on request") -> Job:
+        """Cancel a job: at once unless it is running, else by a request to the run (`force`: its worker kills it).
+
+        Returns the job afterwards; a job that has ended is unchanged. Raises `JobNotFoundError`.
+        """
+        for _ in range(TRIES):
+            job = self.get(job_id)
+            if job.state.final:
+                return job
+            cancel = Cancel.FORCED if force else Cancel.ASKED
+            applied = self._settle(cancel_change(self.policy, job, cancel, reason))
+            if applied.applied and applied.job is not None:
+                return applied.job
+        return self.get(job_id)
+
+    def run_now(
+        self,
+        job_id: str,
+        *,
+        reason: str = "made due",
+        message_of: Callable[[Job], BrokerMessage | None] = lambda _: None,
+    ) -> Job:
+        """Make a delayed or retrying job due at once, and return it; one that is due already is unchanged.
+
+        `message_of`: returns the message that a store which can pushes; without it a sweep publishes the job. Raises
+        `JobNotFoundError`, and `NotWaitingError` for a job that runs, has ended, or waits for the end of another one.
+        """
+        for _ in range(TRIES):
+            job = self.get(job_id)
+            if job.state not in RULES[Transition.RUN_NOW].sources:
+                raise NotWaitingError(job_id, job.state)
+            if job.queued_next or follows_another(job):
+                raise NotWaitingError(job_id, job.state, job.follows_id or "")
+            if job.run_at <= self.read_clock():
+                return job
+            message = message_of(job)
+            applied = self.change(
+                job, Transition.RUN_NOW, None, token=job.token, run_in=0.0, wake_after=job.lease if message else 0.0,
+                message=message, detail=reason, **queued_anew(publishes=message is not None),
+            )  # fmt: skip
+            if applied.applied and applied.job is not None:
+                return applied.job
+        return self.get(job_id)
+
+    def redrive(
+        self, job_id: str, *, forget_steps: bool = False, canvas: bool = False, reason: str = "redriven",
+        message: BrokerMessage | None = None,
+    ) -> Job:  # fmt: skip
+        """Redrive a dead letter: the failed job is queued again under its id, with its memoised steps.
+
+        `forget_steps`: delete the steps. `canvas`: notify its canvas of the new end. Raises `JobNotFoundError`,
+        `NoDeadLetterError`, and `IdentityHeldError` if another job holds its identity.
+        """
+        job = self.get(job_id)
+        applied = self.change(
+            job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
+            wake_after=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0,
+            cancel=Cancel.NO, **queued_anew(publishes=message is not None),
+        )  # fmt: skip
+        if applied.applied and applied.job is not None:
+            return applied.job
+        job = applied.job or self.get(job_id)
+        if job.state is not State.FAILED:
+            raise NoDeadLetterError(job_id, job.state)
+        holder = self.store.find_existing(job.identity, None)
+        raise IdentityHeldError(
+            job_id, holder.id if holder else "unknown", holder.state if holder else "deleted meanwhile"
+        )
+
+    def promote(self, job: Job) -> Job | None:
+        """Give the job that is queued next its identity; None if another job still holds it."""
+        applied = self.change(job, Transition.PROMOTE, "promoted", reopens=True, wake_after=job.lease)
+        return applied.job if applied.applied else None
+
+    def delete(self, job_id: str) -> None:
+        """Delete an ended job; its tombstone remains. Raises `JobNotFoundError`, and `JobNotEndedError` for a live job.
+
+        Raises `UniquenessWindowError` for a job that still answers duplicates with its result.
+        """
+        job = self.get(job_id)
+        if job.state.final and job.holds_identity and (job.identity_until or 0.0) <= self.read_clock():
+            self.change(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail=WINDOW_OVER)
+        if not self._delete(job_id, FINAL):
+            job = self.get(job_id)
+            if not job.state.final:
+                raise JobNotEndedError(job_id, job.state)
+            raise UniquenessWindowError(job_id, job.state, format_timestamp(job.identity_until or 0.0))
+
+    def drop(self, job_id: str) -> None:
+        """Delete a dead letter; its tombstone remains. Raises `JobNotFoundError` and `NoDeadLetterError`."""
+        if not self._delete(job_id, RULES[Transition.REDRIVE].sources):
+            raise NoDeadLetterError(job_id, self.get(job_id).state)
+
+    def _delete(self, job_id: str, sources: frozenset[State]) -> bool:
+        deleted = self.store.delete([job_id], sources=sources, tombstone_for=self.policy.tombstone_retention)
+        if deleted:
+            self.emit(JobEvent(DELETED, one_line(job_id)))
+        return bool(deleted)
+
+    def remove(self, job: Job) -> None:
+        """Delete an ended job without a tombstone, so that its id is free; not if its state has changed."""
+        self.store.delete([job.id], sources=frozenset({job.state}))
 
     # --- sweeps -----------------------------------------------------------------------------------------------------
 
@@ -323,8 +459,69 @@ class Ledger(JobChanges):
             self.emit(purge_event(len(purged)))
         return purged
 
+    # --- what processes share besides jobs ----------------------------------------------------------------------------
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
+
+        Returns the stored body, or None without one.
+        """
+        return self.store.keep_event(event_id, body, keep_for=keep_for)
+
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        """Add to the metrics that all processes share, by name: to the totals, and `recent` to those by time."""
+        self.store.increment(amounts, recent=recent)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        """Append an entry to the audit log, which keeps the newest ones."""
+        self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
+
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
+        self.store.heartbeat(node, lasts=lasts, registration=registration)
+
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
+        return self.store.take_dead_workers()
+
     def close(self) -> None:
         """Close the store."""
         if self._at_close is not None:
             self._at_close()
         self.store.close()
+
+    # --- applying changes ---------------------------------------------------------------------------------------------
+
+    def change(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Applied:
+        """Apply a transition to a job, if the rules and the conditions in `values` (see `Change`) hold."""
+        return self._settle(change_of(self.policy, job, transition, reason, **values))
+
+    def cancel_if_due(self, job: Job) -> Job:
+        """Cancel a waiting job that has expired, or whose cancellation was requested."""
+        change = ending_change(self.policy, job)
+        return job if change is None else self._apply(change).job or job
+
+    def _settle(self, change: Change) -> Applied:
+        """Apply a change; cancel the job if it is waiting then and its cancellation was requested."""
+        applied = self._apply(change)
+        job = applied.job
+        if (
+            not applied.applied
+            or job is None
+            or job.cancel is Cancel.NO
+            or job.state not in RULES[Transition.CANCEL].sources
+        ):
+            return applied
+        return Applied(applied=True, job=self.cancel_if_due(job))
+
+    def _apply(self, change: Change) -> Applied:
+        applied = self.store.apply(change)
+        if applied.applied and applied.job is not None:
+            self.emit(change_event(change, applied.job))
+        return applied
+
+    def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
+        applied = self.change(job, transition, reason, token=job.token, **values)
+        if not applied.applied or applied.job is None:
+            raise StaleTokenError(job.id, job.token, "deleted" if applied.job is None else str(applied.job.state))
+        return applied.job

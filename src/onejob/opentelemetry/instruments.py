@@ -11,7 +11,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import Observation
 
 from onejob.celery.app_state import app_state_of
-from onejob.ledger.metric_values import accumulate, read_metrics
+from onejob.ledger.stats import accumulate, read_metrics
 from onejob.observability.metrics import PREFIX, SERIES, SUM, Kind
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from onejob.errors import NoDeadLetterError, OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
-from onejob.ledger.failure_groups import group_key, in_group
+from onejob.ledger.dead_letters import group_key, in_group
 from onejob.ledger.search import count_matching, search
 from onejob.pages.context import deadline, job_rows
 from onejob.pages.page_request import JobFilter, Parameters

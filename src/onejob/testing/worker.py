@@ -15,7 +15,7 @@ from onejob.celery.payload import loads
 from onejob.celery.publisher import Publisher
 from onejob.errors import OneJobError, StoreUnavailableError
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
+from onejob.ledger.sweep import Publishing, sweep
 from onejob.testing.ledger import WorkerLost
 from onejob.webhooks.job import WEBHOOK, WebhookPayload, build_event
 
@@ -92,11 +92,10 @@ class InProcessWorker:
             raise OneJobError(msg)
         publisher = self.app_state.publisher
         with suppress(StoreUnavailableError):  # as a worker's sweeper, which tries again later
-            swept = sweep(
-                self.ledger, publisher.publish, tasks=frozenset(tasks_of(self.app)),
-                dispatchers={WEBHOOK: self._record_webhook}, gone_in=self._gone_in,
-            )  # fmt: skip
-            return swept.seen > 0
+            publishing = Publishing(
+                publisher.publish, gone_in=self._gone_in, dispatchers={WEBHOOK: self._record_webhook}
+            )
+            return sweep(self.ledger, publishing, tasks=frozenset(tasks_of(self.app))).seen > 0
         return False
 
     def run_next_message(self, job_id: str | None = None) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
 from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError, LookupBusyError
 from onejob.webhooks.job import LEASE, WebhookPayload, build_body, build_event, build_headers
@@ -149,10 +150,8 @@ class Delivery:
         delay = schedule[webhook.retries] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
         if response is not None and response.status in BUSY:
             delay = max(delay, response.retry_after)
-        self._ledger.retry(
-            webhook, delay=delay, payload=webhook.payload, options=webhook.options, retries=webhook.retries + 1,
-            error=error, reason=f"{why}; next attempt in {delay:.0f} s",
-        )  # fmt: skip
+        next_run = NextRun.again(webhook, delay=delay, retries=webhook.retries + 1)
+        self._ledger.retry(webhook, next_run, error=error, reason=f"{why}; next attempt in {delay:.0f} s")
 
     def _keep_for_retries(self, webhook: Job) -> None:
         """Keep the event of a failed attempt until the next one, and then as long as a dead letter may be redriven."""

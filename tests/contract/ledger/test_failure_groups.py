@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection, bulk_apply
-from onejob.ledger.failure_groups import SAMPLE_LIMIT, group_failures, group_key, in_group
+from onejob.ledger.dead_letters import SAMPLE_LIMIT, group_failures, group_key, in_group
 from tests.cases import for_each
 from tests.conftest import every_store
 

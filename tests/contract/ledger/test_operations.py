@@ -21,7 +21,7 @@ from onejob.jobs.model import Cancel, Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.explain import explain
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.support import (
@@ -247,12 +247,13 @@ def test_the_canvas_is_notified_again(world: World) -> None:
 
 # --- replace --------------------------------------------------------------------------------------------------------
 
-NEW: dict[str, Any] = {"payload": '{"task": "other"}', "options": '{"queue": "slow"}', "reason": "replaced by other"}
+NEW: dict[str, Any] = {"payload": '{"task": "other"}', "options": '{"queue": "slow"}'}
+REPLACED = "replaced by other"
 
 
 def replaced(world: World, job: Job, **values: Any) -> Job:
-    """Replace a job."""
-    return world.ledger.replace(job, canvas=False, **(NEW | values))
+    """Replace a job; `values` are those of `NextRun`."""
+    return world.ledger.replace(job, NextRun(**({"retries": 0} | NEW | values)), canvas=False, reason=REPLACED)
 
 
 def test_a_replaced_job_is_queued_as_the_new_task(world: World) -> None:
@@ -263,7 +264,9 @@ def test_a_replaced_job_is_queued_as_the_new_task(world: World) -> None:
     job = world.start()
     now = world.clock.advance(5.0)
     columns = {"state": State.QUEUED, "lease_until": None, "run_at": now, "wake_at": now + LEASE, "retries": 0}
-    assert_changed(world.store, job, replaced(world, job), crashes=0, published_at=now, **columns, **NEW)
+    assert_changed(
+        world.store, job, replaced(world, job), crashes=0, published_at=now, reason=REPLACED, **columns, **NEW
+    )
     assert world.store.steps("job-1") == {}
     assert world.start().token > job.token
     world.assert_legal()

@@ -13,6 +13,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import NextRun
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.support import LEASE, apply, assert_changed, get, run, untouched
@@ -43,9 +44,9 @@ ENDS: list[End] = [
      {"state": State.CANCELED, "reason": "stopped"}, DAY),
 ]  # fmt: skip
 WAITS: list[End] = [
-    ("retry", lambda ledger, job: ledger.retry(job, delay=7.0, **AGAIN, error='"bad"', reason="again"),
+    ("retry", lambda ledger, job: ledger.retry(job, NextRun(**AGAIN, delay=7.0), error='"bad"', reason="again"),
      {"state": State.RETRYING, **AGAIN, "error": '"bad"', "reason": "again"}, 7.0),
-    ("retry at once", lambda ledger, job: ledger.retry(job, delay=0.0, **AGAIN, error=None, reason="at once"),
+    ("retry at once", lambda ledger, job: ledger.retry(job, NextRun(**AGAIN), error=None, reason="at once"),
      {"state": State.RETRYING, **AGAIN, "reason": "at once"}, LEASE),
     ("release", lambda ledger, job: ledger.release(job, "shutting down"),
      {"state": State.QUEUED, "reason": "shutting down"}, LEASE),
@@ -141,8 +142,8 @@ def test_a_repeated_end_of_a_run_is_recognised(world: World) -> None:
         "complete": partial(ledger.complete, result="1"),
         "fail": partial(ledger.fail, error='"bad"', reason="it broke"),
         "abandon": partial(ledger.abandon, reason="stopped"),
-        "retry": partial(ledger.retry, delay=0.0, **AGAIN, error=None, reason="again"),
-        "replace": partial(ledger.replace, payload="[]", options="[]", canvas=False, reason="replaced"),
+        "retry": partial(ledger.retry, next_run=NextRun(**AGAIN), error=None, reason="again"),
+        "replace": partial(ledger.replace, next_run=NextRun(**AGAIN), canvas=False, reason="replaced"),
     }
     for name, end_of in ends.items():
         job = world.run(name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import BrokerUnavailableError
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from tests.contract import support
 
 if TYPE_CHECKING:
@@ -101,16 +101,9 @@ class World:
 
 
 def retry(ledger: Ledger, job: Job, **values: Any) -> Job:
-    """End a run in a retry, at once unless there is a delay."""
-    defaults: dict[str, Any] = {
-        "delay": 0.0,
-        "payload": "[]",
-        "options": "[]",
-        "retries": 1,
-        "error": None,
-        "reason": "again",
-    }
-    return ledger.retry(job, **(defaults | values))
+    """End a run in a retry, at once unless there is a delay; `values` are those of `NextRun`."""
+    next_run: dict[str, Any] = {"payload": "[]", "options": "[]", "retries": 1} | values
+    return ledger.retry(job, NextRun(**next_run), error=None, reason="again")
 
 
 def refuse(job: Job) -> None:

@@ -42,11 +42,10 @@ from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
-from onejob.ledger.dead_letters import dead_letters
-from onejob.ledger.duplicate_stats import summarize_duplicates
+from onejob.ledger.dead_letters import dead_letters, group_failures
 from onejob.ledger.explain import explain
-from onejob.ledger.failure_groups import group_failures
 from onejob.ledger.search import argument_text
+from onejob.ledger.stats import summarize_duplicates
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:

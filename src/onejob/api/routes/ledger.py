@@ -18,7 +18,7 @@ from onejob.celery.prometheus import CONTENT_TYPE, cached_metrics
 from onejob.celery.ttl_cache import TTLCache
 from onejob.jobs.model import values_of
 from onejob.jobs.records import Period
-from onejob.ledger.activity import LENGTHS, activity_to_dict, read_activity
+from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,8 +31,7 @@ from onejob.celery.operations import Operation, edit, operate
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.ledger.bulk import Selection, bulk_apply
-from onejob.ledger.dead_letters import select_dead_letters
-from onejob.ledger.failure_groups import PATTERN_LIMIT, GroupKey, in_group
+from onejob.ledger.dead_letters import PATTERN_LIMIT, GroupKey, in_group, select_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from onejob.celery.worker.queue_progress import QueueWatch
 from onejob.celery.worker.request import Revocations, log_errors
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
-from onejob.ledger.sweep import sweep
+from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.logs import JsonFormatter
 from onejob.observability.meter import write_all
 from onejob.stores import display_url, kind_of
@@ -118,10 +118,12 @@ class LedgerStep(bootsteps.StartStopStep):
                 return
             publisher, dispatchers = self.app_state.publisher, self.webhooks.dispatchers
             swept = sweep(
-                self.app_state.ledger, publisher.publish, tasks=frozenset(tasks_of(self.worker.app)), limit=SWEEP_LIMIT,
-                dispatchers=dispatchers, may_end_leases=lambda: self.heartbeat.contact.steady,
-                message_of=publisher.message_of, gone_in=self.queues.gone_in,
-            )  # fmt: skip
+                self.app_state.ledger,
+                Publishing(publisher.publish, publisher.message_of, self.queues.gone_in, dispatchers),
+                tasks=frozenset(tasks_of(self.worker.app)),
+                limit=SWEEP_LIMIT,
+                may_end_leases=lambda: self.heartbeat.contact.steady,
+            )
             if swept.seen < SWEEP_LIMIT:
                 return
 

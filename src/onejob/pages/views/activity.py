@@ -15,8 +15,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.activity import Stats, read_activity
-from onejob.ledger.duplicate_stats import DuplicateSummary, means_of, summarize_duplicates
+from onejob.ledger.stats import DuplicateSummary, Stats, means_of, read_activity, summarize_duplicates
 from onejob.pages.context import job_row
 from onejob.pages.rendering import Page, View
 from onejob.stores.protocol import GroupBy
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from onejob.jobs.records import WorkerInfo
-    from onejob.ledger.activity import Activity
+    from onejob.ledger.stats import Activity
     from onejob.pages.context import Context
     from onejob.pages.page_request import PageRequest
 

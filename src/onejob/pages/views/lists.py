@@ -14,7 +14,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import values_of
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.failure_groups import GROUP_LIMIT, FailureGroup, group_failures
+from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
 from onejob.ledger.search import count_matching, search
 from onejob.pages.context import deadline, job_row, job_rows
 from onejob.pages.page_request import PAGE_SIZES, JobFilter, cursor_after, cursor_before

@@ -1,30 +1,30 @@
-"""The activity of a ledger: submissions, runs and their times, by minute or by hour, read from the metrics by time."""
+"""The statistics of a ledger: its activity by minute or by hour, what deduplication has saved, and all metrics."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from onejob.jobs.lifecycle import Transition
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
-from onejob.jobs.records import Period
+from onejob.jobs.records import Period, Query
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.duplicate_stats import SAVED
 from onejob.observability.events import EVENT_NAMES
-from onejob.observability.metrics import BOUNDS, BUCKETS, SUM, end_of, key_of
+from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, end_of, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from onejob.jobs.records import Bucket
     from onejob.ledger.reader import JobReader
     from onejob.observability.metrics import Key
+    from onejob.stores.protocol import GroupBy
 
 LENGTHS: Mapping[Period, float] = {Period.MINUTE: 3600.0, Period.HOUR: 7 * DAY}
 """How many seconds the API and the command line show of each period: the last hour by minute, the last week by hour."""
@@ -34,6 +34,17 @@ FAILED_ENDS = frozenset(
 """The ends of runs that are counted as failed. A run that is retried later is not: a task may retry to wait."""
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 """The quantiles that are shown, by name."""
+SAVED = frozenset({Outcome.ATTACHED, Outcome.REPLAYED, Outcome.REPLACED})
+"""The outcomes of duplicates that would have run without deduplication. One that was queued next did run."""
+SAMPLE = 100
+"""How many completed jobs of a task its mean run time is computed from."""
+SEARCHED = 10_000
+"""Among how many of the newest jobs of all tasks these are found: a task may have duplicates, and no jobs any more."""
+OLDEST_OF = 100
+"""Of how many jobs of a task the oldest is looked for: those that a sweep handles next."""
+
+
+# --- activity ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -65,7 +76,7 @@ class Durations:
         if not self.count:
             return None
         counts = [self.counts[bound] for bound in BOUNDS]
-        cumulative = list(accumulate(counts))
+        cumulative = list(itertools.accumulate(counts))
         index = bisect_left(cumulative, max(q * self.count, 1e-9))  # not an empty first bucket for 0
         if index >= len(BUCKETS):
             return BUCKETS[-1]
@@ -284,3 +295,100 @@ def _stats_to_dict(stats: Stats) -> dict[str, Any]:
 def _durations_to_dict(durations: Durations) -> dict[str, Any]:
     quantiles = {name: durations.quantile(q) for name, q in QUANTILES.items()}
     return {"count": durations.count, "sum": durations.seconds, **quantiles}
+
+
+# --- what deduplication has saved -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DuplicateSummary:
+    """The duplicates of one group by outcome, and what they have saved."""
+
+    name: str
+    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    runs: int = 0
+    """How many more runs there would have been without deduplication."""
+    seconds: float | None = None
+    """How long these would have taken, at the mean run time of each task; None if no task has completed jobs."""
+    tasks: dict[str, int] = field(default_factory=dict)
+    """Its duplicates by task, without redelivered messages."""
+    redelivered: int = 0
+    """How many messages came again for a job that was running or had ended. They save nothing."""
+
+
+def summarize_duplicates(
+    ledger: JobReader, by: GroupBy, *, limit: int = 20, mean_of: Callable[[str], float | None] | None = None
+) -> list[DuplicateSummary]:
+    """Return the summaries of the `limit` groups with the most duplicates, largest first.
+
+    `mean_of`: returns the mean run time of a task in seconds, as `mean_run` does, which is the default.
+    """
+    summaries: dict[str, DuplicateSummary] = {}
+    mean_of = mean_of or means_of(ledger)
+    for group in ledger.duplicate_counts(by, limit=limit):
+        summary = summaries.setdefault(group.name, DuplicateSummary(group.name))
+        if group.outcome is None:
+            summary.redelivered += group.count
+            continue
+        summary.counts[group.outcome] += group.count
+        summary.tasks[group.task] = summary.tasks.get(group.task, 0) + group.count
+        if group.outcome not in SAVED:
+            continue
+        summary.runs += group.count
+        seconds = mean_of(group.task)
+        if seconds is not None:
+            summary.seconds = (summary.seconds or 0.0) + group.count * seconds
+    return list(summaries.values())
+
+
+def means_of(ledger: JobReader) -> Callable[[str], float | None]:
+    """Return `mean_run` for one ledger, which reads the jobs of each task once."""
+    return cache(partial(mean_run, ledger))
+
+
+def mean_run(ledger: JobReader, task: str) -> float | None:
+    """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
+    query = Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE, light=True)
+    jobs = ledger.find(replace(query, since=ledger.edge(query, skip=SEARCHED)))
+    seconds = [job.run_seconds for job in jobs if job.run_seconds is not None]
+    return sum(seconds) / len(seconds) if seconds else None
+
+
+# --- the values of all metrics at one time ----------------------------------------------------------------------------
+
+
+def read_metrics(ledger: JobReader) -> dict[str, dict[Key, float]]:
+    """Return the values by series, and by key; a series without values may be missing. Reads the store."""
+    values = _group_by_series(ledger.store.totals())
+    jobs, workers = ledger.counts(Query()), ledger.store.workers()
+    values["jobs"] = {("jobs", state.value): float(count) for state, count in jobs.items()}
+    values["dead_letters"] = {("dead_letters",): float(jobs[State.FAILED])}
+    values["workers"] = {("workers",): float(len(workers))}
+    counted = {key[1] for key in values["submissions_total"]} - {OTHER}
+    tasks = counted.union(*(worker.tasks for worker in workers))
+    values["oldest_due_seconds"] = {("oldest_due_seconds", task): age for task, age in _oldest(ledger, tasks).items()}
+    return values
+
+
+def accumulate(buckets: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return cumulative buckets, as Prometheus requires, from separate ones."""
+    total = 0.0
+    return [(bound, total := total + buckets.get(bound, 0.0)) for bound in BOUNDS]
+
+
+def _oldest(ledger: JobReader, tasks: set[str]) -> dict[str, float]:
+    """Return by task for how many seconds the oldest of its waiting jobs has been due; 0 without one."""
+    ages = dict.fromkeys(sorted(tasks), 0.0)
+    backlog, now = ledger.store.backlog(tasks=frozenset(tasks), limit=OLDEST_OF), ledger.read_clock()
+    for group in backlog:
+        ages[group.task] = max(ages.get(group.task, 0.0), now - group.oldest_run_at)
+    return ages
+
+
+def _group_by_series(totals: Mapping[str, float]) -> defaultdict[str, dict[Key, float]]:
+    grouped: defaultdict[str, dict[Key, float]] = defaultdict(dict)
+    for name, total in sorted(totals.items()):
+        key = key_of(name)
+        if key is not None:
+            grouped[key[0]][key] = total
+    return grouped
