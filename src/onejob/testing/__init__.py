@@ -6,12 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onejob.testing.fault import Fault, faults
+    from onejob.testing.fault import CrashReport, Fault, faults
     from onejob.testing.isolation import crash_matrix, isolated, reset, run_job
-    from onejob.testing.job_run import JobRun
-    from onejob.testing.jobs import Jobs
+    from onejob.testing.jobs import JobRun, Jobs
     from onejob.testing.ledger import SubmittedJob
-    from onejob.testing.matrix import CrashReport
     from onejob.testing.mixin import JobsMixin
 
 __all__ = [
@@ -20,9 +18,9 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "CrashReport": "matrix",
+    "CrashReport": "fault",
     "Fault": "fault",
-    "JobRun": "job_run",
+    "JobRun": "jobs",
     "Jobs": "jobs",
     "JobsMixin": "mixin",
     "SubmittedJob": "ledger",

@@ -1,4 +1,7 @@
-"""The faults of a worker: it is lost, killed or frozen at a point of a run, or gets a message twice."""
+"""Faults of a worker, which is lost, killed or frozen at a point of a run, or gets a message twice; and their matrix.
+
+The matrix runs a task under every fault at every point, recovers it, and compares its effects with those without one.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,25 @@ import os
 import signal
 import sys
 import warnings
-from dataclasses import dataclass
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, OneJobError
+from onejob.jobs.records import Query
 from onejob.ledger.sweep import LEASE_ERROR
 from onejob.testing.ledger import Hook, is_in_django_transaction, parse_point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from onejob.jobs.model import Job
     from onejob.testing.worker import InProcessWorker
+
+RECOVERIES = 20
+"""How often the clock is advanced to the next thing that is due, until all jobs have ended."""
 
 
 class FaultKind(StrEnum):
@@ -152,3 +161,228 @@ def _add_hook(
     full = parse_point(point)
     description = f"{name}(at={full!r}{f', task={task}' if task else ''})"
     worker.ledger.hooks.append(Hook(full, task, action, description))
+
+
+# --- the matrix -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Survival:
+    """What happened under one fault."""
+
+    fault: Fault
+    job: Job
+    effects: Any = None
+    """What `effects` returned afterwards."""
+    problem: str = ""
+    """What was wrong; "" if nothing was."""
+
+
+@dataclass(frozen=True)
+class CrashReport:
+    """What happened under all faults."""
+
+    call: str
+    points: tuple[str, ...]
+    """The points of an undisturbed run, in order."""
+    expected: Any
+    """What `effects` returned after that."""
+    survivals: list[Survival] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[Survival]:
+        """The faults that the task did not survive."""
+        return [each for each in self.survivals if each.problem]
+
+    def __str__(self) -> str:
+        """Return the report as text: what went wrong, where, and what to use; or all faults, if nothing did."""
+        problems = self.problems
+        head = f"crash matrix of {self.call}: {len(problems)} of {len(self.survivals)} faults did harm"
+        lines = [head, *(_line(each) for each in problems or self.survivals)]
+        return "\n".join([*lines, "", advise(self.points, problems)] if problems else lines)
+
+
+def advise(points: Sequence[str], problems: Sequence[Survival]) -> str:
+    """Return where the first effect was repeated or lost, and what protects it."""
+    # A frozen worker repeats an effect that comes after the point where it froze; a lost one, the effect before it.
+    lost = [each for each in problems if each.fault.kind in {FaultKind.LOST, FaultKind.KILLED}]
+    first = min((each.fault.point for each in lost or problems), key=points.index)
+    if first.startswith("before_step:"):
+        name = first.partition(":")[2]
+        return (
+            f"The effect of step {name!r} happens before its value is kept, so that a crash in between repeats it. "
+            f"Give the third party the idempotency key job.effect_key({name!r}), which is the same in every attempt; "
+            "write an effect on your own database with job.transaction(...) instead of a step."
+        )
+    previous = points[max(points.index(first) - 1, 0)]
+    return (
+        f"An effect between {previous} and {first} is not kept, so that the next attempt repeats it. Wrap it in "
+        "job.step(name, ...), so that it is not called again, and give a third party job.effect_key(name), for a crash "
+        "within the step; write an effect on your own database with job.transaction(...)."
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call of a task that runs under faults, in the worker of a test."""
+
+    worker: InProcessWorker
+    task: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    _: KW_ONLY
+    effects: Callable[[], Any] | None = None
+    """Returns the effects of the call; None: only the end of the job is compared."""
+    setup: Callable[[], object] = lambda: None
+    """Removes the effects."""
+    in_child: Callable[[], object] = lambda: None
+    """Is called in each child process before the run."""
+
+    def submit(self) -> str:
+        """Submit the call, and return the id of its job."""
+        return str(self.task.apply_async(self.args, self.kwargs).id)
+
+    def look(self) -> Any:
+        """Return the effects, None without a function for them."""
+        return None if self.effects is None else self.effects()
+
+    def look_before(self) -> Any:
+        """Return the effects before a run, or the type of what `effects` raises, as nothing is there to look at."""
+        try:
+            return deepcopy(self.look())
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            return type(error)
+
+
+def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
+    """Run a call under all faults. Raises `AssertionError` with the report if one does harm."""
+    __tracebackhide__ = True
+    worker = trial.worker
+    trial.setup()
+    before = trial.look_before()
+    job, expected = _run_clean(trial, before)
+    if trial.effects is not None and expected == before:
+        msg = (
+            f"effects() did not change in a run without a fault: it is {expected!r} before and after, so that it does "
+            "not see the effects. Return what the task changes, such as a count; effects=None checks the recovery only"
+        )
+        raise ConfigurationError(msg)
+    points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
+    if processes:
+        _check_visible(trial, before, expected)
+    report = CrashReport(call, points, expected)
+    for fault in faults_at(points, processes=processes):
+        _prepare(trial, before)
+        survived, happened = survive(trial, fault)
+        found, problem = _compare(trial, expected)
+        if survived.state is not job.state:
+            problem = f"the job is {survived.state} ({survived.reason}), without a fault {job.state}"
+        if not happened:
+            problem = problem or "no run has reached this point: the points of the task differ from run to run"
+        report.survivals.append(Survival(fault, survived, found, problem))
+    if report.problems:
+        raise AssertionError(str(report))
+    return report
+
+
+def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
+    """Run a call under a fault, recover its job, and return it with whether the fault has happened."""
+    worker, job_id = trial.worker, trial.submit()
+    inject(worker, fault, trial.task.name)
+    if fault.kind is FaultKind.KILLED:
+        with _in_children(trial):
+            recover(worker)
+    else:
+        recover(worker)
+    happened = not worker.ledger.hooks
+    worker.ledger.hooks.clear()
+    return worker.ledger.get(job_id), happened
+
+
+def recover(worker: InProcessWorker) -> None:
+    """Run what is due, and advance the clock to what is due next, until all jobs have ended."""
+    for _ in range(RECOVERIES):
+        worker.run_all()
+        left = [job for job in worker.ledger.find(Query(limit=1000)) if not job.state.final or job.canvas_pending]
+        if not left:
+            return
+        due = min(job.wake_at or 0.0 for job in left)
+        worker.clock.travel(max(due - worker.clock(), 0.0) + 0.001)
+
+
+@contextmanager
+def _in_children(trial: Trial) -> Iterator[None]:
+    """Have runs be in child processes, until one is killed."""
+    worker = trial.worker
+
+    def prepare() -> None:
+        forget_inherited_connections()
+        trial.in_child()
+
+    def execute(request: Any) -> None:
+        if execute_in_child(worker, request, prepare):
+            worker.ledger.hooks.clear()
+            worker.execute = worker.execute_here
+
+    worker.execute = execute
+    try:
+        yield
+    finally:
+        worker.execute = worker.execute_here
+
+
+def _prepare(trial: Trial, before: Any) -> None:
+    """Forget all jobs and effects. Raises `ConfigurationError` if the effects of an earlier run are still there."""
+    trial.worker.clear()
+    trial.setup()
+    found = trial.look_before()
+    if found != before:
+        msg = (
+            f"effects() is {found!r} before a run, and was {before!r} before the first one: the effects of an earlier "
+            "run are still there. Pass setup=, a function that removes them"
+        )
+        raise ConfigurationError(msg)
+
+
+def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
+    """Run a call without a fault, and return its job with its effects."""
+    _prepare(trial, before)
+    job_id = trial.submit()
+    recover(trial.worker)
+    job = trial.worker.ledger.get(job_id)
+    if job.error is not None:
+        msg = (
+            f"without any fault, the job is {job.state} already: {job.reason}. Test the crashes of a job that succeeds"
+        )
+        raise AssertionError(msg)
+    return job, deepcopy(trial.look())
+
+
+def _check_visible(trial: Trial, before: Any, expected: Any) -> None:
+    """Raise `ConfigurationError` if `effects` does not see the effects of another process."""
+    try:
+        with _in_children(trial):
+            _, found = _run_clean(trial, before)
+    except AssertionError as error:
+        found = str(error)
+    if found != expected:
+        msg = (
+            f"after a run in a child process, effects() finds {found!r}, and after one in this process {expected!r}: "
+            "it looks at the memory of this process. Keep the effects of the test in a file or a database, so that "
+            "they outlive a killed process, or pass processes=False"
+        )
+        raise ConfigurationError(msg)
+
+
+def _compare(trial: Trial, expected: Any) -> tuple[Any, str]:
+    """Return the effects, and what is wrong with them."""
+    try:
+        found = trial.look()
+    except AssertionError as error:
+        return None, f"effects: {str(error) or 'the assertion failed'}"
+    return found, "" if found == expected else f"effects: {found!r}, without a fault {expected!r}"
+
+
+def _line(each: Survival) -> str:
+    outcome = each.problem or "survived"
+    return f"  {each.fault!s:<40} {each.job.state}, attempts {each.job.attempt}: {outcome}"

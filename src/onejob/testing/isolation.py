@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from threading import get_ident
@@ -23,8 +23,7 @@ from onejob.celery.result import AsyncResult
 from onejob.config import NAMES, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores.django_database import alias_of
-from onejob.testing.job_run import app_of
-from onejob.testing.jobs import Jobs
+from onejob.testing.jobs import Jobs, app_of
 from onejob.testing.ledger import RecordingLedger
 from onejob.testing.store import Clock, IsolatedStore, empty_ledger
 from onejob.testing.worker import InProcessWorker, IsolatedPublisher
@@ -32,8 +31,8 @@ from onejob.testing.worker import InProcessWorker, IsolatedPublisher
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from onejob.testing.job_run import JobRun
-    from onejob.testing.matrix import CrashReport
+    from onejob.testing.fault import CrashReport
+    from onejob.testing.jobs import JobRun
 
 BROKER = "memory://localhost"
 BACKEND = "cache+memory://"
@@ -74,7 +73,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
         stack.enter_context(_changed_settings(app, changes))
         stack.enter_context(_broker_in_memory(app))
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
-        stack.enter_context(_refused_ledgers())
+        stack.enter_context(replaced(app_state_module, "build_ledger", _refuse))
         stack.enter_context(_refused_waits(app))
         jobs.is_eager = is_eager
         yield jobs
@@ -92,22 +91,22 @@ def run_job(
 ) -> JobRun:  # fmt: skip
     """Run the body of a task once, as `Jobs.run_job` does, and isolate its app for that unless it is isolated."""
     options: dict[str, Any] = {"attempt": attempt, "retries": retries, "steps": steps, "canceled": canceled}
-    app = app_of(task)
-    jobs = find_jobs(app)
-    if jobs is not None:
+    with _isolated_for(task) as jobs:
         return jobs.run_job(task, *args, **options, **kwargs)
-    with isolated(app) as own:
-        return own.run_job(task, *args, **options, **kwargs)
 
 
 def crash_matrix(task: Any, *args: Any, **options: Any) -> CrashReport:
     """Run a task under every fault, as `Jobs.crash_matrix` does, and isolate its app for that unless it is isolated."""
-    app = app_of(task)
-    jobs = find_jobs(app)
-    if jobs is not None:
+    with _isolated_for(task) as jobs:
         return jobs.crash_matrix(task, *args, **options)
-    with isolated(app) as own:
-        return own.crash_matrix(task, *args, **options)
+
+
+@contextmanager
+def _isolated_for(task: Any) -> Iterator[Jobs]:
+    """Yield the jobs of the app of a task, which is isolated for this block unless it is isolated already."""
+    app = app_of(task)
+    with nullcontext(found) if (found := find_jobs(app)) is not None else isolated(app) as jobs:
+        yield jobs
 
 
 def real_app(app: Any) -> Any:
@@ -170,40 +169,32 @@ def _changed_settings(app: Any, settings: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _broker_in_memory(app: Any) -> Iterator[None]:
-    """Have an app connect anew, to a broker and a result backend of its own in memory."""
-    tasks = [*app.tasks.values()]
-    saved = {name: app.__dict__.get(name) for name in ("_pool", "control", "backend_cls", "_backend_cache")}
-    backend, local_backend = app._backend_cache, getattr(app._local, "backend", None)  # noqa: SLF001 - restored below
-    traces = {task: task.__trace__ for task in tasks}
-    producers = app.amqp._producer_pool  # noqa: SLF001 - restored below
-    queues, state = memory.Channel.queues, memory.Transport.global_state
-    was_draining = draining.is_set()
-    try:
-        memory.Channel.queues, memory.Transport.global_state = {}, BrokerState()
-        _connect_anew(app, tasks)
+    """Have an app connect anew, to a broker and a result backend of its own in memory.
+
+    Celery has no public way to do so. The private names are those of Celery 5.4 to 5.7 and kombu 5.4 to 5.6: the pools
+    of connections and producers, the result backend of the app and of this thread, and what each task has built with
+    it; `backend_cls` is what the constructor of the app was given, and the setting stands in for it.
+    """
+    anew: list[tuple[Any, str, Any]] = [
+        (memory.Channel, "queues", {}),
+        (memory.Transport, "global_state", BrokerState()),
+        *((app, name, None) for name in ("_pool", "_backend_cache", "backend_cls")),
+        (app.amqp, "_producer_pool", None),
+        (app._local, "backend", None),  # noqa: SLF001 - see above
+        *((task, "__trace__", None) for task in [*app.tasks.values()]),
+    ]
+    control, was_draining = app.__dict__.pop("control", None), draining.is_set()
+    with ExitStack() as stack:
+        for owner, name, value in anew:
+            stack.enter_context(replaced(owner, name, value))
         draining.clear()
-        yield
-    finally:
-        _connect_anew(app, tasks)
-        memory.Channel.queues, memory.Transport.global_state = queues, state
-        app._pool, app.amqp._producer_pool = saved["_pool"], producers  # noqa: SLF001 - restored
-        app._backend_cache, app._local.backend = backend, local_backend  # noqa: SLF001 - restored
-        app.backend_cls = saved["backend_cls"]
-        app.__dict__.update({"control": saved["control"]} if saved["control"] is not None else {})
-        for task, trace in traces.items():
-            task.__trace__ = trace
-        if was_draining:
-            draining.set()
-
-
-def _connect_anew(app: Any, tasks: list[Any]) -> None:
-    """Forget the connections of an app, and what Celery has built for its tasks with its result backend."""
-    app._pool = app.amqp._producer_pool = None  # noqa: SLF001 - Celery has no public name for it
-    app._backend_cache = app._local.backend = None  # noqa: SLF001 - as before
-    app.backend_cls = None  # given to the app's constructor; the setting stands in for it
-    app.__dict__.pop("control", None)
-    for task in tasks:
-        task.__trace__ = None
+        try:
+            yield
+        finally:
+            app.__dict__.pop("control", None)
+            app.__dict__.update({"control": control} if control is not None else {})
+            if was_draining:
+                draining.set()
 
 
 @contextmanager
@@ -216,46 +207,46 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
     state.use(ledger, publisher, django_alias)
-    worker = InProcessWorker(app, state, ledger, store, clock)
-    jobs = _active[id(app)] = Jobs(worker)
+    jobs = _active[id(app)] = Jobs(InProcessWorker(app, state, ledger, store, clock))
     publisher.after_publish = jobs.run_if_eager
-    app.__dict__[STATE] = state
     classes: list[Any] = [type(task) for task in tasks_of(app).values()]
-    options = [each._onejob for each in classes]
-    try:
-        # Settings that nobody has read yet must not be read now: they would be those of this block.
-        known = before.settings if before is not None and "settings" in before.__dict__ else None
-        if known is None or _defaults(known) != _defaults(state.settings):
-            for each in classes:
-                each._onejob = TaskOptions.of(each, app)
-        yield jobs
-    finally:
-        for each, own in zip(classes, options, strict=True):
-            each._onejob = own
-        del _active[id(app)]
-        app.__dict__.pop(STATE)
-        if before is not None:
-            app.__dict__[STATE] = before
-        store.refuse = None
-        publisher.close()
-        ledger.close()
-
-
-def _defaults(settings: Settings) -> tuple[Any, ...]:
-    """Return the settings that tasks have as defaults of their options."""
-    return settings.lease, settings.heartbeat, settings.payload_limit, settings.depth_limit, dict(settings.retention)
+    # Settings that nobody has read yet must not be read now: they would be those of this block.
+    known = before.settings if before is not None and "settings" in before.__dict__ else None
+    with replaced_state(app, state), ExitStack() as stack:
+        for each in classes if known != state.settings else []:
+            # where a bound class has its resolved options, with the settings
+            stack.enter_context(replaced(each, "_onejob", TaskOptions.of(each, app)))
+        try:
+            yield jobs
+        finally:
+            del _active[id(app)]
+            store.refuse = None
+            publisher.close()
+            ledger.close()
 
 
 @contextmanager
-def _refused_ledgers() -> Iterator[None]:
-    """Refuse to open the ledger of any app that is not isolated."""
-    module: Any = app_state_module
-    original = module.build_ledger
-    module.build_ledger = _refuse
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute in a block."""
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        module.build_ledger = original
+        setattr(owner, name, before)
+
+
+@contextmanager
+def replaced_state(app: Any, state: AppState) -> Iterator[None]:
+    """Give an app another state in a block."""
+    before = app.__dict__.get(STATE)
+    app.__dict__[STATE] = state
+    try:
+        yield
+    finally:
+        app.__dict__.pop(STATE)
+        if before is not None:
+            app.__dict__[STATE] = before
 
 
 @contextmanager
@@ -279,11 +270,8 @@ def _refused_waits(app: Any) -> Iterator[None]:
             )
             raise OneJobError(msg) from None
 
-    result_class.get = result_class.wait = get
-    try:
+    with replaced(result_class, "get", get), replaced(result_class, "wait", get):
         yield
-    finally:
-        result_class.get = result_class.wait = original
 
 
 def _refuse(settings: Settings, _is_known_task: Any = None) -> NoReturn:

@@ -12,7 +12,7 @@ from celery import current_app
 from onejob.celery import app_state as app_state_module
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.errors import ConfigurationError
-from onejob.testing.isolation import STATE, find_jobs, isolated, real_app
+from onejob.testing.isolation import find_jobs, isolated, real_app, replaced, replaced_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,14 +47,8 @@ class _RefusedState(AppState):
 def refused(app: Any, refusal: str = OUTSIDE_OF_A_TEST) -> Iterator[None]:
     """Refuse the ledger of an app in a block, except where that isolates the app."""
     app = real_app(app)
-    before = app.__dict__.get(STATE)
-    app.__dict__[STATE] = _RefusedState(app, refusal)
-    try:
+    with replaced_state(app, _RefusedState(app, refusal)):
         yield
-    finally:
-        app.__dict__.pop(STATE)
-        if before is not None:
-            app.__dict__[STATE] = before
 
 
 @contextmanager
@@ -77,8 +71,7 @@ def guarded(name: str) -> Iterator[None]:
 @contextmanager
 def _unopened(name: str) -> Iterator[None]:
     """Refuse to open the ledger of an app that is not imported yet, so that its ledger is not open."""
-    module: Any = app_state_module
-    original = module.build_ledger
+    original = vars(app_state_module)["build_ledger"]
 
     def build(settings: Settings, *args: Any, **options: Any) -> Any:
         app = _loaded_app(name)
@@ -86,11 +79,8 @@ def _unopened(name: str) -> Iterator[None]:
             raise ConfigurationError(WITHOUT_JOBS)
         return original(settings, *args, **options)
 
-    module.build_ledger = build
-    try:
+    with replaced(app_state_module, "build_ledger", build):
         yield
-    finally:
-        module.build_ledger = original
 
 
 def _loaded_app(name: str) -> Any:
