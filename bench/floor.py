@@ -20,12 +20,13 @@ import onejob
 from bench.servers import Servers
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, Caller, prepare
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import connection
 from onejob.stores.redis.address import pool_of
-from onejob.stores.redis.client import commands_of
-from onejob.stores.redis.connections import Connections
-from onejob.stores.redis.keys import Keys
-from onejob.stores.redis.submission import NewJobs
+from onejob.stores.redis.client import Client, commands_of
+from onejob.stores.redis.connection import Connections
+from onejob.stores.redis.rows import Keys
+from onejob.stores.redis.submission import Submitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,7 +85,8 @@ def prepared(task: Any) -> list[Any]:
     """Return the command of a new job's script."""
     submission = prepare(Call(task, Caller.of(task.app), kwargs={"number": next(numbers), "second": 7})).submission
     message_of = app_state_of(task.app).publisher.message_of
-    return list(commands_of(NewJobs(Keys("onejob"), 30.0, message_of).call([submission])))
+    submitting = Submitting(Client("redis://"), Keys("onejob"), HolderCache(), 30.0, message_of)
+    return list(commands_of([submitting.new_jobs([submission])]))
 
 
 def show(found: dict[str, list[float]]) -> None:

@@ -18,7 +18,7 @@ from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.records import Period, Query
 from onejob.stores.protocol import GroupBy
 from onejob.stores.redis import RedisStore
-from onejob.stores.redis.keys import Keys
+from onejob.stores.redis.rows import Keys
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.contract.support import (

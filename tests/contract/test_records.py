@@ -108,7 +108,7 @@ def test_expired_tombstones_are_deleted(store: Store, clock: ManualClock) -> Non
 @pytest.fixture
 def few_submitters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Distinguish three submitters only."""
-    modules = ("postgres.statements", "sqlite.store", "sqlite.submission", "redis.duplicate_stats", "redis.submission")
+    modules = ("postgres.statements", "sqlite.store", "sqlite.submission", "redis.records", "redis.submission")
     for module in modules:
         monkeypatch.setattr(f"onejob.stores.{module}.SUBMITTER_LIMIT", 3)
 

@@ -14,10 +14,9 @@ import redis
 import trustme
 from redis import ConnectionPool, exceptions
 
-from onejob.stores.redis import connections as connections_module
+from onejob.stores.redis import connection as connection_module
 from onejob.stores.redis.address import pool_of
-from onejob.stores.redis.connection import SEND_SIZE, SPIN, Connection
-from onejob.stores.redis.connections import Connections
+from onejob.stores.redis.connection import SEND_SIZE, SPIN, Connection, Connections
 from tests.services import RedisServer, free_port, start_redis
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def test_after_a_lost_server_every_connection_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked_after: float, errors: int
 ) -> None:
     """After a restart of the server one call fails, however many connections were open; none if they were idle."""
-    monkeypatch.setattr(connections_module, "CHECK_AFTER", checked_after)
+    monkeypatch.setattr(connection_module, "CHECK_AFTER", checked_after)
     server = start_redis(tmp_path)
     try:
         with closing(Connections(ConnectionPool.from_url(server.url))) as connections:

@@ -198,5 +198,5 @@ def test_changes_push_for_jobs_that_wait_for_a_run(store: Store, broker: Broker)
 def test_the_place_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:
     """The place names the server, the database and the user, and no password."""
     assert isinstance(store, MessagePushingStore)
-    assert store.place == redis_url.replace("redis://", "redis://default@")
+    assert store.address == redis_url.replace("redis://", "redis://default@")
     assert broker.pushed() == []

@@ -26,8 +26,8 @@ from onejob.celery.broker import TRIES
 from onejob.celery.payload import MARK, decode, loads
 from onejob.jobs.model import BrokerMessage
 from onejob.observability.tracing import TRACE_CONTEXT
-from onejob.stores.redis.address import push_place_of
-from onejob.stores.redis.connections import Connections
+from onejob.stores.redis.address import address_of
+from onejob.stores.redis.connection import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -156,8 +156,8 @@ class RedisBroker(DirectBroker):
         self._producer = Producer(channel, auto_declare=False)
         self._prefix = channel.global_keyprefix
         self._connections = Connections(channel.pool)
-        self.place = push_place_of(channel.pool)
-        """The `place` of a `MessagePushingStore` there."""
+        self.address = address_of(channel.pool)
+        """The `address` of a `MessagePushingStore` there."""
         (info,) = self._connections.execute([["INFO", "cluster"]])
         self.is_cluster = "cluster_enabled:1" in str(info)  # bytes, unless the options decode them
         """Whether the server is in cluster mode, where a script has the keys of one slot only."""

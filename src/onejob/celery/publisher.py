@@ -268,7 +268,7 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
             self._note_outage(error)
             return None
-        return broker if isinstance(broker, RedisBroker) and broker.place == self.shared_address else None
+        return broker if isinstance(broker, RedisBroker) and broker.address == self.shared_address else None
 
     def _note_outage(self, error: Exception) -> None:
         """Let no message be written for a while if the broker is away."""
@@ -279,7 +279,7 @@ class Publisher:
     def shared_address(self) -> str | None:
         """The address at which the store can push messages; None: it cannot, wherever the broker is."""
         store = self._ledger().store
-        return store.place if isinstance(store, MessagePushingStore) else None
+        return store.address if isinstance(store, MessagePushingStore) else None
 
     def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
         """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""

@@ -78,7 +78,7 @@ def display_url(url: str) -> str:
     from onejob.stores.redis import address
 
     url = url.replace("redis+socket://", "unix://", 1)
-    return f"{scheme_of(url)}://{address.place_of(address.pool_of(url))}"
+    return f"{scheme_of(url)}://{address.location_of(address.pool_of(url))}"
 
 
 def sqlite_path(url: str) -> str:

@@ -356,8 +356,8 @@ class MessagePushingStore(Protocol):
     """
 
     @property
-    def place(self) -> str:
-        """The server, the database and the user, without secrets: messages can be pushed to this place only."""
+    def address(self) -> str:
+        """The server, the database and the user, without secrets: messages can be pushed to this address only."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from onejob.errors import ConfigurationError
-from onejob.stores.redis.connections import RETRYABLE
+from onejob.stores.redis.connection import RETRYABLE
 
 DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
@@ -44,19 +44,19 @@ def pool_of(url: str) -> ConnectionPool:
     return pool
 
 
-def place_of(pool: ConnectionPool) -> str:
-    """Return the address of a Redis without its password, for messages."""
+def location_of(pool: ConnectionPool) -> str:
+    """Return the server and the database, for messages."""
     options = pool.connection_kwargs
     host = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{options.get('path', host)}/{options.get('db', 0)}"
 
 
-def push_place_of(pool: ConnectionPool) -> str:
-    """Return what two clients have to agree on so that one can push messages for the other: the place and the user."""
+def address_of(pool: ConnectionPool) -> str:
+    """Return the location and the user, without secrets: a client can push messages for one with the same address."""
     options = pool.connection_kwargs
     user = "a credential provider" if options.get("credential_provider") else options.get("username") or "default"
     scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
-    return f"{scheme}://{user}@{place_of(pool)}"
+    return f"{scheme}://{user}@{location_of(pool)}"
 
 
 def _accept_celery_options(options: dict[str, Any]) -> None:

@@ -1,29 +1,32 @@
-"""The client of one Redis: bounded retries, and driver errors translated to ours."""
+"""The client of one Redis: scripts by their digests, bounded retries, and driver errors translated to ours."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
 from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
-from onejob.stores.redis.address import place_of, pool_of, push_place_of
-from onejob.stores.redis.connections import RETRYABLE, Connections
-from onejob.stores.redis.operations import Batch, Call, Read
+from onejob.stores.redis.address import address_of, location_of, pool_of
+from onejob.stores.redis.connection import RETRYABLE, Connections
+from onejob.stores.redis.rows import PARTS, job_of
 from onejob.stores.redis.scripts import load_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.stores.redis.operations import Operation, Request
+    from onejob.jobs.model import Job
+    from onejob.stores.redis.rows import Keys
 
 T = TypeVar("T")
 
 ATTEMPTS = 3
 """How often a request is sent at most. It may be repeated because every script is idempotent."""
+PAGE_SIZE = 100
+"""How many jobs one request reads at most."""
 _BACKOFF = EqualJitterBackoff(cap=0.5, base=0.05)
 
 _UNAVAILABLE = (*RETRYABLE, exceptions.ClusterDownError, exceptions.TryAgainError, OSError)
@@ -34,98 +37,129 @@ _REFUSED_WRITE = re.compile("WRONGTYPE |Protocol error|(?![A-Z]+ ).*user_script"
 _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
 
+class Call(NamedTuple):
+    """Calls one script. Every key that it uses is in `keys`. Before `arguments` a test's clock is sent, or ""."""
+
+    script: str
+    keys: Sequence[str]
+    arguments: Sequence[str | bytes] = ()
+
+
+Request: TypeAlias = "Call | Callable[[], Call] | tuple[str, ...]"
+"""A call of a script, a function that returns one when it is sent, or a command that reads."""
+
+
 class Client:
-    """Runs operations on the Redis at `url`. `clock` replaces the server's clock, for tests."""
+    """Sends requests to the Redis at `url`. `clock` replaces the server's clock, for tests."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
         pool = pool_of(url)
-        self.place = place_of(pool)
-        self.push_place = push_place_of(pool)
+        self.address = address_of(pool)
+        self._location = location_of(pool)
         self._connections = Connections(pool)
         self._clock = clock
 
-    def run(self, operation: Operation[T]) -> T:
-        """Run an operation: send each of its requests, and return its result. Raises `StoreError`."""
-        reply = None
+    def call(self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes] = ()) -> Any:
+        """Call one script, and return its reply. Raises `StoreError`."""
+        return self.send([Call(script, keys, arguments)])[0]
+
+    def read(self, *commands: tuple[str, ...]) -> list[Any]:
+        """Return the replies to commands that read. They are not atomic together. Raises `StoreError`."""
+        return self.send(commands)
+
+    def send(self, requests: Sequence[Request], *, partial: bool = False) -> list[Any]:
+        """Send requests in one round trip, in this order, and return their replies. Raises `StoreError`.
+
+        `partial`: the reply to a call that the server refuses is the `StoreError`.
+        """
+        number, by_digest = 1, True
         while True:
+            clock = "" if self._clock is None else str(self._clock())
             try:
-                request = operation.send(reply)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            reply = self._send(request)
+                replies = self._connections.execute(commands_of(requests, clock, by_digest=by_digest), partial=partial)
+            except (exceptions.RedisError, OSError) as error:
+                if isinstance(error, exceptions.NoScriptError) and by_digest:
+                    by_digest = False  # the server does not have the script: it was restarted, or flushed
+                    continue
+                if number == ATTEMPTS or not isinstance(error, RETRYABLE):
+                    raise self._translate(error) from error
+            else:
+                if partial:
+                    return [self._translate(reply) if isinstance(reply, Exception) else reply for reply in replies]
+                return replies
+            time.sleep(_BACKOFF.compute(number))
+            number += 1
 
     def close(self) -> None:
-        """Close the idle connections now. The next operation opens new ones."""
+        """Close the idle connections now. The next request opens new ones."""
         self._connections.close()
 
-    def _send(self, request: Request) -> Any:
-        try:
-            return self._attempt(request)
-        except (exceptions.RedisError, OSError) as error:
-            raise _translate_error(error, self.place) from error
-
-    def _attempt(self, request: Request, number: int = 1) -> Any:
-        try:
-            return self._execute(request)
-        except RETRYABLE:
-            if number == ATTEMPTS:
-                raise
-        time.sleep(_BACKOFF.compute(number))
-        return self._attempt(request, number + 1)
-
-    def _execute(self, request: Request) -> Any:
-        """Call scripts by digest; send their text to a server that does not have them (restarted, flushed)."""
-        clock = "" if self._clock is None else str(self._clock())
-        partial = isinstance(request, Batch) and request.partial
-        try:
-            replies = self._connections.execute(commands_of(request, clock), partial=partial)
-        except exceptions.NoScriptError:
-            replies = self._connections.execute(commands_of(request, clock, by_digest=False), partial=partial)
-        if partial:
-            replies = [_translate_error(each, self.place) if isinstance(each, Exception) else each for each in replies]
-        return _group_replies(request, iter(replies))
+    def _translate(self, error: Exception) -> StoreError:
+        store = f"the Redis store at {self._location}"
+        if isinstance(error, exceptions.OutOfMemoryError):
+            translated = StoreError(
+                f"{store} is over its maxmemory, and nothing was written: "
+                "a ledger needs maxmemory-policy noeviction, and more memory or a shorter retention"
+            )
+        elif "compiling script" in str(error):
+            translated = StoreError(f"{store} is too old: onejob needs Redis 7.0 or later")
+        elif not isinstance(error, _REFUSED) and (
+            isinstance(error, _UNAVAILABLE) or any(message in str(error) for message in _UNAVAILABLE_MESSAGES)
+        ):
+            translated = StoreUnavailableError(f"{store} did not answer: {error}")
+        else:
+            refused = StoreRefusedError if _REFUSED_WRITE.match(str(error)) else StoreError
+            translated = refused(f"{store} refused: {error}")
+        translated.__cause__ = error
+        return translated
 
 
 def commands_of(
-    request: Request | Callable[[], Call], clock: str = "", *, by_digest: bool = True
-) -> Iterable[Sequence[str | bytes]]:
-    """Return the commands of a request. `clock` replaces the server's, for tests; scripts go by digest or as text."""
-    match request:
-        case Call():
-            script = load_script(request.script)
-            command = ("EVALSHA", script.sha) if by_digest else ("EVAL", script.text)
-            return ((*command, str(len(request.keys)), *request.keys, clock, *request.arguments),)
-        case Read():
-            return request.commands
-        case Batch():  # each is built when the one before has been sent
-            return (command for each in request.requests for command in commands_of(each, clock, by_digest=by_digest))
-        case _:
-            return commands_of(request(), clock, by_digest=by_digest)
+    requests: Sequence[Request], clock: str = "", *, by_digest: bool = True
+) -> Iterator[tuple[str | bytes, ...]]:
+    """Yield the commands of requests: each is built when the one before has been sent, and the server works on it.
+
+    Scripts go by their digests, or as texts.
+    """
+    for request in requests:
+        call = request() if callable(request) else request
+        if isinstance(call, Call):
+            script = load_script(call.script)
+            name, code = ("EVALSHA", script.sha) if by_digest else ("EVAL", script.text)
+            yield (name, code, str(len(call.keys)), *call.keys, clock, *call.arguments)
+        else:
+            yield call
 
 
-def _group_replies(request: Request | Callable[[], Call], replies: Iterator[Any]) -> Any:
-    """Return the replies to the commands of a request, in the shape that its type documents."""
-    match request:
-        case Read():
-            return [next(replies) for _ in request.commands]
-        case Batch():
-            return [_group_replies(each, replies) for each in request.requests]
-        case _:
-            return next(replies)
+class Part:
+    """A part of the store: the client, the keys of the ledger, and how jobs are read."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    def _read_jobs(self, ids: Sequence[str], *, light: bool = False) -> list[Job]:
+        """Return the jobs of these ids that exist, in one round trip; `light`: without their large fields."""
+        pages = [get_many(self._keys, page, light=light) for page in pages_of(ids)]
+        replies = self._client.send(pages) if pages else []
+        found = zip(ids, (parts for reply in replies for parts in reply), strict=True)
+        return [job_of(job_id, parts) for job_id, parts in found if parts]
+
+    def _read_job(self, job_id: str) -> Job | None:
+        return next(iter(self._read_jobs([job_id])), None)
 
 
-def _translate_error(error: Exception, place: str) -> StoreError:
-    store = f"the Redis store at {place}"
-    if isinstance(error, exceptions.OutOfMemoryError):
-        return StoreError(
-            f"{store} is over its maxmemory, and nothing was written: "
-            "a ledger needs maxmemory-policy noeviction, and more memory or a shorter retention"
-        )
-    if "compiling script" in str(error):
-        return StoreError(f"{store} is too old: onejob needs Redis 7.0 or later")
-    if not isinstance(error, _REFUSED) and (
-        isinstance(error, _UNAVAILABLE) or any(message in str(error) for message in _UNAVAILABLE_MESSAGES)
-    ):
-        return StoreUnavailableError(f"{store} did not answer: {error}")
-    refused = StoreRefusedError if _REFUSED_WRITE.match(str(error)) else StoreError
-    return refused(f"{store} refused: {error}")
+def get_many(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Call:
+    """Return the call that reads jobs; `light`: without their large fields."""
+    last = 1 if light else len(PARTS) - 1
+    return Call("get_many", (*keys.wake_sets, *map(keys.job, ids)), (str(last), *ids))
+
+
+def pages_of(ids: Sequence[T], size: int = PAGE_SIZE) -> list[Sequence[T]]:
+    """Return ids in portions that one request handles."""
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+def pairs_of(flat: Sequence[str]) -> dict[str, str]:
+    """Return a hash as its reply has it: names and values in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

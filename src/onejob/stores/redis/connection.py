@@ -1,17 +1,19 @@
-"""A connection to a Redis: a call is one packed write, and one wait for the replies.
+"""Connections to one Redis: a call is one packed write, and one wait for the replies, on a connection of its own.
 
-redis-py opens it (TLS, authentication) and names the errors; its layers around each command, which take longer than
-the server, are left out.
+redis-py opens a connection (TLS, authentication) and names the errors; its layers around each command, which take
+longer than the server, are left out.
 """
 
 from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from hiredis import Reader, pack_command
 from redis import exceptions
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from redis import ConnectionPool
 
+CHECK_AFTER = 1.0
+"""After how many idle seconds a connection is checked before it is used: the server may have closed it."""
 SEND_SIZE = 65_536
 """How many bytes are sent at once: the server works on them while the next ones are packed."""
 RECEIVE_SIZE = 65_536
@@ -32,8 +36,70 @@ SPIN = 150e-6
 To sleep and to be woken takes longer than a server nearby needs for its answer, and leaves cold caches. A connection
 whose last reply took longer than that sleeps at once.
 """
+# ReadOnlyError is included because after a failover a new connection may reach the new primary.
+RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
+"""Errors that close the connection; a request that may be repeated is repeated on a new one."""
+_BROKEN = (*RETRYABLE, OSError)
 _WOULD_BLOCK = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 _yield_core = getattr(os, "sched_yield", lambda: None)  # absent on macOS
+
+
+class Connections:
+    """The idle connections, with the options of a pool of redis-py. Safe to use from many threads, and after a fork."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self._idle: list[tuple[Connection, float]] = []
+        _all.add(self)
+
+    def execute(self, commands: Iterable[Sequence[str | bytes]], *, partial: bool = False) -> list[Any]:
+        """Send commands in one round trip, and return their replies.
+
+        Raises redis-py's exceptions. An error reply is raised when all replies have been read: the first one, and the
+        other commands have run; if `partial`, it takes the place of its reply. Nothing is sent again.
+        """
+        connection = self._take()
+        try:
+            replies = connection.call(commands)
+            _raise_first(replies, _BROKEN)
+        except BaseException as error:
+            # Also an exception from a signal handler: an unread reply must not answer the next request.
+            connection.close()
+            if isinstance(error, _BROKEN):
+                self.close()  # the others have probably lost the server as well
+            raise
+        self._idle.append((connection, monotonic()))
+        _raise_first(replies, exceptions.NoScriptError if partial else exceptions.RedisError)
+        return replies
+
+    def close(self) -> None:
+        """Close the connections that are not in use. The next call opens another one."""
+        for _ in range(len(self._idle)):
+            with suppress(IndexError):  # another thread has taken it
+                self._idle.pop()[0].close()
+
+    def abandon(self) -> None:
+        """Drop the connections, unclosed: after a fork they are the parent's. Called in each forked child."""
+        _abandoned.append(self._idle)
+        self._idle = []
+
+    def _take(self) -> Connection:
+        """Return the connection that was used last, so that the others become idle; a new one if there is none."""
+        try:
+            connection, used_at = self._idle.pop()
+        except IndexError:
+            return Connection(self._pool)
+        if monotonic() - used_at <= CHECK_AFTER or connection.is_usable():
+            return connection
+        connection.close()
+        return Connection(self._pool)
+
+
+def _raise_first(replies: Sequence[Any], kinds: type[Exception] | tuple[type[Exception], ...]) -> None:
+    """Raise the first reply that is an error of these kinds."""
+    for reply in replies:
+        if isinstance(reply, kinds):
+            raise reply
 
 
 class Connection:
@@ -62,7 +128,15 @@ class Connection:
         The replies have to arrive within the pool's `socket_timeout`, all together.
         """
         deadline = None if self._timeout is None else monotonic() + self._timeout
-        count = self._send(commands, deadline)
+        count, packed = 0, bytearray()
+        for command in commands:
+            count += 1
+            packed += pack_command(tuple(command))  # type: ignore[arg-type]  # the stub of hiredis allows one word only
+            if len(packed) >= SEND_SIZE:
+                self._write(packed, deadline)
+                packed = bytearray()
+        if packed:
+            self._write(packed, deadline)
         replies: list[Any] = []
         while len(replies) < count:
             reply = self._reader.gets()
@@ -85,19 +159,6 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._connection.disconnect()
-
-    def _send(self, commands: Iterable[Sequence[str | bytes]], deadline: float | None) -> int:
-        """Send commands, and return how many they are."""
-        count, packed = 0, bytearray()
-        for command in commands:
-            count += 1
-            packed += pack_command(tuple(command))  # type: ignore[arg-type]  # the stub of hiredis allows one word only
-            if len(packed) >= SEND_SIZE:
-                self._write(packed, deadline)
-                packed = bytearray()
-        if packed:
-            self._write(packed, deadline)
-        return count
 
     def _write(self, data: bytearray, deadline: float | None) -> None:
         try:
@@ -161,3 +222,13 @@ def _poll_of(socket: Any) -> Callable[[float], Any]:
     poller.register(socket, select.POLLIN)
     poll: Callable[[float], Any] = poller.poll
     return poll
+
+
+def _after_fork_in_child() -> None:
+    for connections in list(_all):
+        connections.abandon()
+
+
+_all: WeakSet[Connections] = WeakSet()
+_abandoned: list[list[Any]] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)

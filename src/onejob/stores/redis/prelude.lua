@@ -1,5 +1,5 @@
 -- The functions of the scripts. A script is loaded with those that it uses. The names in capitals are constants of
--- `onejob.stores.redis.row` and `.scripts`: numbers stand in their places in the script that is sent.
+-- `onejob.stores.redis.rows` and `.scripts`: numbers stand in their places in the script that is sent.
 --
 -- Times and tokens are texts that are never formatted by Lua's tostring, which keeps only 14 digits. The first argument
 -- of every script is the time, for tests, or ''.

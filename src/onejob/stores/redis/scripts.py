@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, WINDOW_OVER
-from onejob.stores.redis import row
+from onejob.stores.redis import rows
 from onejob.stores.statement_files import statements
 
 LUA = statements(__package__, ".lua")
 CONSTANTS: dict[str, int | str] = {
-    **row.CONSTANTS, "HISTORY_LIMIT": HISTORY_LIMIT, "DUPLICATE_LIMIT": DUPLICATE_LIMIT, "WINDOW_OVER": WINDOW_OVER,
+    **rows.CONSTANTS, "HISTORY_LIMIT": HISTORY_LIMIT, "DUPLICATE_LIMIT": DUPLICATE_LIMIT, "WINDOW_OVER": WINDOW_OVER,
     "OTHER_SUBMITTERS": OTHER_SUBMITTERS,
 }  # fmt: skip
 _CONSTANT = re.compile(rf"\b(?:{'|'.join(CONSTANTS)})\b")

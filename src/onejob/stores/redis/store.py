@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+import json
+from typing import TYPE_CHECKING, Any
 
 from redis.crc import key_slot
 
+from onejob.errors import PartlySubmittedError
+from onejob.jobs.history import COMPLETED, full_history
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Applied, Cancel, Outcome, Renewal
+from onejob.jobs.records import REDELIVERED, Entry, Tombstone
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.redis import batch, duplicate_stats, operations, queries, shared
-from onejob.stores.redis.client import Client
-from onejob.stores.redis.keys import Keys
-from onejob.stores.redis.submission import NewJobs
-from onejob.stores.state_index import is_indexed
+from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of
+from onejob.stores.redis.queries import Queries
+from onejob.stores.redis.records import Records
+from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_of
+from onejob.stores.redis.submission import Submitting, arguments_of, exceeded_quota, limits_of, quota_keys, split_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Concatenate
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, MessageOf, Submission
-    from onejob.jobs.records import Query
-    from onejob.stores.redis.operations import Operation
+    from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _method(operation: Callable[Concatenate[Keys, P], Operation[T]]) -> Callable[Concatenate[RedisStore, P], T]:
-    """Return a method of the store that runs an operation."""
-
-    def run(store: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return store._client.run(operation(store._keys, *args, **kwargs))  # noqa: SLF001 - it is the store's method
-
-    return run
+COUNTED = " ".join((*Outcome, REDELIVERED))
+"""All that duplicates are counted by."""
+_NEW_VALUES = (
+    "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
+    "result", "error", "reason",
+)  # fmt: skip
+"""The fields of a change that are fields of the job."""
 
 
-class RedisStore:
+class RedisStore(Queries, Records):
     """A store in Redis 7.0 or later. Safe to use from many threads; survives a fork."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
-        self._client = client
-        self._keys = keys
+        super().__init__(client, keys)
         self._holder_cache = HolderCache()
 
     @classmethod
@@ -51,6 +50,20 @@ class RedisStore:
         """
         return cls(Client(url, clock), Keys(prefix))
 
+    @property
+    def address(self) -> str:
+        """The server, the database and the user, without secrets: messages can be pushed to this address only."""
+        return self._client.address
+
+    @property
+    def slot(self) -> int:
+        """The slot of all keys of this ledger in a cluster."""
+        return key_slot(self._keys.jobs.encode())
+
+    def close(self) -> None:
+        """Close the connections; the next operation opens new ones."""
+        self._client.close()
+
     # The methods are documented in onejob.stores.protocol.
 
     def submit_many(
@@ -61,60 +74,170 @@ class RedisStore:
         wait_for_locks: bool = True,  # noqa: ARG002 - Redis has no locks to wait for
         message_of: MessageOf | None = None,
     ) -> list[Admission]:
-        new_jobs = NewJobs(self._keys, wake_after, message_of)
-        return self._client.run(batch.submit_many(new_jobs, self._holder_cache, submissions))
+        submitting = Submitting(self._client, self._keys, self._holder_cache, wake_after, message_of)
+        if len(submissions) == 1:
+            return [submitting.submit(submissions[0])]
+        return PartlySubmittedError.checked(
+            [answer for batch in split_batch(submissions) for answer in submitting.submit_batch(batch)]
+        )
 
-    follow = _method(operations.follow)
-    claim = _method(operations.claim)
-    renew = _method(operations.renew)
-    apply = _method(operations.apply)
-    report = _method(operations.report)
-    keep_step = _method(operations.keep_step)
-    steps = _method(operations.steps)
-    take_due = _method(operations.take_due)
-    postpone = _method(operations.postpone)
-    get_many = _method(operations.get_many)
-    delete = _method(operations.delete)
+    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+        keys = self._keys
+        script_keys = (
+            *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.jobs, keys.follows_ids,
+            keys.job(follows_id), keys.followers(follows_id), *quota_keys(keys, submission),
+        )  # fmt: skip
+        values = (follows_id, *arguments_of(submission)[:4], limits_of(submission))
+        parts = self._client.call("follow", script_keys, values)
+        if parts and parts[0] == "exceeded":
+            raise exceeded_quota(submission, parts[1:])
+        return job_of(submission.id, parts) if parts else None
 
-    read_clock = _method(operations.read_clock)
-    find_existing = _method(operations.find_existing)
-    find = _method(queries.find)
-    counts = _method(queries.counts)
-    count_states = _method(queries.count_states)
-    edge = _method(queries.edge)
-    backlog = _method(queries.backlog)
-    followers = _method(queries.followers)
-    history = _method(operations.history)
-    tombstone = _method(operations.tombstone)
+    def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
+        indexed, sets = self._state_sets((*sources, target))
+        script_keys = (*self._keys.wake_sets, self._keys.job(job_id), self._keys.history(job_id), *sets)
+        values = (job_id, nonce, node, _words(sources), target, indexed)
+        return _parse_applied(job_id, *self._client.call("claim", script_keys, values))
 
-    record = _method(duplicate_stats.record)
-    duplicates = _method(duplicate_stats.duplicates)
-    duplicate_counts = _method(duplicate_stats.duplicate_counts)
+    def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
+        script_keys = (self._keys.leases, *(self._keys.job(job_id) for job_id, _ in claims))
+        values = (_words(sources), *(text for claim in claims for text in claim))
+        renewed = zip(claims, self._client.call("renew", script_keys, values), strict=True)
+        return [Renewal(*claim, held=cancel != "", cancel=Cancel(int(cancel or 0))) for claim, cancel in renewed]
 
-    keep_event = _method(shared.keep_event)
-    append_audit = _method(shared.append_audit)
-    audit = _method(shared.audit)
+    def apply(self, change: Change) -> Applied:
+        keys, job_id, identity = self._keys, change.job_id, self._keys.identity(change.identity)
+        indexed, sets = self._state_sets((*change.sources, change.target) if change.target else ())
+        script_keys = (
+            *keys.wake_sets, keys.job(job_id), identity, keys.next(change.identity), keys.history(job_id),
+            keys.followers(job_id), keys.follows_ids, keys.steps(job_id),
+            *((change.message.destination,) if change.message else ()), *sets,
+        )  # fmt: skip
+        values = _change_values(change, indexed)
+        status, *found = self._client.call("apply", script_keys, values)
+        if status == "refused" and len(found) > 1:
+            holder = found.pop()
+            released = (keys.job(holder), identity, keys.history(holder))
+            if self._client.call("release_expired", released, (holder,)) == "released":
+                status, *found = self._client.call("apply", script_keys, values)
+        if status == "applied" and found[2:] and found[2] is not None:
+            promoted = (*keys.wake_sets, keys.job(found[2]), identity, keys.history(found[2]), keys.follows_ids)
+            self._client.call("promote", promoted, (found[2], job_id))
+        return _parse_applied(job_id, status, *found[:2])
 
-    increment = _method(shared.increment)
-    totals = _method(shared.totals)
-    series = _method(shared.series)
-    heartbeat = _method(shared.heartbeat)
-    workers = _method(shared.workers)
-    take_dead_workers = _method(shared.take_dead_workers)
+    def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
+        cancel = self._client.call("report", (self._keys.job(job_id),), (str(token), _words(sources), progress))
+        return None if cancel is None else Cancel(int(cancel))
 
-    def is_indexed(self, query: Query) -> bool:
-        return is_indexed(query, of_submitter=False)
+    def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
+        script_keys = (self._keys.job(job_id), self._keys.steps(job_id))
+        kept: str | None = self._client.call("keep_step", script_keys, (str(token), _words(sources), name, value))
+        return kept
 
-    @property
-    def place(self) -> str:
-        """The server, the database and the user, without secrets: messages can be pushed to this place only."""
-        return self._client.push_place
+    def steps(self, job_id: str) -> dict[str, str]:
+        (flat,) = self._client.read(("HGETALL", self._keys.steps(job_id)))
+        return pairs_of(flat)
 
-    @property
-    def slot(self) -> int:
-        """The slot of all keys of this ledger in a cluster."""
-        return key_slot(self._keys.jobs.encode())
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
+        keys = self._keys
+        sets = (keys.leases, keys.ended, *map(keys.wake, sorted(tasks)))
+        values = (str(limit), str(hold), format_value(expired_runs))
+        wake_at, ids, found_in = self._client.call("take_due", sets, values)
+        calls = []
+        for page in pages_of([(job_id, sets[number - 1]) for job_id, number in zip(ids, found_in, strict=True)]):
+            script_keys = (*keys.wake_sets, *(key for job_id, found in page for key in (found, keys.job(job_id))))
+            calls.append(Call("read_due", script_keys, (wake_at, *(job_id for job_id, _ in page))))
+        replies = self._client.send(calls) if calls else []
+        found = dict(zip(ids, (parts for reply in replies for parts in reply), strict=True))
+        self.delete([job_id for job_id, parts in found.items() if parts == ["lost"]], sources=frozenset())
+        return [job_of(job_id, parts) for job_id, parts in found.items() if len(parts) > 1]
 
-    def close(self) -> None:
-        """Close the connections; the next operation opens new ones."""
-        self._client.close()
+    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
+        calls = []
+        for page in pages_of([*wake_after]):
+            values = (text for job_id in page for text in (job_id, str(wake_after[job_id])))
+            script_keys = (*self._keys.wake_sets, *map(self._keys.job, page))
+            calls.append(Call("postpone", script_keys, (format_value(lost), *values)))
+        if calls:
+            self._client.send(calls)
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        return {job.id: job for job in self._read_jobs(job_ids)}
+
+    def delete(
+        self,
+        job_ids: Sequence[str],
+        *,
+        sources: frozenset[State],
+        skip_referenced: bool = False,
+        tombstone_for: float = 0.0,
+    ) -> list[str]:
+        keys, deleted = self._keys, []
+        job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
+        shared = (keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones, keys.tombstone_expiry)
+        indexed, sets = self._state_sets(tuple(State))
+        for page in pages_of(job_ids):
+            script_keys = (*keys.wake_sets, *shared, *(key(job_id) for job_id in page for key in job_keys), *sets)
+            values = (_words(sources), format_value(skip_referenced), str(tombstone_for), COUNTED, indexed, *page)
+            deleted += self._client.call("delete", script_keys, values)
+        return deleted
+
+    def read_clock(self) -> float:
+        return float(self._client.call("read_clock", (self._keys.jobs,)))
+
+    def find_existing(self, identity: str, key: str | None) -> Job | None:
+        script_keys = (self._keys.identity(identity), *(() if key is None else (self._keys.key(key),)))
+        found = self._client.call("find_existing", script_keys)
+        if found is None:
+            return None
+        job_id, now = found
+        job = self._read_job(job_id)
+        if job is None and key is not None:  # the key is that of a deleted job
+            return self.find_existing(identity, None)
+        is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
+        return None if is_over else job
+
+    def history(self, job_id: str) -> list[Entry]:
+        read_job = get_many(self._keys, [job_id], light=True)
+        (parts,), elements = self._client.send([read_job, ("LRANGE", self._keys.history(job_id), "0", "-1")])
+        stored = []
+        for element in elements:
+            at, event, state, attempt, node, detail = json.loads(element)
+            stored.append(Entry(float(at), event, State(state), int(attempt), node, detail))
+        return full_history(job_of(job_id, parts) if parts else None, stored)[-HISTORY_LIMIT:]
+
+    def tombstone(self, job_id: str) -> Tombstone | None:
+        found = self._client.call("tombstone", (self._keys.job(job_id), self._keys.tombstones), (job_id,))
+        if found is None:
+            return None
+        state, finished_at, purged_at, _ = json.loads(found)
+        return Tombstone.from_row({"id": job_id, "state": state, "finished_at": finished_at, "purged_at": purged_at})
+
+    def _state_sets(self, states: Sequence[State]) -> tuple[str, Sequence[str]]:
+        """Return which of these states have a sorted set, as words, and the sets, the one of the first state last."""
+        sets = self._keys.state_sets
+        names = [state for state in sets if state in states]
+        return _words(names), [sets[name] for name in reversed(names)]
+
+
+def _change_values(change: Change, indexed: str) -> tuple[str, ...]:
+    is_told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+    conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
+    values = [(POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None]
+    if change.publishes is not None:
+        values.append((POSITIONS["published_at"], "now" if change.publishes else "0"))
+    return (
+        change.job_id, change.identity, change.request_id, "" if is_told else change.event, _words(change.sources),
+        change.target or "", given(change.token), *map(format_value, conditions), given(change.identity_for),
+        given(change.identity_until), format_value(change.reopens), format_value(change.forgets_steps),
+        given(change.wake_after), given(change.run_in), change.detail, change.message.text if change.message else "",
+        indexed, *(text for position, value in values for text in (str(position), format_value(value))),
+    )  # fmt: skip
+
+
+def _words(values: Iterable[str]) -> str:
+    return " ".join(values)
+
+
+def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, sent: str = "") -> Applied:
+    return Applied(applied=status == "applied", job=job_of(job_id, parts) if parts else None, sent=sent == "1")

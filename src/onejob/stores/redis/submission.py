@@ -2,63 +2,140 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from msgpack import Packer, packb
 
 from onejob.errors import StoreError
 from onejob.jobs.model import Admission, Outcome
-from onejob.jobs.transitions import new_job
+from onejob.jobs.transitions import SUBMITTED, new_job
 from onejob.stores.protocol import SUBMITTER_LIMIT
-from onejob.stores.redis.duplicate_stats import origin_of
-from onejob.stores.redis.operations import Call, exceeded_quota, get_job, limits_of, quota_keys
-from onejob.stores.redis.row import format_value, job_of, pack_given
+from onejob.stores.redis.client import Call, get_many, pages_of
+from onejob.stores.redis.rows import GIVEN, TIMES, format_value, given, job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.errors import QuotaExceededError
-    from onejob.jobs.model import BrokerMessage, Job, MessageOf, Submission
+    from onejob.jobs.model import Duplicate, Job, MessageOf, Submission
     from onejob.stores.holder_cache import HolderCache
-    from onejob.stores.redis.keys import Keys
-    from onejob.stores.redis.operations import Operation, Request
+    from onejob.stores.redis.client import Client
+    from onejob.stores.redis.rows import Keys
 
+CALL_SIZE = 100
+"""How many submissions one call of the script writes: it blocks the server for a few milliseconds."""
 SUBMIT_TRIES = 20
-"""How often a submission is retried because another job holds its identity by then."""
-
-T = TypeVar("T")
-Steps: TypeAlias = "Generator[Request | Submission, Any, T]"
-"""An operation of one submission; among others it yields the submission itself to have it written as a new job."""
-
-Result: TypeAlias = "Admission | QuotaExceededError"
-Write: TypeAlias = "Callable[[Submission], Steps[Sequence[Any]]]"
-"""Has a submission written as a new job, and returns the script's answer."""
+"""How often a submission is tried at most because another job holds its identity by then."""
+ORIGIN = ("source", "submitter", "host", "fingerprint")
+"""What a duplicate records of its submission: a JSON array that only clients read."""
+_origin_values = attrgetter(*ORIGIN)
+_ROW_HEADER = Packer().pack_array_header(len(GIVEN) + len(TIMES))
 
 
-@dataclass(frozen=True, slots=True)
-class NewJobs:
-    """How a call of `submit_many` writes new jobs. `wake_after`: seconds until a job that is due is published again."""
+@dataclass(slots=True)
+class _Pending:
+    """A submission until it has its answer."""
 
+    submission: Submission
+    request: Call | None = None
+    """Its next call; None: it has to be written as a new job."""
+    then: Callable[[Sequence[Any]], None] | None = None
+    """Receives the row that this call reads, empty if there is none; None: the call submits."""
+    holder: tuple[str, str] = ("", "")
+    """The job that holds the identity, and the one that is queued next, or ""."""
+    answer: Admission | QuotaExceededError | StoreError | None = None
+    tries: int = 1
+
+
+@dataclass(slots=True)
+class Submitting:
+    """A call of `submit_many`. `wake_after`: seconds until a sweep publishes a job that is due, once more."""
+
+    client: Client
     keys: Keys
+    holder_cache: HolderCache
     wake_after: float
     message_of: MessageOf | None
+    queued: dict[str, str] = field(default_factory=dict)
+    """By identity: the job that an earlier submission of the batch will have queued next."""
+    repeated: frozenset[str] = frozenset()
+    """The identities that several submissions of the batch have."""
 
-    def call(self, submissions: Sequence[Submission]) -> Call:
-        """Return the call that writes new jobs. Its reply has one answer for each submission."""
+    def submit(self, submission: Submission) -> Admission:
+        """Return the admission of one submission. Raises `StoreError` and `QuotaExceededError`."""
+        pending = _Pending(submission)
+        holder = self.holder_cache.get(submission.identity)
+        if holder is not None and submission.key is None:
+            self._meet_holder(pending, holder, "")
+        while pending.answer is None:
+            if pending.request is None:
+                (reply,) = self.client.call(*self.new_jobs([submission]))
+            else:
+                reply = self.client.call(*pending.request)
+            self._handle(pending, reply)
+        if isinstance(pending.answer, Exception):
+            raise pending.answer
+        return pending.answer
+
+    def submit_batch(self, submissions: Sequence[Submission]) -> list[Any]:
+        """Return the answers to submissions with different ids and keys, or errors, as if one came after the other.
+
+        Each round trip has the next call of each submission that is not answered yet.
+        """
+        batch = [_Pending(submission) for submission in submissions]
+        counts = Counter(submission.identity for submission in submissions)
+        self.repeated = frozenset(identity for identity, count in counts.items() if count > 1)
+        # Equal submissions start with the same script: a stale entry that only some of them use would reorder them.
+        keyed = {submission.identity for submission in submissions if submission.key is not None}
+        for pending in batch:
+            identity = pending.submission.identity
+            holder = self.holder_cache.get(identity)
+            if holder is not None and identity not in keyed:
+                self._meet_holder(pending, holder, "")
+        waiting = batch
+        while waiting:
+            self._send(waiting)
+            waiting = [pending for pending in waiting if pending.answer is None]
+        return [pending.answer for pending in batch]
+
+    def _send(self, waiting: Sequence[_Pending]) -> None:
+        """Send the next calls of submissions, the new jobs first, and handle the replies."""
+        new = [pending for pending in waiting if pending.request is None]
+        others = [(pending, pending.request) for pending in waiting if pending.request is not None]
+        pages = pages_of(new, CALL_SIZE)
+        writes = [partial(self.new_jobs, [pending.submission for pending in page]) for page in pages]
+        replies = self.client.send([*writes, *(request for _, request in others)], partial=True)
+        answers: list[Any] = []
+        for page, reply in zip(pages, replies, strict=False):
+            answers += [reply] * len(page) if isinstance(reply, StoreError) else reply
+        answers += replies[len(pages) :]
+        for pending, answer in zip((*new, *(pending for pending, _ in others)), answers, strict=True):
+            if isinstance(answer, StoreError):
+                pending.answer = answer
+            else:
+                self._handle(pending, answer)
+
+    def new_jobs(self, submissions: Sequence[Submission]) -> Call:
+        """Return the call that writes new jobs. Its reply has one answer for each."""
         keys, script_keys = self.keys, [self.keys.jobs]
         values: list[str | bytes] = [str(self.wake_after)]
         for submission in submissions:
-            message, key = self.message(submission), submission.key
+            key, identity = submission.key, submission.identity
+            message = self.message_of(submission) if self.message_of and submission.delay <= 0 else None
             wake_set = keys.wake(submission.publisher_task or submission.task)
-            identity = submission.identity
             script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
-            values += _arguments(submission)
-            values.append("" if message is None else message.text)
-            values.append("" if key is None else str(submission.key_for))
             if key is not None:
                 script_keys.append(keys.key(key))
             if message is not None:
                 script_keys.append(message.destination)
+            values += arguments_of(submission)
+            values.append("" if message is None else message.text)
+            values.append("" if key is None else str(submission.key_for))
             if submission.charges:
                 script_keys += quota_keys(keys, submission)
                 values.append(limits_of(submission))
@@ -66,130 +143,67 @@ class NewJobs:
                 values.append("")
         return Call("submit", script_keys, values)
 
-    def message(self, submission: Submission) -> BrokerMessage | None:
-        """Return the message that is pushed with a new job; None for one that is not due."""
-        return None if self.message_of is None or submission.delay > 0 else self.message_of(submission)
+    def _handle(self, each: _Pending, reply: Any) -> None:
+        """Answer a submission by the reply to its call, or choose its next call."""
+        submission = each.submission
+        if each.then is not None:
+            each.then(*reply)
+            return
+        match reply:
+            case ["admitted", at, sent]:
+                job = new_job(submission, now=float(at), wake_after=self.wake_after)
+                if submission.key is not None:
+                    job = replace(job, key_retained_until=job.created_at + submission.key_for)
+                each.answer = Admission(job, Outcome.ADMITTED, sent=sent == "1")
+            case ["held", holder, queued]:
+                self._meet_holder(each, holder, queued)
+            case ["uncommon"]:
+                self._attach_to_holder(each)
+            case ["keyed", job_id]:
+                each.request = self._attach(submission, job_id, "")
+            case ["duplicate", *found]:
+                self._answer_duplicate(each, found)
+            case ["exceeded", *found]:
+                each.answer = exceeded_quota(submission, found)
+            case ["own"]:
+                self._read(each, submission.id, partial(self._answer_repeated, each))
+            case _:
+                self._try_again(each)
 
-
-def _arguments(submission: Submission) -> tuple[str | bytes, ...]:
-    """Return the arguments of both scripts."""
-    return (
-        submission.id, pack_given(submission), submission.payload, submission.options,
-        format_value(submission.delay), _expiry(submission),
-    )  # fmt: skip
-
-
-def _expiry(submission: Submission) -> str:
-    return "" if submission.expires_in is None else str(submission.expires_in)
-
-
-def _write_together(submission: Submission) -> Steps[Sequence[Any]]:
-    """Leave it to the batch to write this submission with the others."""
-    answer: Sequence[Any] = yield submission
-    return answer
-
-
-def _is_plain(submission: Submission) -> bool:
-    """Return whether a duplicate can change nothing but the times and the priority of the job that answers."""
-    return submission.key is None and not (
-        submission.rejects or submission.replaces or submission.queue_next or submission.follows or submission.max_wait
-    )
-
-
-class Submitter:
-    """Creates the operations of one submission, or of several that run in phases."""
-
-    def __init__(self, new_jobs: NewJobs, holder_cache: HolderCache) -> None:
-        self._new_jobs = new_jobs
-        self._keys = new_jobs.keys
-        self._holder_cache = holder_cache
-        self._wake_after = new_jobs.wake_after
-        self._queued: dict[str, str] = {}
-        """By identity: the job that an earlier submission of the batch will have queued next."""
-        self._cached: dict[str, str] = {}
-        """By identity: its holder according to the cache."""
-        self._repeated: frozenset[str] = frozenset()
-        """The identities that several submissions have."""
-
-    def alone(self, submission: Submission) -> Operation[Result]:
-        """Return the operation of one submission."""
-        if submission.key is None:
-            cached = self._holder_cache.get(submission.identity)
-            self._cached = {submission.identity: cached} if cached else {}
-        return self._submit(submission, self._write_alone)  # type: ignore[return-value] # which yields calls only
-
-    def each(self, submissions: Sequence[Submission]) -> list[Steps[Result]]:
-        """Return the operations of submissions, which have to run in phases."""
-        counts = Counter(submission.identity for submission in submissions)
-        self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
-        # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
-        uncached = {submission.identity for submission in submissions if submission.key is not None}
-        cacheable = {submission.identity for submission in submissions} - uncached
-        self._cached = {identity: job_id for identity in cacheable if (job_id := self._holder_cache.get(identity))}
-        return [self._submit(submission, _write_together) for submission in submissions]
-
-    def _submit(self, submission: Submission, write: Write) -> Steps[Result]:
-        """Write a new job, or resolve the duplicate of an existing one."""
-        for _ in range(SUBMIT_TRIES):
-            cached = self._cached.get(submission.identity)
-            answer, *found = ("held", cached, "") if cached else (yield from write(submission))
-            if answer == "admitted":
-                return self._admission(submission, float(found[0]), sent=found[1] == "1")
-            if answer == "keyed":
-                answer, *found = yield self._attach(submission, found[0], "")
-            elif answer == "held":
-                self._holder_cache.put(submission.identity, found[0])
-                answer, *found = yield from self._resolve(submission, *found)
-            if answer == "duplicate":
-                if submission.queue_next and found[3] != self._holder_cache.get(submission.identity):
-                    self._holder_cache.discard(submission.identity)  # which does not know the job queued next
-                return (yield from self._duplicate_admission(submission.id, found))
-            if answer == "exceeded":
-                return exceeded_quota(submission, found)
-            if answer == "own":
-                own = yield from get_job(self._keys, submission.id)
-                if own is not None:
-                    return (yield from self._repeated_admission(submission, own))
-            self._holder_cache.discard(submission.identity)
-            self._cached.pop(submission.identity, None)
-        msg = f"the holder of identity {submission.identity} changed {SUBMIT_TRIES} times during one submission"
-        raise StoreError(msg)
-
-    def _write_alone(self, submission: Submission) -> Steps[Sequence[Any]]:
-        (answer,) = yield self._new_jobs.call([submission])
-        return answer  # type: ignore[no-any-return]
-
-    def _resolve(self, submission: Submission, existing: str, queued: str) -> Steps[list[Any]]:
-        """Return the answer of `attach`, or of `attach_plain`, which is cheaper."""
+    def _meet_holder(self, each: _Pending, holder: str, queued: str) -> None:
+        """Resolve a duplicate of the job that holds the identity: by `attach_plain`, which is cheaper, if it can be."""
+        submission = each.submission
+        self.holder_cache.put(submission.identity, holder)
+        each.holder = holder, queued
         # Equal submissions have the same script: an uncommon one would fall behind those after it.
-        if submission.identity not in self._repeated and _is_plain(submission):
-            reply: list[Any] = yield self._attach_plain(submission, existing)
-            if reply[0] != "uncommon":
-                return reply
-        reply = yield self._attach(submission, existing, self._queued_next(submission, queued))
-        return reply
+        if submission.identity not in self.repeated and _is_plain(submission):
+            each.request = self._attach_plain(submission, holder)
+        else:
+            self._attach_to_holder(each)
 
-    def _admission(self, submission: Submission, now: float, *, sent: bool) -> Admission:
-        job = new_job(submission, now=now, wake_after=self._wake_after)
-        if submission.key is not None:
-            job = replace(job, key_retained_until=now + submission.key_for)
-        return Admission(job, Outcome.ADMITTED, sent=sent)
+    def _attach_to_holder(self, each: _Pending) -> None:
+        submission, (holder, queued) = each.submission, each.holder
+        queued = queued or self.queued.get(submission.identity, "")
+        if submission.queue_next and not submission.rejects:
+            self.queued[submission.identity] = queued or submission.id
+        each.request = self._attach(submission, holder, queued)
 
     def _attach_plain(self, submission: Submission, existing: str) -> Call:
-        keys = self._keys
+        keys = self.keys
         script_keys = (
             *keys.wake_sets, keys.job(submission.id), keys.identity(submission.identity), keys.job(existing),
             keys.duplicates(existing), keys.duplicate_counts, keys.duplicate_sums,
         )  # fmt: skip
         values = (
             existing, submission.id, submission.nonce, submission.fingerprint, format_value(submission.delay),
-            _expiry(submission), format_value(submission.priority_rank), submission.submitter, origin_of(submission),
-            str(SUBMITTER_LIMIT),
+            given(submission.expires_in), format_value(submission.priority_rank), submission.submitter,
+            origin_of(submission), str(SUBMITTER_LIMIT),
         )  # fmt: skip
         return Call("attach_plain", script_keys, values)
 
     def _attach(self, submission: Submission, existing: str, queued: str) -> Call:
-        keys, identity, queued_id = self._keys, submission.identity, queued or submission.id
+        """Return the call that resolves any duplicate. `queued`: the job that will be queued next then; "" for none."""
+        keys, identity, queued_id = self.keys, submission.identity, queued or submission.id
         script_keys = (
             *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.identity(identity),
             keys.next(identity), keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.duplicate_sums,
@@ -199,33 +213,131 @@ class Submitter:
         )  # fmt: skip
         flags = (submission.rejects, submission.replaces, submission.queue_next, submission.follows)
         values = (
-            existing, queued, str(self._wake_after), str(SUBMITTER_LIMIT), *_arguments(submission),
+            existing, queued, str(self.wake_after), str(SUBMITTER_LIMIT), *arguments_of(submission),
             "" if submission.key is None else str(submission.key_for), str(submission.max_wait),
             *map(format_value, flags), origin_of(submission), limits_of(submission),
         )  # fmt: skip
         return Call("attach", script_keys, values)
 
-    def _queued_next(self, submission: Submission, queued: str) -> str:
-        """Return the id of the job that will be queued next when the script runs; "" for none."""
-        queued = queued or self._queued.get(submission.identity, "")
-        if submission.queue_next and not submission.rejects:
-            self._queued[submission.identity] = queued or submission.id
-        return queued
+    def _try_again(self, each: _Pending) -> None:
+        """Submit as at first, because another job holds the identity by now."""
+        identity = each.submission.identity
+        self.holder_cache.discard(identity)
+        each.request, each.then = None, None
+        each.tries += 1
+        if each.tries > SUBMIT_TRIES:
+            each.answer = StoreError(
+                f"the holder of identity {identity} changed {SUBMIT_TRIES} times during one submission"
+            )
 
-    def _duplicate_admission(self, own_id: str, found: Sequence[Any]) -> Steps[Admission]:
+    def _answer_duplicate(self, each: _Pending, found: Sequence[Any]) -> None:
         outcome, rescheduled, key_reused, answered_by, job_id, parts, own = found
+        submission = each.submission
+        if submission.queue_next and answered_by != self.holder_cache.get(submission.identity):
+            self.holder_cache.discard(submission.identity)  # which does not know the job queued next
         job = job_of(job_id, parts)
-        if job_id != answered_by:  # a repeated submission, which the job queued next has answered
-            job = (yield from get_job(self._keys, answered_by)) or job
-        follower = job_of(own_id, own) if own else None
-        return Admission(job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1")
+        follower = job_of(submission.id, own) if own else None
+        admission = Admission(
+            job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1"
+        )
 
-    def _repeated_admission(self, submission: Submission, own: Job) -> Steps[Admission]:
-        followed = (yield from get_job(self._keys, own.follows_id)) if own.follows_id else None
-        answer = Admission.repeated(own, followed, submission.nonce)
-        return replace(answer, sent=answer.outcome is Outcome.ADMITTED and self._was_sent(submission))
+        def answer_by(found: Job | None) -> None:
+            each.answer = replace(admission, job=found or job)
+
+        if job_id == answered_by:
+            each.answer = admission
+        else:  # a repeated submission, which the job queued next has answered
+            self._read(each, answered_by, answer_by)
+
+    def _answer_repeated(self, each: _Pending, own: Job | None) -> None:
+        """Answer a submission whose id a job has already."""
+        if own is None:
+            self._try_again(each)
+        elif own.follows_id:
+            self._read(each, own.follows_id, partial(self._answer_by_own, each, own))
+        else:
+            self._answer_by_own(each, own, None)
+
+    def _answer_by_own(self, each: _Pending, own: Job, followed: Job | None) -> None:
+        answer = Admission.repeated(own, followed, each.submission.nonce)
+        sent = answer.outcome is Outcome.ADMITTED and self._was_sent(each.submission)
+        each.answer = replace(answer, sent=sent)
+
+    def _read(self, each: _Pending, job_id: str, then: Callable[[Job | None], None]) -> None:
+        """Read a job with the next calls, on which the answer depends."""
+        each.request = get_many(self.keys, [job_id])
+        each.then = lambda parts: then(job_of(job_id, parts) if parts else None)
 
     def _was_sent(self, submission: Submission) -> bool:
         """Return whether the message of a repeated submission was pushed with its new job: it has one, and was due."""
         is_expired = submission.expires_in is not None and submission.expires_in <= 0
-        return not is_expired and self._new_jobs.message(submission) is not None
+        is_due = submission.delay <= 0 and not is_expired
+        return is_due and self.message_of is not None and self.message_of(submission) is not None
+
+
+def split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
+    """Split a batch where an id or an idempotency key is repeated: the first must be answered before that."""
+    part: list[Submission] = []
+    seen: set[tuple[str, str | None]] = set()
+    for submission in submissions:
+        names = {("id", submission.id), ("key", submission.key)} - {("key", None)}
+        if seen & names:
+            yield part
+            part, seen = [], set()
+        part.append(submission)
+        seen |= names
+    yield part
+
+
+def _is_plain(submission: Submission) -> bool:
+    """Return whether a duplicate can change nothing but the times and the priority of the job that answers."""
+    return submission.key is None and not (
+        submission.rejects or submission.replaces or submission.queue_next or submission.follows or submission.max_wait
+    )
+
+
+def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
+    """Return what scripts need of a submission: its id, its row, payload, options, delay and expiry.
+
+    The row is in MessagePack, and lacks its last elements, `TIMES`.
+    """
+    rank, retries, delay, expires_in = (
+        submission.priority_rank, submission.retries, submission.delay, submission.expires_in,
+    )  # fmt: skip
+    row = packb((
+        submission.task, submission.submitter or False, submission.source or False, submission.route or False,
+        submission.publisher_task or False, str(submission.lease), str(rank) if rank else False,
+        str(retries) if retries else False, submission.canvas and "1", "queued", "1", SUBMITTED, submission.identity,
+        submission.fingerprint != submission.identity and submission.fingerprint, submission.nonce or False,
+    ))  # fmt: skip
+    return (
+        submission.id, _ROW_HEADER + row[1:], submission.payload, submission.options, str(delay) if delay else "",
+        "" if expires_in is None else str(expires_in),
+    )  # fmt: skip
+
+
+def quota_keys(keys: Keys, submission: Submission) -> list[str]:
+    """Return the keys of the quotas that a submission is charged with."""
+    return [keys.quota(charge.name) for charge in submission.charges]
+
+
+def limits_of(submission: Submission) -> str:
+    """Return the limits of these quotas as an argument of the scripts."""
+    return " ".join(f"{charge.quota.limit} {charge.quota.period}" for charge in submission.charges)
+
+
+def exceeded_quota(submission: Submission, found: Sequence[str]) -> QuotaExceededError:
+    """Return the error of a submission to which a script has answered that a quota is used up."""
+    number, until, seconds = found
+    return submission.charges[int(number)].exceeded(float(until), float(seconds))
+
+
+def origin_of(submission: Submission | Duplicate) -> str:
+    """Return what a duplicate records of its submission, as JSON."""
+    return _write_origin(_origin_values(submission))
+
+
+@lru_cache(1024)
+def _write_origin(values: tuple[str, ...]) -> str:
+    """Return the values of `ORIGIN` as JSON: a submitter asks for the same again."""
+    return json.dumps(values, separators=(",", ":"))

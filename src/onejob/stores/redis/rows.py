@@ -1,22 +1,74 @@
-"""The row of a job in Redis: the list at its key, by position. Scripts use the same positions.
+"""The keys of a ledger in Redis, and the row of a job.
 
-The first element is the row, packed by MessagePack: texts, and false for a field that has its default ("", 0, None).
-The others are large, or rare, and a change writes only those that it changes.
+The prefix of the keys is a hash tag, so that all keys of a ledger are in one slot of a cluster. The row is the list at
+a job's key, by position; scripts use the same positions. The first element is the row, in MessagePack: texts, and false
+for a field that has its default ("", 0, None). The others are large, or rare, and a change writes only those that it
+changes.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job
-from onejob.jobs.transitions import SUBMITTED
+from onejob.jobs.records import AUDIT_KINDS
+from onejob.stores.state_index import INDEXED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.jobs.model import Submission
+
+class Keys:
+    """The keys of the ledger named `prefix`. docs/decisions/0001-redis-keys.md has the content of each."""
+
+    def __init__(self, prefix: str) -> None:
+        if not prefix or "{" in prefix or "}" in prefix:
+            msg = f"the prefix {prefix!r} of the keys in Redis is invalid: it must not be empty, and contain no brace"
+            raise ConfigurationError(msg)
+        tag = f"{{{prefix}}}"
+        wake, self.leases, self.ended = (f"{tag}:{name}" for name in ("wake:", "leases", "ended"))
+        self.wake_sets = (wake, self.leases, self.ended)
+        """The sorted sets of `wake_at`; of the waiting jobs, the prefix of the sets of all tasks."""
+        self.state_sets = {state: f"{tag}:{state}" for state in INDEXED_STATES}
+        """The sorted sets of the jobs in a state, by `created_at`."""
+        self.jobs = f"{tag}:jobs"
+        self.follows_ids = f"{tag}:follows_ids"
+        self.duplicate_counts = f"{tag}:duplicate_counts"
+        self.duplicate_sums = f"{tag}:duplicate_sums"
+        self.workers = f"{tag}:workers"
+        self.registrations = f"{tag}:registrations"
+        self.metrics = f"{tag}:metrics"
+        self.audit = {kind: f"{tag}:audit:{kind}" for kind in AUDIT_KINDS}
+        self.tombstones = f"{tag}:tombstones"
+        self.tombstone_expiry = f"{tag}:tombstone_expiry"
+        # The others belong to a name: a bound `str.__add__` returns the prefix with the name, quicker than a function.
+        self.wake = wake.__add__
+        """The `wake_at` of the waiting jobs that the workers of a task handle."""
+        self.job = f"{tag}:job:".__add__
+        """A job's row."""
+        self.steps = f"{tag}:steps:".__add__
+        """A job's memoised steps."""
+        self.history = f"{tag}:history:".__add__
+        self.duplicates = f"{tag}:duplicates:".__add__
+        self.followers = f"{tag}:followers:".__add__
+        """A job's followers: their ids, and the tasks whose workers handle them."""
+        self.identity = f"{tag}:identity:".__add__
+        """Exists exactly while a job holds this identity."""
+        self.next = f"{tag}:next:".__add__
+        """The id of the job that is queued next for this identity."""
+        self.key = f"{tag}:key:".__add__
+        """The first answer to an idempotency key."""
+        self.quota = f"{tag}:quota:".__add__
+        self.event = f"{tag}:event:".__add__
+        """An event that webhooks report."""
+        self._bucket = f"{tag}:bucket:"
+
+    def buckets(self, seconds: int) -> str:
+        """Return the prefix of the keys of the buckets of metrics with this length."""
+        return f"{self._bucket}{seconds}:"
+
 
 GIVEN = (
     "task", "submitter", "source", "route", "publisher_task", "lease", "priority_rank", "retries", "canvas_pending",
@@ -60,35 +112,9 @@ def format_value(value: Any) -> str:
     return "1" if value is True else str(value)
 
 
-def pack_given(submission: Submission) -> bytes:
-    """Return the fields `GIVEN` of a submission in MessagePack: a row that lacks its last elements, `TIMES`."""
-    template = _pack_template(
-        submission.task, submission.submitter, submission.source, submission.route, submission.publisher_task,
-        submission.lease, submission.priority_rank, submission.retries, submission.canvas,
-    )  # fmt: skip
-    identity, fingerprint = submission.identity, submission.fingerprint
-    own = "" if fingerprint == identity else fingerprint
-    return b"".join((template, _pack(identity), _pack(own), _pack(submission.nonce)))
-
-
-@lru_cache(1024)
-def _pack_template(*fields: Any) -> bytes:
-    """Return the part of a new row that is the same for many submissions."""
-    texts = (*map(format_value, fields), State.QUEUED, "1", SUBMITTED)
-    return b"\xdc" + (len(GIVEN) + len(TIMES)).to_bytes(2, "big") + b"".join(map(_pack, texts))
-
-
-def _pack(text: str) -> bytes:
-    """Return a text in MessagePack; "" as false."""
-    if not text:
-        return b"\xc2"
-    data = text.encode()
-    size = len(data)
-    if size < 32:  # noqa: PLR2004 - the limits are those of the format
-        return bytes((0xA0 | size,)) + data
-    if size < 256:  # noqa: PLR2004
-        return bytes((0xD9, size)) + data
-    return b"\xdb" + size.to_bytes(4, "big") + data
+def given(value: float | None) -> str:
+    """Return a number as an argument of a script; "" if it was not given."""
+    return "" if value is None else str(value)
 
 
 def job_of(job_id: str, parts: Sequence[Any]) -> Job:

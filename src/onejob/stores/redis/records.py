@@ -1,0 +1,185 @@
+"""What is kept besides jobs: duplicates and their sums, metrics, heartbeats, events of webhooks, and the audit log."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, TypeAlias
+
+from onejob.jobs.model import Duplicate
+from onejob.jobs.records import (
+    AUDIT_KINDS,
+    NO_AMOUNTS,
+    REDELIVERED,
+    UNREGISTERED,
+    AuditEntry,
+    Bucket,
+    DuplicateCount,
+    Period,
+    WorkerInfo,
+)
+from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, GroupBy
+from onejob.stores.redis.client import Part, pairs_of
+from onejob.stores.redis.rows import POSITIONS
+from onejob.stores.redis.submission import ORIGIN, origin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onejob.jobs.records import Registration
+
+FACTS = ("at", "outcome", "arguments_differ", "rescheduled", "answered_by")
+"""The second element of a stored duplicate, separated by spaces. The first is the nonce of the submission."""
+SCAN_COUNT = "1000"
+"""About how many counts one request reads."""
+SUM_FIELDS = 4
+"""Task, submitter, outcome and count."""
+Group: TypeAlias = "tuple[tuple[str, str, str], int]"
+"""Name, task and outcome; and how many duplicates."""
+Matches: TypeAlias = "Callable[[str, str], bool]"
+"""Decides by submitter and task whether duplicates are counted."""
+
+
+class Records(Part):
+    """The part of the store that keeps what is not a job."""
+
+    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
+        keys, job_id = self._keys, duplicate.job_id
+        script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.duplicate_sums)
+        counted_as = duplicate.outcome if duplicate.submission_nonce else REDELIVERED
+        values = (
+            job_id, duplicate.outcome, duplicate.answered_by, "1" if duplicate.arguments_differ else "0",
+            "1" if duplicate.rescheduled else "0", origin_of(duplicate), duplicate.submitter, counted_as,
+            str(SUBMITTER_LIMIT), duplicate.submission_nonce, *also,
+        )  # fmt: skip
+        self._client.call("record", script_keys, values)
+
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        flat, redelivery = self._client.read(
+            ("LRANGE", self._keys.duplicates(job_id), str(-3 * DUPLICATE_LIMIT), "-1"),
+            ("LINDEX", self._keys.job(job_id), str(-POSITIONS["redelivery"])),
+        )
+        elements = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        if redelivery:
+            elements.append(("", *json.loads(redelivery)))
+        return [_parse_duplicate(job_id, *each) for each in elements]
+
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
+        """Return the counts of duplicates. All are read, because a hash has no order."""
+
+        def matches(of_submitter: str, task: str) -> bool:
+            return submitter in {None, of_submitter} and (tasks is None or task in tasks)
+
+        if by is GroupBy.IDENTITY:
+            groups = self._counts_by_identity(matches)
+        else:
+            groups = _parse_sums(self._scan(self._keys.duplicate_sums), by, matches)
+        return _largest_groups(groups, limit)
+
+    def _counts_by_identity(self, matches: Matches) -> list[Group]:
+        found = self._scan(self._keys.duplicate_counts)
+        counts = [(field.split(" ", 1), int(count)) for field, count in found.items()]
+        jobs = {job.id: job for job in self._read_jobs([job_id for (_, job_id), _ in counts], light=True)}
+        groups: list[Group] = []
+        for (outcome, job_id), count in counts:
+            job = jobs.get(job_id)
+            if job is not None and matches(job.submitter, job.task):  # None: it was deleted meanwhile
+                groups.append(((job.identity, job.task, outcome), count))
+        return groups
+
+    def _scan(self, key: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        cursor = None
+        while cursor != "0":
+            ((next_cursor, page),) = self._client.read(("HSCAN", key, cursor or "0", "COUNT", SCAN_COUNT))
+            found |= pairs_of(page)
+            cursor = str(next_cursor)
+        return found
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        values = (str(keep_for), *(() if body is None else (body,)))
+        kept: str | None = self._client.call("keep_event", (self._keys.event(event_id),), values)
+        return kept
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        audit = self._keys.audit
+        script_keys = (audit[entry.kind], *(audit[kind] for kind in AUDIT_KINDS if kind != entry.kind))
+        self._client.call("append_audit", script_keys, (entry.to_json(), str(keep), str(keep_for)))
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        values = ("" if before is None else str(before), str(limit), str(keep_for))
+        texts = self._client.call("audit", tuple(self._keys.audit.values()), values)
+        found = [AuditEntry.from_row(*text.split(" ", 2)) for text in texts]
+        return sorted(found, key=lambda entry: entry.id, reverse=True)[:limit]
+
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        periods = [str(seconds) for period in Period for seconds in (period.seconds, period.kept_for)]
+        totals = _flatten(amounts)
+        script_keys = (self._keys.metrics, *(self._keys.buckets(period.seconds) for period in Period))
+        self._client.call("increment", script_keys, (*periods, str(len(totals)), *totals, *_flatten(recent)))
+
+    def totals(self) -> dict[str, float]:
+        (found,) = self._client.read(("HGETALL", self._keys.metrics))
+        return _parse_amounts(found)
+
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        values = (str(period.seconds), str(period.kept_for), repr(float(since)))
+        flat = self._client.call("series", (self._keys.buckets(period.seconds),), values)
+        return [Bucket(float(start), _parse_amounts(found)) for start, found in zip(flat[::2], flat[1::2], strict=True)]
+
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        script_keys = (self._keys.workers, self._keys.registrations)
+        self._client.call("heartbeat", script_keys, (node, str(lasts), registration.to_json()))
+
+    def workers(self) -> list[WorkerInfo]:
+        return self._list_workers("workers")
+
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        return self._list_workers("take_dead_workers")
+
+    def _list_workers(self, script: str) -> list[WorkerInfo]:
+        """Return the workers in the reply of a script, by name."""
+        flat = self._client.call(script, (self._keys.workers, self._keys.registrations))
+        rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]
+
+
+def _flatten(amounts: Mapping[str, float]) -> list[str]:
+    return [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
+
+
+def _parse_amounts(flat: Sequence[str]) -> dict[str, float]:
+    return {name: float(amount) for name, amount in pairs_of(flat).items()}
+
+
+def _parse_duplicate(job_id: str, nonce: str, facts: str, origin: str) -> Duplicate:
+    row = dict(zip(FACTS, facts.split(" ", len(FACTS) - 1), strict=True)) | dict(
+        zip(ORIGIN, json.loads(origin), strict=True)
+    )
+    flags = {name: row[name] == "1" for name in ("arguments_differ", "rescheduled")}
+    return Duplicate.from_row(row | flags | {"job_id": job_id, "submission_nonce": nonce})
+
+
+def _parse_sums(found: dict[str, str], by: GroupBy, matches: Matches) -> list[Group]:
+    fields = [(*json.loads(field), int(count)) for field, count in found.items()]
+    sums = [field for field in fields if len(field) == SUM_FIELDS]  # not the number of a task's sums
+    return [
+        ((task if by is GroupBy.TASK else submitter, task, outcome), count)
+        for task, submitter, outcome, count in sums
+        if matches(submitter, task)
+    ]
+
+
+def _largest_groups(found: Sequence[Group], limit: int) -> list[DuplicateCount]:
+    counts: dict[tuple[str, str, str], int] = defaultdict(int)
+    totals: dict[str, int] = defaultdict(int)
+    for group, count in found:
+        name, _, outcome = group
+        counts[group] += count
+        totals[name] += 0 if outcome == REDELIVERED else count
+    largest = sorted(totals, key=lambda name: (-totals[name], name))[:limit]
+    rank = {name: number for number, name in enumerate(largest)}
+    groups = sorted((group for group in counts if group[0] in rank), key=lambda group: (rank[group[0]], group))
+    return [DuplicateCount.from_row(*group, counts[group]) for group in groups]
