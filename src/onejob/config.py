@@ -15,7 +15,7 @@ from onejob.ledger.ledger import Ledger
 from onejob.observability.logs import emit_to, log
 from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
-from onejob.stores.schema_version import checked_schema
+from onejob.stores.schema import checked_schema
 from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:

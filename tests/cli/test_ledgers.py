@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onejob.stores.schema_version import HEAD, VERSIONS
+from onejob.stores.schema import HEAD, VERSIONS
 from onejob.transactions.fence import TABLE
 from tests.cases import for_each
 from tests.cli.command import Shell, call

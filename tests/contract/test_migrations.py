@@ -13,7 +13,9 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.stores import migrate as migrations
-from onejob.stores.schema_version import HEAD, VERSIONS
+from onejob.stores import schema
+from onejob.stores.migrate import Status
+from onejob.stores.schema import HEAD, VERSIONS
 from tests.contract.lockstep import LockStep
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
@@ -21,6 +23,7 @@ from tests.contract.support import (
     StoreAddress,
     end,
     run,
+    start,
     submit,
 )
 from tests.contract.test_sequences import SEQUENCES, Script
@@ -178,6 +181,30 @@ def test_an_existing_schema_needs_no_right_to_create_one(postgres_server: Postgr
                 assert submit(store).id == "job-1"
         finally:
             connection.execute("drop schema tenant cascade; drop role tenant")
+
+
+def test_a_later_version_upgrades_a_ledger(address: StoreAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger of the version before gets the statements of the next one alone, once, and keeps its jobs."""
+    with address.opened() as store:
+        submit(store)
+    added = {"0002": ["alter table onejob.jobs add column note text"]}
+    of_version = schema._statements_of
+    monkeypatch.setattr(schema, "_statements_of", lambda dialect, name, version: [
+        *(schema.in_schema(each, name).replace("onejob.", "") for each in added.get(version, [])),
+        *(of_version(dialect, name, version) if version not in added else ()),
+    ])  # fmt: skip
+    for module in (schema, migrations):
+        monkeypatch.setattr(module, "VERSIONS", ("0001", "0002"))
+        monkeypatch.setattr(module, "HEAD", "0002")
+    assert migrations.status(address.url, address.namespace) == Status("0001", "0002", ("0002",))
+    assert "create table" not in migrations.sql(address.url, address.namespace, "0001")
+    with address.opened() as store, pytest.raises(ConfigurationError, match="needs 0002"):
+        submit(store)
+    for _ in range(2):
+        assert migrations.upgrade(address.url, address.namespace) == Status("0002", "0002", ())
+    assert execute(address, "select id, note from jobs", "select version_num from schema_version") == [("0002",)]
+    with address.opened() as store:
+        assert end(store, start(store)).state is State.COMPLETED
 
 
 # --- code of one version on the schema of the next ------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onejob.stores.schema_version import HEAD
+from onejob.stores.schema import HEAD
 from tests.cases import for_each
 from tests.django.project import FOLDER, Project, on_both, sqlite
 

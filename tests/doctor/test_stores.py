@@ -14,7 +14,7 @@ import redis as redis_py
 from onejob.doctor import ledger, postgres, redis, sqlite
 from onejob.doctor.examine import examine
 from onejob.doctor.finding import Level
-from onejob.stores.schema_version import HEAD
+from onejob.stores.schema import HEAD
 from tests.cases import for_each
 from tests.conftest import make_ledger
 from tests.doctor.support import commands, installed, names, run_command

@@ -94,7 +94,7 @@ def test_the_wheel_carries_the_whole_package(distributions: dict[str, Path]) -> 
     """The wheel holds every file of the package, statements, scripts, texts and pages too, and nothing else."""
     names = {name for name in contents(distributions["wheel"]) if ".dist-info/" not in name}
     assert names == {str(path.relative_to(PACKAGE.parent)) for path in paths() if path.is_relative_to(PACKAGE)}
-    assert {"onejob/py.typed", "onejob/stores/sqlite/migrations/0001_jobs.sql"} <= names
+    assert {"onejob/py.typed", "onejob/stores/sqlite/migrations/0001.sql"} <= names
 
 
 def test_the_source_distribution_builds_the_same_wheel(

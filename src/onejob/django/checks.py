@@ -14,11 +14,11 @@ from django.utils.module_loading import import_string
 
 from onejob.celery.options import options_of
 from onejob.django import conf
-from onejob.django.schema import Schema
+from onejob.django.schema import ledger_schema
 from onejob.errors import ConfigurationError
 from onejob.stores import kind_of
 from onejob.stores.django_database import alias_of
-from onejob.stores.schema_version import check_version
+from onejob.stores.schema import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,8 @@ def check_database(databases: Any = None, **_: Any) -> list[Any]:
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    version = Schema(connections[alias]).version()
+    with ledger_schema(connections[alias]) as schema:
+        version = schema.version()
     is_migrating = sys.argv[1:2] in MIGRATING  # which then does what the warning asks for
     return [*(() if is_migrating else _check_schema(alias, version)), *(_check_sqlite(alias) if version else ())]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.doctor.finding import Check, Finding, Level, ok, with_address
 from onejob.stores import display_url, kind_of
-from onejob.stores.schema_version import HEAD, VERSIONS
+from onejob.stores.schema import HEAD, VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

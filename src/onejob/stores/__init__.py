@@ -10,6 +10,8 @@ from onejob.stores.django_database import SCHEME as DJANGO_SCHEME
 from onejob.stores.django_database import resolve
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from onejob.stores.protocol import Store
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
@@ -50,19 +52,23 @@ def open_store(url: str, *, namespace: str = "onejob") -> Store:
 
         return SQLiteStore(sqlite_path(url))
     if kind == "postgresql":
-        return _open_postgres(url, namespace)
+        postgres_driver()
+        from onejob.stores.postgres import PostgresStore
+
+        return PostgresStore(url, schema=namespace)
     from onejob.stores.redis import RedisStore
 
     return RedisStore.from_url(url.replace("redis+socket://", "unix://", 1), prefix=namespace)
 
 
-def _open_postgres(url: str, namespace: str) -> Store:
+def postgres_driver() -> ModuleType:
+    """Return the module of connections to PostgreSQL. Raises `ConfigurationError` without the driver."""
     try:
-        from onejob.stores.postgres import PostgresStore
+        from onejob.stores.postgres import connection
     except ImportError as error:
         msg = f'the PostgreSQL store needs a driver ({error.name} is missing): pip install "onejob[postgres]"'
         raise ConfigurationError(msg) from error
-    return PostgresStore(url, schema=namespace)
+    return connection
 
 
 def display_url(url: str) -> str:
@@ -72,8 +78,7 @@ def display_url(url: str) -> str:
     if kind == "sqlite":
         return f"sqlite:///{sqlite_path(url)}"
     if kind == "postgresql":
-        from onejob.stores.postgres import connection
-
+        connection = postgres_driver()
         return f"postgresql://{connection.place_of(connection.conninfo_of(url))}"
     from onejob.stores.redis import address
 

@@ -17,6 +17,7 @@ from onejob.stores.protocol import (
     SUBMITTER_LIMIT,
     WINDOW_OVER,
 )
+from onejob.stores.schema import in_schema
 from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """SQL with parameters written as `:name`, and their values."""
 _STAR = re.compile(r"(?<!returning )\b(\w+)\.\*")
 COLUMNS = tuple(field.name for field in fields(Job))
-_SCHEMA = re.compile(r"\bonejob\.")
 
 
 class Runner(Protocol):
@@ -90,11 +90,6 @@ def statement(name: str, schema: str) -> str:
     # A prepared statement that returns * fails in all open connections when a migration adds a column.
     expanded = _STAR.sub(lambda star: ", ".join(f"{star[1]}.{column}" for column in COLUMNS), SQL[name])
     return in_schema(expanded, schema)
-
-
-def in_schema(text: str, schema: str) -> str:
-    """Return SQL with the schema `onejob` replaced."""
-    return _SCHEMA.sub(f'"{schema}".', text)
 
 
 def sql_values(value: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
+from psycopg.rows import tuple_row
+
 from onejob.errors import ConfigurationError
 from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
@@ -26,7 +28,7 @@ from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
 from onejob.stores.protocol import HISTORY_LIMIT
-from onejob.stores.schema_version import TABLE, check_version, checked_schema
+from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 from onejob.stores.state_index import indexed_state, is_indexed
 
 if TYPE_CHECKING:
@@ -271,10 +273,8 @@ class PostgresStore:
     def _check_version(self, connection: Connection) -> None:
         schema = self._sql.schema
         where = f"schema {schema!r} of {self._connections.place}"
-        table = f'"{schema}".{TABLE}'
-        exists = connection.execute("select 1 as found where to_regclass($1) is not null", [table]).fetchone()
-        row = connection.execute(f"select version_num from {table}").fetchone() if exists else None  # noqa: S608 - checked
-        check_version(row["version_num"] if row else None, where)
+        cursor = connection.cursor(row_factory=tuple_row)
+        check_version(LedgerSchema(cursor, "postgresql", schema).version(), where)
 
 
 class _JoinedStore(PostgresStore):

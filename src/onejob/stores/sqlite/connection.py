@@ -74,7 +74,7 @@ class ForkSafeConnection:
     def _open(self) -> sqlite3.Connection:
         is_uri = is_uri_path(self.path)  # a database in memory that connections share, as Django's tests have it
         if not is_uri:
-            _create_private(self.path)
+            create_private(self.path)
         connection = sqlite3.connect(
             str(self.path), timeout=self._busy_timeout, isolation_level=None, check_same_thread=False,
             cached_statements=STATEMENTS, uri=is_uri,
@@ -92,7 +92,7 @@ def is_uri_path(path: Path) -> bool:
     return str(path).startswith("file:")
 
 
-def _create_private(path: Path) -> None:
+def create_private(path: Path) -> None:
     """Create the file, readable by its owner only, unless it exists; SQLite gives its -wal and -shm the same mode."""
     with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

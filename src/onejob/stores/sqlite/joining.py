@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError
-from onejob.stores.schema_version import TABLE, check_version
+from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite.connection import is_uri_path
 from onejob.stores.sqlite.transaction import Transaction
 
@@ -69,6 +69,7 @@ def check_same_file(transaction: UserTransaction, path: Path) -> None:
             "pass a session on that file"
         )
         raise ConfigurationError(msg)
-    exists = transaction.rows("select 1 as found from sqlite_master where name = :name", {"name": TABLE})
-    rows = transaction.rows(f"select version_num from {TABLE}", {}) if exists else []  # noqa: S608 - ours
-    check_version(str(rows[0]["version_num"]) if rows else None, found or str(path))
+    connection: Any = transaction.connection
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    check_version(LedgerSchema(cursor, "sqlite").version(), found or str(path))

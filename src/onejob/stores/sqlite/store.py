@@ -7,7 +7,6 @@ import sqlite3
 import time
 from dataclasses import fields, replace
 from functools import cache
-from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,9 @@ from onejob.jobs.records import (
     Tombstone,
     WorkerInfo,
 )
-from onejob.stores import schema_version as schema
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
-from onejob.stores.schema_version import check_version
+from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite import queries
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.joining import JoinedTransaction, check_same_file
@@ -347,7 +345,12 @@ class SQLiteStore:
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")
         connection.execute(f"pragma cache_size = -{CACHE_KIB}")
-        check_version(_read_version(connection) or _create_tables(connection), str(self.path))
+        schema = LedgerSchema(connection.cursor(), "sqlite")
+        if schema.version() is None:
+            with connection:
+                connection.execute("begin immediate")
+                schema.upgrade()
+        check_version(schema.version(), str(self.path))
 
 
 class _JoinedStore(SQLiteStore):
@@ -368,32 +371,6 @@ class _JoinedStore(SQLiteStore):
     _statement = _transaction
 
 
-def _read_version(connection: sqlite3.Connection) -> str | None:
-    exists = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
-    row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if exists else None  # noqa: S608 - ours
-    return row and str(row[0])
-
-
 def _only_ends(change: Change) -> bool:
     """Return whether a change ends a run, and changes nothing but what every completion changes."""
     return change.ends and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
-
-
-def _create_tables(connection: sqlite3.Connection) -> str | None:
-    """Create the tables, unless another process just did, and return their version, stored as migrations store it."""
-    connection.execute("begin immediate")
-    try:
-        if _read_version(connection) is None:
-            for file in schema.FILES.values():
-                text = files(__package__).joinpath("migrations", f"{file}.sql").read_text(encoding="utf-8")
-                for statement in schema.statements_in(text):
-                    connection.execute(statement)
-            connection.execute(
-                f"create table if not exists {schema.TABLE} (version_num varchar(32) not null primary key)"
-            )
-            connection.execute(f"insert into {schema.TABLE} values (?)", (schema.HEAD,))  # noqa: S608 - ours
-        connection.execute("commit")
-        return _read_version(connection)
-    finally:
-        if connection.in_transaction:
-            connection.execute("rollback")

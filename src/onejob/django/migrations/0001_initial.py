@@ -1,17 +1,21 @@
-"""The permissions for jobs, and the name under which the admin has them. The ledger's schema stays as it is."""
+"""The tables of the ledger, the permissions for jobs, and the name under which the admin has them."""
 
 from typing import Any
 
 from django.db import migrations, models
 
+from onejob.django.schema import apply_version, keep_tables
+
 DjangoMigration: Any = migrations.Migration  # Django ships no types
 
 
 class Migration(DjangoMigration):  # type: ignore[misc]
-    """Record the model, which has no table."""
+    """Apply version 0001 where the ledger is, and record the model, which has no table of Django's."""
 
-    dependencies = (("onejob", "0005_state_index"),)
+    initial = True
+    dependencies = ()
     operations = (
+        migrations.RunPython(apply_version("0001"), keep_tables),
         migrations.CreateModel(
             "Job",
             [("id", models.CharField(max_length=255, primary_key=True, serialize=False))],

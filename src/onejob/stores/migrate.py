@@ -1,0 +1,119 @@
+"""Migrations of the ledger's schema in PostgreSQL and SQLite: run them, show the version, or print the SQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.stores import kind_of, postgres_driver, sqlite_path
+from onejob.stores.django_database import resolve
+from onejob.stores.schema import HEAD, VERSIONS, LedgerSchema, check_version, checked_schema, pending, statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.stores.schema import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The schema version of a ledger: `current` is None if there is no ledger."""
+
+    current: str | None
+    head: str
+    pending: tuple[str, ...]
+
+
+def upgrade(url: str, namespace: str = "onejob") -> Status:
+    """Migrate the ledger at `url` to the newest schema, or create it. Returns the status afterwards.
+
+    Safe to repeat, and to run concurrently. Raises `ConfigurationError`, `StoreError`.
+    """
+    found = status(url, namespace)
+    if found.current not in (None, *VERSIONS):  # migrated by newer code
+        check_version(found.current, f"schema {namespace!r}" if kind_of(url) == "postgresql" else url)
+    elif found.pending:
+        with _opened(url, namespace, writes=True) as schema:
+            schema.upgrade()
+    return status(url, namespace)
+
+
+def status(url: str, namespace: str = "onejob") -> Status:
+    """Return the schema version of the ledger at `url`. Raises `ConfigurationError`, `StoreError`."""
+    with _opened(url, namespace) as schema:
+        current = schema.version()
+    return Status(current, HEAD, pending(current))
+
+
+def sql(url: str, namespace: str = "onejob", start: str | None = None) -> str:
+    """Return the SQL that migrates a ledger from version `start` (None: no ledger) to the newest, without connecting.
+
+    Raises `ConfigurationError`.
+    """
+    if start is not None and start not in VERSIONS:
+        msg = f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}"
+        raise ConfigurationError(msg)
+    dialect, name = _checked(resolve(url), namespace)
+    schema = [f'create schema if not exists "{name}"'] if name else []
+    return "".join(f"{each};\n\n" for each in ["begin", *schema, *statements(dialect, name, start=start), "commit"])
+
+
+def _checked(url: str, namespace: str) -> tuple[Dialect, str]:
+    """Return the dialect of a ledger, and the name of its schema. Raises `ConfigurationError`."""
+    kind = kind_of(url)
+    if kind == "postgresql":
+        return "postgresql", checked_schema(namespace)
+    if kind == "sqlite":
+        return "sqlite", ""
+    msg = f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have"
+    raise ConfigurationError(msg)
+
+
+@contextmanager
+def _opened(url: str, namespace: str, *, writes: bool = False) -> Iterator[LedgerSchema]:
+    """Yield the schema of a ledger in a transaction that commits. Raises `ConfigurationError`, `StoreError`."""
+    url = resolve(url)
+    dialect, name = _checked(url, namespace)
+    with _on_postgres(url, name) if dialect == "postgresql" else _on_sqlite(url, writes=writes) as schema:
+        yield schema
+
+
+@contextmanager
+def _on_postgres(url: str, name: str) -> Iterator[LedgerSchema]:
+    driver = postgres_driver()
+    import psycopg
+
+    info = driver.conninfo_of(url)  # libpq's syntax supports several hosts
+    try:
+        with psycopg.connect(info, prepare_threshold=None) as connection:  # for a pooler in transaction mode
+            yield LedgerSchema(connection.cursor(), "postgresql", name)
+    except psycopg.OperationalError as error:
+        msg = f"the postgresql store did not answer: {error}"
+        raise StoreUnavailableError(msg) from error
+    except psycopg.Error as error:
+        msg = f"the postgresql store refused: {error}"
+        raise StoreError(msg) from error
+
+
+@contextmanager
+def _on_sqlite(url: str, *, writes: bool) -> Iterator[LedgerSchema]:
+    from onejob.stores.sqlite.connection import create_private, is_uri_path
+
+    path = Path(sqlite_path(url))
+    is_uri = is_uri_path(path)
+    if not is_uri:
+        create_private(path)
+    try:
+        with closing(sqlite3.connect(str(path), isolation_level=None, uri=is_uri)) as connection, connection:
+            connection.execute("begin immediate" if writes else "begin")
+            yield LedgerSchema(connection.cursor(), "sqlite")
+    except sqlite3.OperationalError as error:
+        msg = f"the sqlite store did not answer: {error}"
+        raise StoreUnavailableError(msg) from error
+    except sqlite3.Error as error:
+        msg = f"the sqlite store refused: {error}"
+        raise StoreError(msg) from error

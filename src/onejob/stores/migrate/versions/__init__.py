@@ -1,1 +1,0 @@
-"""Alembic's revisions, one module per schema version."""

@@ -1,0 +1,216 @@
+-- The ledger: jobs, their memoised steps, their histories, and their duplicates.
+-- Times are seconds since the epoch; payload, options, progress, result and error are JSON, stored byte for byte.
+
+-- The id of the ledger, by which a submission in a user's transaction detects another database with a ledger of its own.
+create table onejob.ledger_info (
+  id text primary key
+);
+insert into onejob.ledger_info (id) values (gen_random_uuid()::text);
+
+create table onejob.jobs (
+  id text primary key,
+  task text not null,
+  identity text not null,
+  fingerprint text not null,
+  submission_nonce text not null,
+  submitter text not null,
+  -- The entry point of the submission that wrote the row.
+  source text not null default '',
+  payload text not null,
+  options text not null,
+  -- Where the messages of the job are sent, resolved by its submitter (empty: not resolved).
+  route text not null default '',
+  priority_rank integer not null,
+  state text not null default 'queued',
+  holds_identity boolean not null default false,
+  queued_next boolean not null default false,
+  identity_until double precision,
+  follows_id text,
+  -- The task whose workers handle the job when it is due, if that is not the job's own: a webhook has that of its job.
+  publisher_task text,
+  token bigint not null default 0,
+  claim text not null default '',
+  node text not null default '',
+  attempt integer not null default 0,
+  retries integer not null,
+  crashes integer not null default 0,
+  lease double precision not null,
+  lease_until double precision,
+  created_at double precision not null,
+  run_at double precision not null,
+  expires_at double precision,
+  started_at double precision,
+  finished_at double precision,
+  -- When a sweep has to look at the job. Every job that has not ended has one.
+  wake_at double precision,
+  published integer not null default 0,
+  -- When the message of a waiting job was sent last (null: a sweep has to send it). It is sent again only when it is
+  -- known to be gone.
+  published_at double precision,
+  -- Why the last attempt to send a message failed.
+  publish_error text not null default '',
+  cancel integer not null default 0,
+  canvas_pending boolean not null,
+  key_retained_until double precision,
+  duplicate_count integer not null default 0,
+  -- The nonces of the last eight duplicates. A submission that waited for the row finds its own repetition here.
+  duplicate_nonces text not null default '',
+  progress text,
+  result text,
+  error text,
+  reason text not null,
+  requests text not null default '',
+  -- How many history entries the job has had; the outcome of the last submission that wrote or updated the row, and
+  -- whether it rescheduled the job: RETURNING has access to the new row only.
+  entries integer not null default 1,
+  outcome text not null default '',
+  rescheduled boolean not null default false
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
+
+-- The invariant: one live job per identity.
+create unique index jobs_identity on onejob.jobs (identity) where holds_identity;
+-- At most one job is queued next per identity.
+create unique index jobs_queued_next on onejob.jobs (identity) where queued_next;
+-- A sweep finds in three indexes the runs whose lease has expired, the jobs that the workers of one task handle, and
+-- the ended jobs that any worker releases or purges. No row is in two of them.
+create index jobs_lease on onejob.jobs (wake_at) where lease_until is not null;
+create index jobs_wake on onejob.jobs (coalesce(publisher_task, task), wake_at)
+  where lease_until is null and (finished_at is null or canvas_pending);
+create index jobs_ended on onejob.jobs (wake_at) where finished_at is not null and not canvas_pending;
+-- Lists are in the order of `created_at`; equal times are rare, and are sorted.
+create index jobs_created on onejob.jobs (created_at);
+create index jobs_submitter on onejob.jobs (submitter, created_at) where submitter <> '';
+-- Jobs in these states are listed, in order, and counted by an index; most jobs are never in it, and cost nothing.
+create index jobs_state on onejob.jobs (state, created_at, id) where state in ('retrying', 'failed', 'canceled');
+-- The followers of a job; those that have not ended are found by the index alone.
+create index jobs_follows_id on onejob.jobs (follows_id, finished_at) where follows_id is not null;
+
+create table onejob.steps (
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  name text not null,
+  value text not null,
+  primary key (job_id, name)
+);
+
+create table onejob.history (
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  seq integer not null,
+  at double precision not null,
+  event text not null,
+  state text not null,
+  attempt integer not null,
+  node text not null,
+  detail text not null,
+  primary key (job_id, seq)
+);
+
+-- The newest duplicates of a job, as a ring buffer of slots. Slot -1 is the latest redelivered message.
+create table onejob.duplicates (
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  slot integer not null,
+  at double precision not null,
+  submission_nonce text not null,
+  outcome text not null,
+  answered_by text not null,
+  source text not null,
+  submitter text not null,
+  host text not null,
+  fingerprint text not null,
+  arguments_differ boolean not null,
+  rescheduled boolean not null,
+  primary key (job_id, slot)
+);
+
+-- The numbers of the duplicates of one job, by submitter and outcome, and of its redelivered messages.
+create table onejob.duplicate_counts (
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  submitter text not null,
+  outcome text not null,
+  count bigint not null,
+  primary key (job_id, submitter, outcome)
+) with (fillfactor = 80);
+
+-- The same numbers of all deleted jobs, by task; never deleted.
+create table onejob.duplicate_sums (
+  task text not null,
+  submitter text not null,
+  outcome text not null,
+  count bigint not null,
+  primary key (task, submitter, outcome)
+);
+
+-- How purged jobs had ended.
+create table onejob.tombstones (
+  id text primary key,
+  state text not null,
+  finished_at double precision not null,
+  purged_at double precision not null,
+  until double precision not null
+);
+create index tombstones_until on onejob.tombstones (until);
+
+-- Idempotency keys. One that an open transaction has reserved has no job yet.
+create table onejob.keys (
+  key text primary key,
+  job_id text references onejob.jobs (id) on delete cascade,
+  fingerprint text not null,
+  until double precision not null
+);
+create index keys_job on onejob.keys (job_id);
+
+-- Uses of each quota in the window that began with its first use. Later uses of any quota delete expired windows.
+create table onejob.quotas (
+  name text primary key,
+  used integer not null,
+  until double precision not null,
+  requests text not null
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+create index quotas_until on onejob.quotas (until);
+
+-- The events that webhooks report, each stored once for all webhooks of a job, and until when it is needed.
+create table onejob.webhook_events (
+  id text primary key,
+  body text not null,
+  until double precision not null
+);
+create index webhook_events_until on onejob.webhook_events (until);
+
+-- What operators did, and which requests and logins were refused, each kind apart; `entry` is JSON.
+create table onejob.audit_log (
+  id bigint generated always as identity primary key,
+  at double precision not null,
+  kind text not null default 'action',
+  entry text not null
+);
+create index audit_log_kind on onejob.audit_log (kind, id);
+
+-- The latest heartbeat of each worker, when it expires, and, as JSON, what it has registered: tasks, queues and pool.
+create table onejob.workers (
+  name text primary key,
+  seen_at double precision not null,
+  until double precision not null,
+  registration text not null default '{}'
+);
+
+-- What was added to metrics in each bucket of a period, which has this many seconds and is 0 for the totals.
+create table onejob.metric_buckets (
+  period integer not null,
+  starts_at double precision not null,
+  name text not null,
+  amount double precision not null,
+  primary key (period, starts_at, name)
+) with (fillfactor = 50);
+
+-- No code uses the next two tables.
+create table onejob.duplicate_stats (
+  task text not null,
+  identity text not null,
+  submitter text not null,
+  outcome text not null,
+  count bigint not null,
+  primary key (identity, submitter, outcome, task)
+);
+create table onejob.metrics (
+  name text primary key,
+  total double precision not null
+) with (fillfactor = 50);

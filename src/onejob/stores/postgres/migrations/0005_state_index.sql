@@ -1,5 +1,0 @@
--- Jobs in these states are listed, in order, and counted by an index; most jobs are never in it, and cost nothing.
-create index jobs_state on onejob.jobs (state, created_at, id) where state in ('retrying', 'failed', 'canceled');
--- Followers that have ended are listed, too. Those that have not are still found by the index alone.
-drop index onejob.jobs_follows_id;
-create index jobs_follows_id on onejob.jobs (follows_id, finished_at) where follows_id is not null;

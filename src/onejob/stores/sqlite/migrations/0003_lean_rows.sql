@@ -1,2 +1,0 @@
--- The entry point of the submission that wrote the row. Until now it was the detail of the history's first entry.
-alter table jobs add column source text not null default '';
