@@ -13,7 +13,7 @@ import redis
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.stores.state_index import INDEXED_STATES
+from onejob.stores.protocol import INDEXED_STATES
 from tests.conftest import KEPT_TABLES
 from tests.contract.lockstep import LockStep
 from tests.contract.support import StoreAddress

@@ -15,8 +15,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.visibility import Visibility
 from onejob.ledger.reader import JobReader
 from onejob.ledger.search import argument_text, search
-from onejob.stores.protocol import OTHER_SUBMITTERS, GroupBy
-from onejob.stores.state_index import INDEXED_STATES
+from onejob.stores.protocol import INDEXED_STATES, OTHER_SUBMITTERS, GroupBy
 from tests.cases import for_each
 from tests.contract.support import START, end, run, submit
 

@@ -27,9 +27,8 @@ from onejob.jobs.records import (
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
-from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.protocol import HISTORY_LIMIT, indexed_state, is_indexed
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
-from onejob.stores.state_index import indexed_state, is_indexed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import group_backlog
+from onejob.stores.protocol import indexed_state, is_indexed
 from onejob.stores.redis.client import Call, Part, pages_of
 from onejob.stores.redis.rows import format_value
-from onejob.stores.state_index import indexed_state, is_indexed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.records import AUDIT_KINDS
-from onejob.stores.state_index import INDEXED_STATES
+from onejob.stores.protocol import INDEXED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, PartlySubmittedError
-from onejob.jobs.history import COMPLETED, full_history
+from onejob.jobs.history import full_history
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Renewal, values_of
+from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal, values_of
 from onejob.jobs.records import (
     NO_AMOUNTS,
     REDELIVERED,
@@ -26,37 +25,31 @@ from onejob.jobs.records import (
     Period,
     Tombstone,
     WorkerInfo,
+    group_backlog,
 )
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
+from onejob.stores.protocol import (
+    DUPLICATE_LIMIT,
+    HISTORY_LIMIT,
+    OTHER_SUBMITTERS,
+    SUBMITTER_LIMIT,
+    indexed_state,
+    is_indexed,
+)
+from onejob.stores.rows import completion_of, is_told_by_row
 from onejob.stores.schema import LedgerSchema, check_version
-from onejob.stores.sqlite import queries
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.joining import JoinedTransaction, check_same_file
-from onejob.stores.sqlite.queries import names_to_json
-from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
-from onejob.stores.sqlite.transaction import Transaction, wake_followers
-from onejob.stores.state_index import is_indexed
+from onejob.stores.sqlite.submission import admit, follow, is_likely_new, record, release_expired, submit_charged
+from onejob.stores.sqlite.transaction import JoinedTransaction, Transaction, check_same_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Job, MessageOf, Submission
+    from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
     from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.protocol import GroupBy
     from onejob.stores.protocol import Transaction as UserTransaction
 
-_COMPLETION = (
-    "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_after",
-    "published", "publish_error", "result", "reason",
-)  # fmt: skip
-"""The fields of a change that `complete.sql` applies."""
-_completion = attrgetter(*_COMPLETION)
-_OTHER_DEFAULTS = {
-    each.name: each.default
-    for each in fields(Change)
-    if each.name not in {*_COMPLETION, "identity", "event", "sources", "ends", "detail"}
-}
 _PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
 """How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
@@ -92,9 +85,9 @@ class SQLiteStore:
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
         message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
     ) -> list[Admission]:
-        if len(submissions) == 1 and not submissions[0].charges:
+        if len(submissions) == 1 and is_likely_new(submissions[0], self._holders):
             with self._statement() as tx:
-                admission = admit(tx, submissions[0], wake_after, self._holders)
+                admission = admit(tx, submissions[0], wake_after)
             if admission is not None:
                 return [admission]
         with self._transaction() as tx:
@@ -120,12 +113,7 @@ class SQLiteStore:
     ) -> list[DuplicateCount]:
         with self._statement() as tx:
             rows = tx.rows(
-                "list_stats",
-                by=by,
-                limit=limit,
-                submitter=submitter,
-                tasks=names_to_json(tasks),
-                redelivered=REDELIVERED,
+                "list_stats", by=by, limit=limit, submitter=submitter, tasks=_to_json(tasks), redelivered=REDELIVERED
             )
         return [DuplicateCount.from_row(**row) for row in rows]
 
@@ -153,11 +141,10 @@ class SQLiteStore:
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        told = change.event is Transition.COMPLETE and change.detail == COMPLETED
-        sources = _names(change.sources)
-        if told and _only_ends(change):
+        sources, completion = _names(change.sources), completion_of(change)
+        if completion is not None:
             with self._statement() as tx:
-                job = tx.job("complete", sources=sources, **dict(zip(_COMPLETION, _completion(change), strict=True)))
+                job = tx.job("complete", sources=sources, **completion)
             if job is not None:
                 return Applied(applied=True, job=job)
         with self._transaction() as tx:
@@ -166,10 +153,10 @@ class SQLiteStore:
             job = tx.job("apply", **values_of(change) | {"sources": sources, "message": None})
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
-            if not told:
+            if not is_told_by_row(change):
                 tx.append_history(job.id, change.event, change.detail)
             if change.ends:
-                wake_followers(tx, job)
+                _wake_followers(tx, job)
             if change.forgets_steps:
                 tx.rows("delete_steps", job_id=job.id)
             return Applied(applied=True, job=job)
@@ -190,7 +177,7 @@ class SQLiteStore:
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         with self._transaction() as tx:
-            return tx.jobs("take_due", tasks=names_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
+            return tx.jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
     def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
         with self._statement() as tx:
@@ -212,27 +199,32 @@ class SQLiteStore:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
+        name = "_".join(["find_light" if query.light else "find", *_narrowed(query)])
         with self._statement() as tx:
-            return queries.find(tx, query)
+            return tx.jobs(name, **_filters(query))
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        name = "_".join(["count_jobs" if limit is None else "count_newest", *_narrowed(query)])
         with self._statement() as tx:
-            return queries.counts(tx, query, limit)
+            return {State(row["state"]): row["count"] for row in tx.rows(name, **_filters(query), limit=limit)}
 
     def count_states(self, *, limit: int) -> dict[State, int]:
         with self._statement() as tx:
-            return queries.count_states(tx, limit)
+            (row,) = tx.rows("count_states", limit=limit)
+        return {state: min(max(row[state], 0), limit) for state in State}
 
     def is_indexed(self, query: Query) -> bool:
         return is_indexed(query, of_submitter=True)
 
     def edge(self, query: Query, *, skip: int) -> float | None:
         with self._statement() as tx:
-            return queries.edge(tx, query, skip)
+            rows = tx.rows("edge", **_filters(query), skip=skip)
+        return rows[0]["created_at"] if rows else None
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
         with self._statement() as tx:
-            return queries.backlog(tx, tasks, limit, submitter)
+            rows = tx.rows("backlog", tasks=_to_json(tasks), limit=limit, submitter=submitter)
+        return group_backlog(row.values() for row in rows)
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         with self._statement() as tx:
@@ -371,6 +363,27 @@ class _JoinedStore(SQLiteStore):
     _statement = _transaction
 
 
-def _only_ends(change: Change) -> bool:
-    """Return whether a change ends a run, and changes nothing but what every completion changes."""
-    return change.ends and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
+def _wake_followers(tx: Transaction, ended: Job) -> None:
+    """Make the followers of an ended job due, and promote the job that is queued next."""
+    for row in tx.rows("wake_followers", job_id=ended.id):
+        if row["holds_identity"]:
+            tx.append_history(row["id"], Transition.PROMOTE, f"promoted when {ended.id} ended")
+
+
+def _narrowed(query: Query) -> list[str]:
+    """Return the name of the condition by which an index finds the jobs of a query, or nothing."""
+    state = indexed_state(query)
+    if state is State.RUNNING:
+        return ["of_runs"]
+    if query.submitter:
+        return ["of_submitter"]
+    return [] if state is None else ["of_state"]
+
+
+def _filters(query: Query) -> dict[str, Any]:
+    lists = {"states": _to_json(query.states), "tasks": _to_json(query.tasks)}
+    return values_of(query) | lists | {"state": indexed_state(query)}
+
+
+def _to_json(names: frozenset[str] | None) -> str | None:
+    return None if names is None else json.dumps(sorted(names))

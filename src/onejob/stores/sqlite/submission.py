@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
 from onejob.jobs.records import REDELIVERED
 from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
-from onejob.stores.sqlite.transaction import SQL
+from onejob.stores.sqlite.transaction import positional
 from onejob.uniqueness.on_duplicate import resolve
 
 if TYPE_CHECKING:
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
     from onejob.stores.sqlite.transaction import Transaction
 
 REDELIVERY_SLOT = -1
-_PARAMETER = re.compile(r":(\w+)")
-_SUBMIT = _PARAMETER.sub("?", SQL["submit"])
-"""The statement `submit` with parameters by position, which is faster than by name."""
-_values_of_new = attrgetter(*_PARAMETER.findall(SQL["submit"]))
+_SUBMIT, _FIELDS = positional("submit")
+_values_of_new = attrgetter(*_FIELDS)
 
 
 def submit_charged(
@@ -34,13 +31,13 @@ def submit_charged(
     if not submission.charges:
         return submit(tx, submission, wake_after, holders)
     result: Admission | QuotaExceededError
-    tx.execute("savepoint charged", ())
+    tx.execute("savepoint charged")
     try:
         result = submit(tx, submission, wake_after, holders)
     except QuotaExceededError as error:
-        tx.execute("rollback to savepoint charged", ())
+        tx.execute("rollback to savepoint charged")
         result = error
-    tx.execute("release savepoint charged", ())
+    tx.execute("release savepoint charged")
     return result
 
 
@@ -66,19 +63,17 @@ def submit(tx: Transaction, submission: Submission, wake_after: float, holders: 
     return repeated
 
 
-def admit(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission | None:
-    """Write a new job in one statement; None for a submission that is no new job, or that needs more statements."""
-    if submission.key is not None or holders.get(submission.identity) is not None:
-        return None
-    return _admit(tx, submission, wake_after)
+def is_likely_new(submission: Submission, holders: HolderCache) -> bool:
+    """Return whether a submission most likely writes a new job, and nothing else: then `admit` suffices."""
+    return submission.key is None and not submission.charges and holders.get(submission.identity) is None
 
 
 def _try_all(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission | None:
     """Write a new job or resolve a duplicate, what is more likely first; None for a repetition or an expired window."""
     if holders.get(submission.identity) is None:
-        admission = _admit(tx, submission, wake_after) or _resolve_duplicate(tx, submission, wake_after)
+        admission = admit(tx, submission, wake_after) or _resolve_duplicate(tx, submission, wake_after)
     else:
-        admission = _resolve_duplicate(tx, submission, wake_after) or _admit(tx, submission, wake_after)
+        admission = _resolve_duplicate(tx, submission, wake_after) or admit(tx, submission, wake_after)
     if admission is not None and admission.outcome is Outcome.ADMITTED:
         holders.discard(submission.identity)
     elif admission is not None:
@@ -113,7 +108,7 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     )  # fmt: skip
 
 
-def _admit(tx: Transaction, submission: Submission, wake_after: float) -> Admission | None:
+def admit(tx: Transaction, submission: Submission, wake_after: float) -> Admission | None:
     """Write a new job; None when its id exists or another job holds its identity."""
     job = new_job(submission, now=tx.now, wake_after=wake_after)
     if not tx.execute(_SUBMIT, _values_of_new(job)).rowcount:

@@ -1,22 +1,27 @@
-"""Runs the statements of one operation: one transaction, with one value of the clock."""
+"""Runs the statements of one operation: one transaction, or a savepoint in a user's, with one value of the clock."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.history import claim_detail
-from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Applied
 from onejob.stores.protocol import HISTORY_LIMIT
-from onejob.stores.sqlite.rows import job_of
+from onejob.stores.rows import job_of
+from onejob.stores.schema import LedgerSchema, check_version
+from onejob.stores.sqlite.connection import is_uri_path
 from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from onejob.jobs.model import Job
+    from onejob.stores.protocol import Transaction as UserTransaction
     from onejob.stores.sqlite.connection import ForkSafeConnection
 
 SQL = statements(__package__, ".sql")
@@ -26,6 +31,13 @@ LOCKED_IN_MEMORY = (
 )
 """What to do about SQLite's "table is locked", which only connections that share a database in memory get."""
 _REFUSED_WRITE = (sqlite3.DataError, sqlite3.IntegrityError)
+_PARAMETER = re.compile(r":(\w+)")
+
+
+@cache
+def positional(statement: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement with parameters by position, which is faster than by name, and their names."""
+    return _PARAMETER.sub("?", SQL[statement]), tuple(_PARAMETER.findall(SQL[statement]))
 
 
 class Transaction:
@@ -36,7 +48,7 @@ class Transaction:
     while another thread of this process holds the GIL.
     """
 
-    __slots__ = ("_begin", "_clock", "_connection", "_execute", "_shared", "now")
+    __slots__ = ("_begin", "_clock", "_connection", "_shared", "execute", "now")
 
     def __init__(self, shared: ForkSafeConnection, clock: Callable[[], float], begin: str = "") -> None:
         self._shared = shared
@@ -47,9 +59,9 @@ class Transaction:
         self._shared.lock.acquire()
         try:
             self._connection = self._shared.open_locked()
-            self._execute = self._connection.execute
+            self.execute: Callable[..., Any] = self._connection.execute
             if self._begin:
-                self._execute(f"begin {self._begin}")
+                self.execute(f"begin {self._begin}")
             self.now = self._clock()
         except BaseException as error:
             self._shared.lock.release()
@@ -61,13 +73,13 @@ class Transaction:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if self._begin and error is None:
-                self._execute("commit")
+                self.execute("commit")
         except sqlite3.Error as failed:
             error = failed
         finally:
             try:
                 if self._connection.in_transaction:
-                    self._execute("rollback")
+                    self.execute("rollback")
             finally:
                 self._shared.lock.release()
         if isinstance(error, sqlite3.Error):
@@ -81,25 +93,26 @@ class Transaction:
         refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
         return refused(f"the SQLite store {self._shared.path} refused: {error}")
 
-    def execute(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        """Execute SQL with parameters by position."""
-        return self._execute(sql, values)
+    def _run(self, statement: str, values: dict[str, Any]) -> Any:
+        """Execute a statement of this package, and return its cursor."""
+        values["now"] = self.now
+        text, names = positional(statement)
+        return self.execute(text, [values[name] for name in names])
 
     def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
         """Execute a statement and return its rows by column."""
-        values["now"] = self.now
-        cursor = self._execute(SQL[statement], values)
-        return [{column[0]: value for column, value in zip(cursor.description, row, strict=True)} for row in cursor]
+        cursor = self._run(statement, values)
+        columns = [column[0] for column in cursor.description or ()]
+        return [dict(zip(columns, row, strict=True)) for row in cursor]
 
     def jobs(self, statement: str, /, **values: Any) -> list[Job]:
         """Execute a statement that returns jobs."""
-        values["now"] = self.now
-        return [job_of(row) for row in self._execute(SQL[statement], values).fetchall()]
+        return [job_of(row) for row in self._run(statement, values).fetchall()]
 
     def job(self, statement: str, /, **values: Any) -> Job | None:
         """Execute a statement that returns at most one job."""
-        jobs = self.jobs(statement, **values)
-        return jobs[0] if jobs else None
+        rows: Sequence[Any] = self._run(statement, values).fetchall()
+        return job_of(rows[0]) if rows else None
 
     def existing_job(self, statement: str, /, **values: Any) -> Job:
         """Execute a statement on a job that was read before in this transaction. Raises `StoreError` without a row."""
@@ -132,8 +145,61 @@ class Transaction:
         return Applied(applied=bool(repeated and repeated[0]["repeated"]), job=self.job("get", job_id=job_id))
 
 
-def wake_followers(tx: Transaction, ended: Job) -> None:
-    """Make the followers of an ended job due, and promote the job that is queued next."""
-    for row in tx.rows("wake_followers", job_id=ended.id):
-        if row["holds_identity"]:
-            tx.append_history(row["id"], Transition.PROMOTE, f"promoted when {ended.id} ended")
+# --- in a user's transaction ----------------------------------------------------------------------------------------
+
+
+class JoinedTransaction(Transaction):
+    """One operation in a user's open transaction: a savepoint. Errors of the driver are not translated.
+
+    On a connection in autocommit mode, without a transaction, the operation is a transaction of its own.
+    """
+
+    __slots__ = ("_user_connection",)
+
+    def __init__(self, connection: Any, clock: Callable[[], float]) -> None:
+        self._user_connection = connection
+        self._clock = clock
+
+    def __enter__(self) -> Self:
+        self.execute = self._execute
+        if self._user_connection.isolation_level is not None and not self._user_connection.in_transaction:
+            self.execute("begin")  # Python begins only before some statements, and a savepoint's release would commit
+        self.execute("savepoint onejob")
+        self.now = self._clock()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and self._user_connection.in_transaction:  # some errors have rolled everything back
+            self.execute("rollback to savepoint onejob")
+        if self._user_connection.in_transaction:
+            self.execute("release savepoint onejob")
+
+    def _execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        return _cursor_of(self._user_connection).execute(sql, values)
+
+
+def _cursor_of(connection: Any) -> Any:
+    """Return a cursor whose rows are tuples, whatever those of the user are."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    return cursor
+
+
+def check_same_file(transaction: UserTransaction, path: Path) -> None:
+    """Raise `ConfigurationError` unless a user's transaction is on the file of the ledger, at a supported version."""
+    if transaction.dialect != "sqlite":
+        msg = (
+            f"the ledger is in SQLite, and cannot take part in a transaction of {transaction.dialect}. Keep it in that "
+            "database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
+        )
+        raise ConfigurationError(msg)
+    databases = transaction.rows("pragma database_list", {})
+    found = next((str(row["file"] or "") for row in databases if row["name"] == "main"), "")
+    is_memory = not found and is_uri_path(path)  # SQLite does not tell the name of a database in memory
+    if not is_memory and not (found and path.exists() and path.samefile(found)):
+        msg = (
+            f"this session is on the SQLite file {found or 'in memory'}, and the ledger of this app is in {path}: "
+            "pass a session on that file"
+        )
+        raise ConfigurationError(msg)
+    check_version(LedgerSchema(_cursor_of(transaction.connection), "sqlite").version(), found or str(path))
