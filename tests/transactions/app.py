@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import celery
 import psycopg
@@ -19,6 +19,9 @@ from sqlalchemy.pool import NullPool
 
 import onejob
 import tests.celery.app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class Stage(tests.celery.app.Stage):
@@ -31,19 +34,15 @@ class Stage(tests.celery.app.Stage):
         self.engine = create_engine(self.url.replace("://", "+psycopg://"), poolclass=NullPool)
 
     def session(self) -> Session:
-        """Return a new session on the database of the ledger."""
         return Session(self.engine)
 
     def insert(self, key: str) -> str:
-        """Return the statement of an effect."""
         return f"insert into {self.schema}.notes values ('{key}')"  # noqa: S608 - names of the test itself
 
-    def write(self, session: Session, key: str) -> None:
-        """Write an effect."""
-        session.execute(text(self.insert(key)))
+    def write(self, session: Any, key: str) -> None:
+        session.execute(text(self.insert(key)) if isinstance(session, Session) else self.insert(key).encode())
 
     def mark_and_wait(self, key: str) -> None:
-        """Wait until the test opens the gate of a key."""
         self.mark(key, "waits")
         self.wait(key)
 
@@ -66,80 +65,98 @@ class LostConnection(psycopg.Connection[Any]):
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
 
-# --- bodies ---------------------------------------------------------------------------------------------------------
+BODIES: dict[str, Callable[[Stage, onejob.RunningJob, str], Any]] = {}
+left_open: list[Session] = []
 
 
-def _commits(stage: Stage, job: onejob.RunningJob, key: str) -> str:
+def body(function: Callable[[Stage, onejob.RunningJob, str], Any]) -> Any:
+    """Register a body, which tests call by its name with spaces."""
+    BODIES[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@contextmanager
+def completing(
+    stage: Stage, job: onejob.RunningJob, key: str, result: object, connect: Callable[[], Any] | None = None
+) -> Iterator[None]:
+    """Run a block in a transaction after an effect and the completion of the job."""
+    with job.transaction(connect or stage.session) as session:
+        stage.write(session, key)
+        job.complete_in(session, result)
+        yield
+
+
+@body
+def commits(stage: Stage, job: onejob.RunningJob, key: str) -> str:
+    with completing(stage, job, key, f"result of {key}"):
+        return "not looked at"
+
+
+@body
+def commits_without_a_result(stage: Stage, job: onejob.RunningJob, key: str) -> str:
     with job.transaction(stage.session) as session:
         stage.write(session, key)
-        job.complete_in(session, f"result of {key}")
     return "not looked at"
 
 
-def _commits_without_a_result(stage: Stage, job: onejob.RunningJob, key: str) -> str:
-    with job.transaction(stage.session) as session:
-        stage.write(session, key)
-    return "not looked at"
-
-
-def _waits_and_commits(stage: Stage, job: onejob.RunningJob, key: str) -> str:
+@body
+def waits_and_commits(stage: Stage, job: onejob.RunningJob, key: str) -> Any:
     stage.mark_and_wait(key)
-    return _commits(stage, job, key)
+    return commits(stage, job, key)
 
 
-def _raises_inside(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with job.transaction(stage.session) as session:
-        stage.write(session, key)
-        job.complete_in(session, "never")
+@body
+def raises_inside(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    with completing(stage, job, key, "never"):
         raise LookupError(key)
 
 
-def _raises_afterwards(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    _commits(stage, job, key)
+@body
+def raises_afterwards(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    commits(stage, job, key)
     raise LookupError(key)
 
 
-def _forgets_to_commit(stage: Stage, job: onejob.RunningJob, key: str) -> str:
-    with stage.session() as session:
-        stage.write(session, key)
-        job.complete_in(session, "never")
-    return "not looked at"
-
-
-def _swallows_its_rollback(stage: Stage, job: onejob.RunningJob, key: str) -> str:
+@body
+def swallows_its_rollback(stage: Stage, job: onejob.RunningJob, key: str) -> str:
     with suppress(LookupError):
-        _raises_inside(stage, job, key)
+        raises_inside(stage, job, key)
     return f"result of {key}"
 
 
-def _leaves_it_open(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+@body
+def leaves_it_open(stage: Stage, job: onejob.RunningJob, key: str) -> None:
     left_open.append(stage.session())
     stage.write(left_open[-1], key)
     job.complete_in(left_open[-1], "never")
 
 
-left_open: list[Session] = []
+@body
+def forgets_to_commit(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    leaves_it_open(stage, job, key)
+    left_open.pop().close()
 
 
-def _cannot_be_stored(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with job.transaction(stage.session) as session:
-        stage.write(session, key)
-        job.complete_in(session, object())
+@body
+def cannot_be_stored(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    with completing(stage, job, key, object()):
+        pass
 
 
-def _loses_the_answer(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with job.transaction(lambda: LostSession(stage.engine)) as session:
-        stage.write(session, key)
-        job.complete_in(session, f"result of {key}")
+@body
+def loses_the_answer(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    with completing(stage, job, key, f"result of {key}", lambda: LostSession(stage.engine)):
+        pass
 
 
-def _loses_the_answer_plainly(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with job.transaction(lambda: LostConnection.connect(stage.url)) as connection:
-        connection.execute(stage.insert(key).encode())
-        job.complete_in(connection, f"result of {key}")
+@body
+def loses_the_answer_plainly(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    with completing(stage, job, key, f"result of {key}", lambda: LostConnection.connect(stage.url)):
+        pass
 
 
-def _loses_its_lease(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+@body
+def loses_its_lease(stage: Stage, job: onejob.RunningJob, key: str) -> None:
     """Lose the lease inside of the block, and try to suppress the exception."""
     try:
         with job.transaction(stage.session) as session:
@@ -153,48 +170,26 @@ def _loses_its_lease(stage: Stage, job: onejob.RunningJob, key: str) -> None:
     stage.mark(key, "went-on")
 
 
-BODIES: dict[str, Any] = {
-    "commits": _commits,
-    "commits without a result": _commits_without_a_result,
-    "waits and commits": _waits_and_commits,
-    "raises inside": _raises_inside,
-    "raises afterwards": _raises_afterwards,
-    "forgets to commit": _forgets_to_commit,
-    "swallows its rollback": _swallows_its_rollback,
-    "leaves it open": _leaves_it_open,
-    "cannot be stored": _cannot_be_stored,
-    "loses the answer": _loses_the_answer,
-    "loses the answer plainly": _loses_the_answer_plainly,
-    "loses its lease": _loses_its_lease,
-}
-
-
 def build(config: dict[str, Any]) -> celery.Celery:
-    """Return an app with the tasks of these tests."""
     app = celery.Celery("transactions", changes=config)
     stage = Stage(config)
 
-    def body(key: str, how: str = "commits") -> Any:
+    def effect(key: str, how: str = "commits") -> Any:
         return BODIES[how](stage, onejob.current_job(), key)
+
+    def note(value: Any, key: str) -> Any:
+        stage.mark(key, "noted")
+        return [key, value]
 
     options: dict[str, Any] = {"shared": False, "base": onejob.Task, "unique_on": ["key"]}
     greedy = {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0}
     define: Any = app.task  # the published types know no task that a base class gives options
-    define(body, name="effect", **options)
-    define(body, name="greedy", **greedy, **options)
-    define(_note(stage), name="note", **options)
+    define(effect, name="effect", **options)
+    define(effect, name="greedy", **greedy, **options)
+    define(note, name="note", **options)
     for name, conflict_policy in {"newest": "replace", "again": "run_again", "strict": "raise"}.items():
-        define(body, name=name, on_duplicate=conflict_policy, **options)
+        define(effect, name=name, on_duplicate=conflict_policy, **options)
     return app
-
-
-def _note(stage: Stage) -> Any:
-    def note(value: Any, key: str) -> Any:
-        """Take the result of the previous task."""
-        stage.mark(key, "noted")
-        return [key, value]
-
-    return note
 
 
 if tests.celery.app.CONFIG in os.environ:

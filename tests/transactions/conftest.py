@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,14 +25,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def transactions_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the server in which every place has databases of its own."""
     server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
     yield server
     server.stop()
 
 
 def place_at(url: str, schema: str, broker: RedisServer, directory: Path) -> Place:
-    """Return a place without a worker."""
     settings = {"onejob_store": url, "onejob_namespace": schema, "onejob_webhook_secrets": [SECRET]}
     return Place(directory, broker, "postgresql", settings)
 
@@ -40,7 +39,6 @@ def place_at(url: str, schema: str, broker: RedisServer, directory: Path) -> Pla
 def place(
     postgres_server: PostgresServer, postgres_schema: str, transactions_broker: RedisServer, tmp_path: Path
 ) -> Iterator[Place]:
-    """Return a place without a worker."""
     place = place_at(postgres_server.url, postgres_schema, transactions_broker, tmp_path)
     place.app.set_current()
     yield place
@@ -51,7 +49,6 @@ def place(
 def worker_place(
     postgres_server: PostgresServer, transactions_broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
-    """Return the place with a worker that tests share."""
     make_ledger(postgres_server.url, "with_a_worker")
     place = place_at(postgres_server.url, "with_a_worker", transactions_broker, tmp_path_factory.mktemp("place"))
     place.worker("--pool", "threads", "-c", "4")
@@ -68,31 +65,26 @@ def working(worker_place: Place) -> Place:
 
 @pytest.fixture(params=sorted(KINDS))
 def owner(request: pytest.FixtureRequest, place: Place) -> Iterator[Owner]:
-    """Return a session or connection of each kind on the database of the ledger."""
-    owner = KINDS[request.param](place.url)
-    yield owner
-    owner.close()
+    with closing(KINDS[request.param](place.url)) as owner:
+        yield owner
 
 
 @pytest.fixture
 def plain(place: Place) -> Iterator[Owner]:
     """Return a connection of psycopg, which does not report commits."""
-    owner = KINDS["psycopg"](place.url)
-    yield owner
-    owner.close()
+    with closing(KINDS["psycopg"](place.url)) as owner:
+        yield owner
 
 
 @pytest.fixture
 def session(place: Place) -> Iterator[Owner]:
     """Return a session of SQLAlchemy, which reports commits."""
-    owner = KINDS["sqlalchemy-session"](place.url)
-    yield owner
-    owner.close()
+    with closing(KINDS["sqlalchemy-session"](place.url)) as owner:
+        yield owner
 
 
 @pytest.fixture
 def emitted(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[JobEvent]:
-    """Return the list of emitted events."""
     emitted: list[JobEvent] = []
     monkeypatch.setattr(place.ledger, "emit", emitted.append)
     return emitted

@@ -33,34 +33,27 @@ class Owner:
         self.handle = handle
 
     def call(self, use: Callable[[Any], T]) -> T:
-        """Call something with the handle."""
         return use(self.handle)
 
     def submit(self, task: Any, *args: Any, **options: Any) -> Any:
-        """Submit in the transaction."""
         return self.call(lambda session: task.apply_async(args, session=session, **options))
 
     def execute(self, sql: str) -> None:
-        """Run a statement in the transaction."""
         with self.handle.cursor() as cursor:
             cursor.execute(sql)
 
     def commit(self) -> None:
-        """Commit."""
         self.handle.commit()
 
     def rollback(self) -> None:
-        """Roll back."""
         self.handle.rollback()
 
     def savepoint(self) -> Savepoint:
-        """Begin a savepoint."""
         self.execute("savepoint here")
         release, rollback = "release savepoint here", "rollback to savepoint here"
         return Savepoint(partial(self.execute, release), partial(self.execute, rollback))
 
     def close(self) -> None:
-        """Close."""
         self.handle.close()
 
 
@@ -124,7 +117,6 @@ class Django(Owner):
         self.atomic: Any = None
 
     def begin(self) -> None:
-        """Begin, unless it has begun."""
         if self.atomic is None:
             self.atomic = self.transaction.atomic()
             self.atomic.__enter__()
@@ -177,7 +169,6 @@ def engine_of(url: str, driver: str = "psycopg", create: Callable[..., Any] = cr
 
 
 def connect_psycopg2(url: str, **options: Any) -> Any:
-    """Return a connection of psycopg2."""
     import psycopg2  # type: ignore[import-untyped] # ships no types
 
     return psycopg2.connect(url, **options)

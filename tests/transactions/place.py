@@ -38,40 +38,29 @@ class Place(House):
 
     @property
     def limits(self) -> Limits:
-        """How large results may be."""
         return app_state_of(self.app).settings.limits
 
-    # --- looking --------------------------------------------------------------------------------------------------
-
     def count(self, query: str, *values: object) -> int:
-        """Return what a query counts."""
         row = self.database.execute(f"select count(*) from {query}".encode(), values).fetchone()  # noqa: S608 - the test's own
         assert row is not None
         return int(row[0])
 
     def rows(self, table: str) -> int:
-        """How many rows a table has."""
         return self.count(f"{self.schema}.{table}")
 
     def notes(self, key: str) -> int:
-        """How many effects a key has had."""
         return self.count(f"{self.schema}.notes where key = %s", key)
 
     def messages(self) -> list[str]:
-        """The ids in the broker's messages."""
         raws: Any = self.broker.lrange("celery", 0, -1)
         return sorted(json.loads(raw)["headers"]["id"] for raw in raws)
 
     def await_waiters(self) -> None:
-        """Wait until a session waits for a lock on this ledger."""
         waiting = "pg_stat_activity where wait_event_type = 'Lock' and query like %s"
         await_(lambda: self.count(waiting, f"%{self.schema}%"))
 
-    # --- doing ----------------------------------------------------------------------------------------------------
-
     @property
     def tasks(self) -> frozenset[str]:
-        """The names of the app's tasks."""
         return frozenset(tasks_of(self.app))
 
     def sweep(self) -> int:
@@ -79,14 +68,12 @@ class Place(House):
         return sweep(self.ledger, Publishing(app_state_of(self.app).publisher.publish), tasks=self.tasks).published
 
     def claim(self, job_id: str) -> Job:
-        """Claim a job."""
         claimed = self.ledger.claim(job_id, nonce=os.urandom(8).hex(), node="test")
         assert claimed.applied, claimed
         assert claimed.job is not None
         return claimed.job
 
     def started(self, key: str = "a") -> RunningJob:
-        """Submit and claim a job, like a worker."""
         return RunningJob(self.claim(self.effect.delay(key).id), self.ledger, self.limits)
 
     def claim_again(self, run: RunningJob) -> Job:
@@ -95,11 +82,9 @@ class Place(House):
         return self.claim(run.id)
 
     def ended(self, result: AsyncResult | str) -> Job:
-        """Wait for the end of a job."""
         return self.await_state(result, *FINAL)
 
     def cut(self, pid: int) -> None:
-        """End a connection from the server's side."""
         self.database.execute("select pg_terminate_backend(%s)", [pid])
         await_(lambda: not self.count("pg_stat_activity where pid = %s", pid))
 

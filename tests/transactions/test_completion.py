@@ -39,9 +39,6 @@ def test_the_job_is_locked_between_completion_and_commit(place: Place, plain: Ow
     assert place.ledger.crash(run.job, "too late", "{}").applied is False
 
 
-# --- the block ------------------------------------------------------------------------------------------------------
-
-
 @for_each("kind", ["psycopg", "sqlalchemy-session"])
 def test_a_block_without_a_result_completes_with_none(place: Place, kind: str) -> None:
     """A block that sets no result completes the job with None, commits, and closes its session."""
@@ -105,9 +102,6 @@ def test_the_commit_releases_the_identity(place: Place) -> None:
     assert place.sweep() == 1
     assert follower.id in place.messages()
     assert place.effect.delay("a").id != run.id
-
-
-# --- on a worker ----------------------------------------------------------------------------------------------------
 
 
 @for_each(
@@ -189,8 +183,6 @@ def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place
     assert run.find_committed() is None
     assert (place.ledger.complete(run.job, "2").result, place.notes("a")) == ("2", 0)
 
-
-# --- older snapshots -------------------------------------------------------------------------------------------------
 
 LEVELS = [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
 

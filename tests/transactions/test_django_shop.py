@@ -46,24 +46,20 @@ class Shop:
     database: psycopg.Connection[Any]
 
     def run(self, *command: str) -> str:
-        """Run Python in the shop."""
         argv = [sys.executable, *command]
         done = subprocess.run(argv, cwd=SHOP, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def order(self, *orders: dict[str, object]) -> list[list[Any]]:
-        """Send requests; returns the status and the content of each answer."""
         return [json.loads(line) for line in self.run("-c", REQUESTS, json.dumps(orders)).splitlines()]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Query the database."""
         return self.database.execute(query.encode()).fetchall()
 
 
 @pytest.fixture(scope="module")
 def shop(postgres_server: PostgresServer, transactions_broker: RedisServer) -> Iterator[Shop]:
-    """Return the shop, migrated."""
     with psycopg.connect(postgres_server.url, autocommit=True) as server:
         server.execute("create database shop")
     url = postgres_server.url.removesuffix("/postgres") + "/shop"

@@ -48,7 +48,6 @@ def test_guides_show_code_that_is_tested(name: str) -> None:
 def guide(
     postgres_server: PostgresServer, transactions_broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """Return the code of the guide, in a database of its own."""
     with psycopg.connect(postgres_server.url, autocommit=True) as server:
         server.execute("create database guide")
     url = postgres_server.url.removesuffix("/postgres") + "/guide"
@@ -79,14 +78,12 @@ def _loaded(path: Path) -> Any:
 
 
 def messages(guide: Any) -> list[str]:
-    """The ids in the broker's messages."""
     with redis.Redis.from_url(guide.BROKER) as broker:
         raws: Any = broker.lrange("celery", 0, -1)
     return [json.loads(raw)["headers"]["id"] for raw in raws]
 
 
 def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
-    """Run a body as its job."""
     app_state = app_state_of(guide.app)
     job = app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job
     assert job is not None

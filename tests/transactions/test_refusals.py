@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
-    """Return an app with a ledger elsewhere, and a task."""
     changes = {"onejob_store": url, "onejob_namespace": namespace}
     app = celery.Celery("elsewhere", broker="memory://", changes=changes, set_as_current=False)
 
@@ -138,12 +137,8 @@ def test_arguments_are_checked_before_the_transaction(place: Place, plain: Owner
     assert (place.notes("a"), place.rows("jobs")) == (1, 0)
 
 
-# --- other databases -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def new_database(postgres_server: PostgresServer) -> Iterator[Callable[[str], str]]:
-    """Return a way to create a database from a template; returns its URL."""
     made: list[str] = []
 
     def create(template: str = "template1") -> str:
@@ -166,7 +161,6 @@ def _jobs(url: str, schema: str) -> int:
 
 @pytest.fixture
 def url_of_another(place: Place, new_database: Callable[[], str]) -> str:
-    """Return the URL of a database with a ledger of its own, in the same schema."""
     make_ledger(url := new_database(), place.schema)
     return url
 

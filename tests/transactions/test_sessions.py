@@ -26,12 +26,10 @@ def published(place: Place, owner: Owner) -> list[str]:
 
 
 def submitted(emitted: list[JobEvent]) -> list[tuple[str, object]]:
-    """Return the reported submissions, with their outcomes."""
     return [(event.job_id, event.fields["outcome"]) for event in emitted if event.name == "job_submitted"]
 
 
 def complete(owner: Owner, run: RunningJob, result: str) -> None:
-    """Complete a run in the transaction of an owner."""
     owner.call(lambda handle: run.complete_in(handle, result))
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def task(tmp_path: Path) -> Iterator[Any]:
-    """Return a task whose ledger is in a file beside a table of the application."""
     app = celery.Celery(broker="memory://")
     app.conf.onejob_store = f"sqlite:///{tmp_path / 'shop.db'}"
     app.conf.onejob_webhook_secrets = [SECRET]

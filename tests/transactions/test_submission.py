@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 URL = "https://hooks.example/"
 
 
-# --- duplicates -----------------------------------------------------------------------------------------------------
-
-
 def test_a_live_job_is_shared(place: Place, plain: Owner) -> None:
     """A duplicate in a transaction is attached and recorded at once, also if that is rolled back."""
     live = place.effect.delay("a")
@@ -81,9 +78,6 @@ def test_many_in_a_transaction(place: Place, plain: Owner) -> None:
     plain.commit()
     place.sweep()
     assert place.messages() == sorted([live.id, results[0].id, results[3].id, strict[0].id])
-
-
-# --- when it is published -------------------------------------------------------------------------------------------
 
 
 @provokes(Transition.PUBLISH, because="the broker is away")
@@ -188,11 +182,7 @@ def test_a_connection_may_have_a_row_factory(place: Place, connect: Callable[[st
     assert place.ledger.get(result.id).state is State.QUEUED
 
 
-# --- quotas and webhooks --------------------------------------------------------------------------------------------
-
-
 def webhooks(place: Place) -> list[Job]:
-    """Return the webhooks of a ledger."""
     return place.ledger.find(Query(task=WEBHOOK))
 
 

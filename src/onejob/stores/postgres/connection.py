@@ -15,7 +15,6 @@ from weakref import WeakSet
 import psycopg
 from psycopg import conninfo, errors
 from psycopg.pq import TransactionStatus
-from psycopg.rows import dict_row
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
 
@@ -62,16 +61,16 @@ MANY_ROWS = 100
 """A cursor that has returned more is not used again, because it would keep them in memory."""
 
 
-class Connection(psycopg.Connection[dict[str, Any]]):
+class Connection(psycopg.Connection[Any]):
     """A connection with a cursor that is used again and again: to make one takes as long as a short statement."""
 
-    cursor_in_use: psycopg.Cursor[dict[str, Any]] | None = None
+    cursor_in_use: psycopg.Cursor[Any] | None = None
 
     def run(self, text: str, values: Mapping[str, Any]) -> Rows:
         """Execute a statement, and return its rows."""
         cursor = self.cursor_in_use = self.cursor_in_use or self.cursor()
         prepare = False if text.startswith(UNPREPARED) else None
-        rows = _fetch_rows(cursor.execute(*_positional(text, values), prepare=prepare))
+        rows = _fetch_rows(cursor.execute(*_positional(text, values), prepare=prepare), text)
         if len(rows) > MANY_ROWS:
             self.cursor_in_use = None
         return rows
@@ -240,9 +239,8 @@ class Connections:
     def _open(self) -> Connection:
         threshold = None if self._is_pooled else 0
         connection = Connection.connect(
-            self._conninfo, autocommit=True, prepare_threshold=threshold, row_factory=dict_row,
-            cursor_factory=psycopg.RawCursor,
-        )  # fmt: skip
+            self._conninfo, autocommit=True, prepare_threshold=threshold, cursor_factory=psycopg.RawCursor
+        )
         try:
             for command in () if self._is_pooled else SESSION:
                 connection.execute(command)
@@ -262,7 +260,7 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
     except psycopg.Error:
         connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
-    return [_fetch_rows(cursor) for cursor in cursors]
+    return [_fetch_rows(cursor, text) for cursor, (text, _) in zip(cursors, statements, strict=True)]
 
 
 def _positional(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -277,8 +275,17 @@ def _number_parameters(text: str) -> tuple[str, tuple[str, ...]]:
     return _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
 
 
-def _fetch_rows(cursor: psycopg.Cursor[dict[str, Any]]) -> Rows:
-    return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
+_columns: dict[str, list[str]] = {}
+"""The columns of each statement, which never change: to ask the driver for them takes longer than to read a row."""
+
+
+def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
+    if not (cursor.pgresult and cursor.pgresult.nfields):
+        return []
+    columns = _columns.get(text)
+    if columns is None:
+        columns = _columns[text] = [column.name for column in cursor.description or ()]
+    return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _is_retryable(error: psycopg.Error) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from onejob.jobs.model import Job, values_of
+from onejob.jobs.model import values_of
 from onejob.jobs.records import REDELIVERED
 from onejob.stores.protocol import (
     DUPLICATE_LIMIT,
@@ -17,11 +17,14 @@ from onejob.stores.protocol import (
     SUBMITTER_LIMIT,
     WINDOW_OVER,
 )
+from onejob.stores.rows import COLUMNS, job_in
 from onejob.stores.schema import in_schema
 from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from onejob.jobs.model import Job
 
 SQL = statements(__package__, ".sql")
 MAY_WAIT = frozenset(
@@ -35,7 +38,6 @@ Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """SQL with parameters written as `:name`, and their values."""
 _STAR = re.compile(r"(?<!returning )\b(\w+)\.\*")
-COLUMNS = tuple(field.name for field in fields(Job))
 
 
 class Runner(Protocol):
@@ -76,12 +78,12 @@ class Statements:
             "redelivered": REDELIVERED,
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
-        return self.runner.run(statements, wait_for_locks=any(name in MAY_WAIT for name, _ in calls))
+        return self.runner.run(statements, wait_for_locks=not MAY_WAIT.isdisjoint([name for name, _ in calls]))
 
     def run_for_job(self, name: str, **values: Any) -> Job | None:
         """Run a statement that returns at most one job."""
         rows = self.run(name, **values)
-        return Job.from_row(rows[0]) if rows else None
+        return job_in(rows[0]) if rows else None
 
 
 @cache

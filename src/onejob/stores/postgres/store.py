@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
-from psycopg.rows import tuple_row
-
 from onejob.errors import ConfigurationError
-from onejob.jobs.history import COMPLETED, full_history
-from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Job, Renewal
+from onejob.jobs.history import full_history
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal
 from onejob.jobs.records import (
     NO_AMOUNTS,
     UNREGISTERED,
@@ -28,24 +26,19 @@ from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
 from onejob.stores.protocol import HISTORY_LIMIT, indexed_state, is_indexed
+from onejob.stores.rows import completion_of, is_told_by_row, job_in
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, MessageOf, Submission
+    from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
     from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.stores.protocol import GroupBy, Transaction
 
 Row: TypeAlias = "dict[str, Any]"
-_COMPLETION = frozenset(
-    "job_id identity request_id event sources target token ends keeps_identity identity_for identity_until wake_after "
-    "published publish_error result reason detail".split()
-)
-"""The fields of a change that `complete.sql` applies."""
-_OTHER_DEFAULTS = {each.name: each.default for each in fields(Change) if each.name not in _COMPLETION}
 
 
 class PostgresStore:
@@ -75,7 +68,7 @@ class PostgresStore:
         rows = self._sql.run_each([*lock_quotas([submission]), submit_call("follow", submission, values)])[-1]
         if rows and rows[0].get("quota") is not None:
             raise exceeded_quota(submission, rows[0]["quota"])
-        written = Job.from_row(rows[0]) if rows else None
+        written = job_in(rows[0]) if rows else None
         return written or self.get_many([submission.id]).get(submission.id)  # a concurrent transaction wrote this id
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
@@ -108,12 +101,12 @@ class PostgresStore:
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        told = change.event is Transition.COMPLETE and change.detail == COMPLETED
-        values = sql_values(change) | {"sources": _names(change.sources), "keeps_entry": not told}
-        if told and not self._sql.joins and _only_ends(change):
-            completed = _parse_applied(self._sql.run("complete", **values))
+        sources, completion = _names(change.sources), completion_of(change)
+        if completion is not None and not self._sql.joins:
+            completed = _parse_applied(self._sql.run("complete", sources=sources, **completion))
             if completed.applied:
                 return completed
+        values = sql_values(change) | {"sources": sources, "keeps_entry": not is_told_by_row(change)}
         also = ("wake_followers",) if change.ends else ()
         return _parse_applied(self._sql.run("apply", *also, **values))
 
@@ -131,7 +124,7 @@ class PostgresStore:
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
-        return [Job.from_row(row) for row in rows]
+        return [job_in(row) for row in rows]
 
     def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
         self._sql.run("postpone", ids=list(wake_after), wake_after=list(map(float, wake_after.values())), lost=lost)
@@ -141,7 +134,7 @@ class PostgresStore:
             rows = self._sql.run("get", job_id=job_ids[0])
         else:
             rows = self._sql.run("get_many", job_ids=list(job_ids))
-        return {row["id"]: Job.from_row(row) for row in rows}
+        return {row["id"]: job_in(row) for row in rows}
 
     def read_clock(self) -> float:
         return float(self._sql.run("read_clock")[0]["now"])
@@ -151,7 +144,7 @@ class PostgresStore:
 
     def find(self, query: Query) -> list[Job]:
         name = "_".join(["find_light" if query.light else "find", *_narrowed(query)])
-        return [Job.from_row(row) for row in self._sql.run(name, **_filters(query))]
+        return [job_in(row) for row in self._sql.run(name, **_filters(query))]
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         name = "_".join(["count_jobs" if limit is None else "count_newest", *_narrowed(query)])
@@ -174,14 +167,14 @@ class PostgresStore:
         return group_backlog(row.values() for row in rows)
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
-        return [Job.from_row(row) for row in self._sql.run("followers", job_id=job_id, limit=limit)]
+        return [job_in(row) for row in self._sql.run("followers", job_id=job_id, limit=limit)]
 
     def history(self, job_id: str) -> list[Entry]:
         rows = self._sql.run("history", job_id=job_id)
         if not rows:
             return []
         stored = [Entry(at, event, State(state), *rest) for at, event, state, *rest in rows[0]["entries"] or ()]
-        return full_history(Job.from_row(rows[0]), stored)[-HISTORY_LIMIT:]
+        return full_history(job_in(rows[0]), stored)[-HISTORY_LIMIT:]
 
     def delete(
         self,
@@ -272,8 +265,7 @@ class PostgresStore:
     def _check_version(self, connection: Connection) -> None:
         schema = self._sql.schema
         where = f"schema {schema!r} of {self._connections.place}"
-        cursor = connection.cursor(row_factory=tuple_row)
-        check_version(LedgerSchema(cursor, "postgresql", schema).version(), where)
+        check_version(LedgerSchema(connection.cursor(), "postgresql", schema).version(), where)
 
 
 class _JoinedStore(PostgresStore):
@@ -318,11 +310,5 @@ def _names(states: frozenset[State]) -> list[str]:
     return sorted(state.value for state in states)
 
 
-def _only_ends(change: Change) -> bool:
-    """Return whether the change ends a run, and changes nothing but what every completion changes."""
-    is_fenced_end = change.ends and change.token is not None
-    return is_fenced_end and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
-
-
 def _parse_applied(rows: Rows) -> Applied:
-    return Applied(applied=rows[0]["applied"], job=Job.from_row(rows[0])) if rows else Applied(applied=False, job=None)
+    return Applied(applied=rows[0]["applied"], job=job_in(rows[0])) if rows else Applied(applied=False, job=None)

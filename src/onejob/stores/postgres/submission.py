@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
-from onejob.jobs.model import Admission, Job, Outcome, values_of
+from onejob.jobs.model import Admission, Outcome, values_of
 from onejob.jobs.transitions import new_job
 from onejob.stores.holder_cache import HolderCache
+from onejob.stores.rows import job_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Collection, Sequence
 
     from onejob.jobs.model import Submission
     from onejob.jobs.quota import Charge
@@ -22,6 +24,12 @@ Call: TypeAlias = "tuple[str, dict[str, Any]]"
 Result: TypeAlias = "Admission | QuotaExceededError"
 LOCK_TIMEOUT = 250
 """Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
+_GIVEN = (
+    "id", "task", "identity", "fingerprint", "nonce", "submitter", "source", "payload", "options", "route",
+    "priority_rank", "retries", "lease", "canvas", "publisher_task", "delay", "expires_in",
+)  # fmt: skip
+"""The fields of a submission that its new job has: the columns of `given_many`."""
+_given = attrgetter(*_GIVEN)
 SUBMIT_TRIES = 20
 """How often a submission is retried because the existing job changed while it waited for the row."""
 
@@ -42,31 +50,27 @@ class Submitter:
         """Submit in this order; return the admissions in this order."""
         batch = _Batch(submissions, self._sql, wake_after, wait_for_locks=wait_for_locks)
         if not self._sql.joins:
+            held = {each.identity for each in submissions if self._holder_cache.get(each.identity)}
             keyed = {each.identity for each in submissions if each.key is not None}
-            special = {each.identity for each in submissions if not _is_plain(each)}
-            special |= {each.identity for each in submissions if each.charges and not self._is_held(each)}
-            batch.admit(lambda each: not (each.identity in keyed or self._is_held(each)))
-            batch.attach(lambda each: each.identity not in special)
+            special = {each.identity for each in submissions if _is_special(each, is_held=each.identity in held)}
+            batch.admit(held | keyed)
+            batch.attach(special)
         for _ in range(SUBMIT_TRIES):
-            if batch.is_done:
+            if not batch.submit():
                 break
-            batch.submit()
-        if not batch.is_done:
+        else:
             msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
             raise StoreError(msg)
         found = [self._remember(*each) for each in zip(submissions, batch.results(), strict=True)]
         return PartlySubmittedError.checked(found)
 
-    def _is_held(self, submission: Submission) -> bool:
-        return self._holder_cache.get(submission.identity) is not None
-
     def _remember(self, submission: Submission, admission: Result) -> Result:
         if isinstance(admission, QuotaExceededError):
             return admission
-        if admission.outcome is not Outcome.ADMITTED:
-            self._holder_cache.put(submission.identity, admission.job.id)
-        elif self._is_held(submission):
+        if admission.outcome is Outcome.ADMITTED:
             self._holder_cache.discard(submission.identity)
+        else:
+            self._holder_cache.put(submission.identity, admission.job.id)
         return admission
 
 
@@ -87,9 +91,9 @@ class _Batch:
         """Return the results in the order of the submissions."""
         return [self._found[number] for number in range(len(self._submissions))]
 
-    def admit(self, is_wanted: Callable[[Submission], bool]) -> None:
-        """Write those that have no holder, unless their quotas are too small for all of them."""
-        wanted = self._remaining(is_wanted)
+    def admit(self, excluded: set[str]) -> None:
+        """Write those with other identities that have no holder, unless their quotas are too small for all of them."""
+        wanted = self._remaining(excluded)
         given = [self._submissions[number] for number in wanted]
         calls = _admit_calls(given, self._wake_after)
         if not calls:
@@ -100,22 +104,21 @@ class _Batch:
                 job = new_job(each, now=written.pop(each.id), wake_after=self._wake_after)
                 self._found[number] = Admission(job, Outcome.ADMITTED)
 
-    def attach(self, is_wanted: Callable[[Submission], bool]) -> None:
-        """Count those that are plain duplicates."""
-        wanted = self._remaining(is_wanted)
+    def attach(self, excluded: set[str]) -> None:
+        """Count those with other identities, which are plain duplicates."""
+        wanted = self._remaining(excluded)
+        if not wanted:
+            return
         answers = self._run([("attach", values_of(self._submissions[number])) for number in wanted])
         for number, rows in zip(wanted, answers, strict=True):
             for row in rows:
-                self._found[number] = Admission(Job.from_row(row), Outcome(row["outcome"]))
+                self._found[number] = Admission(job_in(row), Outcome(row["outcome"]))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether each submission has its admission."""
-        return len(self._found) == len(self._submissions)
-
-    def submit(self) -> None:
-        """Submit the others, in one transaction; some may have to be retried."""
-        wanted = self._remaining(lambda _: True)
+    def submit(self) -> bool:
+        """Submit the others, in one transaction; return whether some may have to be retried."""
+        wanted = self._remaining()
+        if not wanted:
+            return False
         given = [self._submissions[number] for number in wanted]
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
@@ -128,31 +131,35 @@ class _Batch:
             result = _parse_result(rows, each)
             if result is not None:
                 self._found[number] = result
+        return len(self._found) < len(self._submissions)
 
     def _statement(self, submission: Submission) -> str:
         # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
         locks = not self._sql.joins or submission.replaces or submission.queue_next
         return "submit" if locks else "submit_in"
 
-    def _remaining(self, is_wanted: Callable[[Submission], bool]) -> list[int]:
-        return [number for number in self._order if number not in self._found and is_wanted(self._submissions[number])]
+    def _remaining(self, excluded: Collection[str] = ()) -> list[int]:
+        """Return those without a result, without those that have the excluded identities."""
+        done, given = self._found, self._submissions
+        return [number for number in self._order if number not in done and given[number].identity not in excluded]
 
     def _run(self, calls: Sequence[Call]) -> list[Rows]:
         """Run statements as one transaction."""
-        if self._wait_for_locks or not calls:
-            return self._sql.run_each(calls) if calls else []
+        if self._wait_for_locks:
+            return self._sql.run_each(calls)
         return self._sql.run_each([("set_lock_timeout", {"wait": str(LOCK_TIMEOUT)}), *calls])[1:]
 
 
-def _is_plain(submission: Submission) -> bool:
-    """Return whether a duplicate of this kind usually changes no job."""
-    return not (
+def _is_special(submission: Submission, *, is_held: bool) -> bool:
+    """Return whether a submission may change another job than its own, or is charged for a job that may be new."""
+    return bool(
         submission.key is not None
         or submission.follows
         or submission.replaces
         or submission.queue_next
         or submission.max_wait
         or submission.delay
+        or (submission.charges and not is_held)
     )
 
 
@@ -162,6 +169,8 @@ def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     If a key is used with several identities, the first of them wins, and quotas are charged in the given order, so
     that is kept.
     """
+    if len(submissions) == 1:
+        return (0,)
     keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
     if len(keyed) > len({key for key, _ in keyed}) or any(submission.charges for submission in submissions):
         return range(len(submissions))
@@ -172,7 +181,7 @@ def _admit_calls(submissions: Sequence[Submission], wake_after: float) -> list[C
     """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
     values = {"wake_after": wake_after}
     if len(submissions) > 1:
-        texts = json.dumps([values_of(each) | {"charges": None} for each in submissions])  # which are given apart
+        texts = json.dumps([dict(zip(_GIVEN, _given(each), strict=True)) for each in submissions])
         call = _charged_call("admit_many", values | {"submissions": texts}, submissions)
         return [*lock_quotas(submissions), call]
     return [("admit", values_of(each) | values) for each in submissions if not each.charges]
@@ -211,7 +220,7 @@ def _parse_result(rows: Rows, submission: Submission) -> Result | None:
     found = {row["role"]: row for row in rows}
     if "exceeded" in found:
         return exceeded_quota(submission, found["exceeded"]["outcome"])
-    jobs = {role: Job.from_row(row) for role, row in found.items()}
+    jobs = {role: job_in(row) for role, row in found.items()}
     if "own" in jobs:
         return Admission.repeated(jobs["own"], jobs.get("followed"), submission.nonce)
     if "answer" not in jobs:

@@ -206,7 +206,7 @@ class SQLiteStore:
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         name = "_".join(["count_jobs" if limit is None else "count_newest", *_narrowed(query)])
         with self._statement() as tx:
-            return {State(row["state"]): row["count"] for row in tx.rows(name, **_filters(query), limit=limit)}
+            return {State(row["state"]): row["count"] for row in tx.rows(name, **(_filters(query) | {"limit": limit}))}
 
     def count_states(self, *, limit: int) -> dict[State, int]:
         with self._statement() as tx:
