@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import time
 import urllib.request
+from collections import Counter
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from celery import Celery
 from pydantic import Field
@@ -21,7 +21,6 @@ from onejob.demo import LEASE, TASK, pipeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -34,12 +33,12 @@ class Provider:
         with self._open() as bill_file:
             bill_file.execute("create table if not exists calls (job_id text, call text)")
 
-    def call(self, job_id: str, name: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, job_id: str, name: str, work: Callable[..., T], *args: Any) -> T:
         """Record one call, wait `latency` seconds, and return the result of `work`."""
         with self._open() as bill_file:
             bill_file.execute("insert into calls values (?, ?)", (job_id, name))
         time.sleep(self._latency)
-        return work(*args, **kwargs)
+        return work(*args)
 
     def calls(self) -> int:
         """Return the number of recorded calls."""
@@ -47,13 +46,12 @@ class Provider:
             return int(bill_file.execute("select count(*) from calls").fetchone()[0])
 
     def calls_of_one_run(self) -> dict[str, int]:
-        """Return by job the number of distinct calls so far: those that one uninterrupted run makes."""
+        """Return by job how many distinct calls were made so far, which is what one uninterrupted run makes."""
         with self._open() as bill_file:
             return dict(bill_file.execute("select job_id, count(distinct call) from calls group by job_id"))
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the bill for a transaction."""
         with closing(sqlite3.connect(self._bill, timeout=60)) as bill_file, bill_file:  # waits for the lock
             yield bill_file
 
@@ -64,7 +62,8 @@ BROKER = os.environ.get("ONEJOB_DEMO_BROKER", "memory://")
 LATENCY = float(os.environ.get("ONEJOB_DEMO_LATENCY", "0.35"))
 PORT_FILE = FOLDER / "port"
 """The file to which the server writes its port."""
-BATCH = 12
+BATCHES = 8
+"""How many calls embed the chunks."""
 CARDS = 24
 Project = Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.-]{1,64}$")]
 
@@ -84,31 +83,28 @@ provider = Provider(FOLDER / "bill.db", LATENCY)
 @app.task(base=onejob.Task, name=TASK, expose=True, shared=False)  # only for this app, not for others in the process
 def study_plan(project: Project) -> dict[str, Any]:
     """Turn a folder of texts into study cards. Every paid call is a step, executed once per job."""
-    job = onejob.current_job()
-    plan = _Plan(job)
+    plan = _Plan(onejob.current_job())
     plan.start_stage("load")
-    documents = pipeline.load(DOCUMENTS)
+    texts = pipeline.load(DOCUMENTS)
     plan.start_stage("chunk")
-    chunks = pipeline.chunk(documents)
-    batches = pipeline.batches(chunks, min(BATCH, math.ceil(len(chunks) / 4)))
-    groups = [[chunk for chunk in chunks if chunk["document"] == document["name"]] for document in documents]
-    plan.set_total(len(batches) + len(groups) + 1)
+    chunks = pipeline.chunk(texts)
+    batches = [batch for number in range(BATCHES) if (batch := chunks[number::BATCHES])]
+    plan.total = len(batches) + len(texts) + 1
 
-    vectors: dict[str, pipeline.Vector] = {}
-    idf = pipeline.weigh(chunks)
+    spread: Counter[str] = Counter()
     for number, batch in enumerate(batches, 1):
-        vectors |= plan.call("embed", f"embed {number}", pipeline.embed_batch, batch, idf)
+        spread.update(plan.call("embed", f"embed {number}", pipeline.embed, batch))
     cards: list[pipeline.Card] = []
-    for group, count in zip(groups, pipeline.share(CARDS, groups), strict=True):
-        cards += plan.call(
-            "write cards", f"write {group[0]['document']}", pipeline.write_cards_for, group, vectors, count
-        )
-    checked = plan.call("check cards", "check", pipeline.check_cards, cards, chunks, vectors)
+    for document in texts:
+        own = [chunk for chunk in chunks if chunk["document"] == document]
+        count = max(1, CARDS // len(texts))
+        cards += plan.call("write cards", f"write {document}", pipeline.write_cards, own, spread, count)
+    accepted, rejected = plan.call("check cards", "check", pipeline.check_cards, cards)
     plan.start_stage("call back")
     if PORT_FILE.exists():
-        job.step("call back", _notify_application, job.id, project, len(checked["accepted"]))
+        plan.job.step("call back", _notify_application, plan.job.id, project, len(accepted))
     plan.start_stage("done")
-    return {"cards": checked["accepted"], "rejected": len(checked["rejected"])}
+    return {"cards": accepted, "rejected": len(rejected)}
 
 
 class _Plan:
@@ -116,20 +112,17 @@ class _Plan:
 
     def __init__(self, job: onejob.RunningJob) -> None:
         previous = json.loads(job.job.progress or "{}")
-        self._job = job
+        self.job = job
+        self.total: int | None = previous.get("total")
         self._done = 0
         self._previously_done: int = previous.get("done", 0)
-        self._total: int | None = previous.get("total")
-
-    def set_total(self, total: int) -> None:
-        self._total = total
 
     def start_stage(self, stage: str) -> None:
-        self._job.progress(max(self._done, self._previously_done), self._total, stage)
+        self.job.progress(max(self._done, self._previously_done), self.total, stage)
 
     def call(self, stage: str, name: str, work: Any, *args: Any) -> Any:
         self.start_stage(stage)
-        value = self._job.step(name, provider.call, self._job.id, name, work, *args)
+        value = self.job.step(name, provider.call, self.job.id, name, work, *args)
         self._done += 1
         return value
 

@@ -17,6 +17,8 @@ from rich.table import Table
 from onejob.demo import LEASE, TASK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
 PROJECT = "founding-documents"
@@ -86,143 +88,117 @@ class ApiClient:
 def run_scenario(console: Console, workers: Workers, api: ApiClient) -> None:
     """Run the scenario. Raises `DemoError` if a promise does not hold."""
     console.print(f"The page is at [bold]{api.url}[/bold], the dashboard at [bold]{api.url}dashboard/[/bold]\n")
-    outcomes, seconds, job_id = send_clicks(api, CLICKS)
+    outcomes, seconds, job_id = _send_clicks(api)
     console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
-    watcher = ProgressWatcher(console, workers, api)
-    job = watcher.follow(job_id)
-    cards = job["result"]["cards"]
-    _print_cards(console, cards)
-    _print_bill(console, api, job, watcher.kept, len(cards))
-    _check_promises(outcomes, job, api.get("meter"), cards)
+    job, kept = _follow(console, workers, api, job_id)
+    cards, meter = job["result"]["cards"], api.get("meter")
+    console.print(f"\n[bold]{len(cards)} study cards[/bold], for example:")
+    for card in cards[:3]:
+        console.print(f"  Q  {card['question']}\n  A  {card['answer']}  [dim]({card['source']})[/dim]")
+    _print_bill(console, meter, job, kept)
+    _check_promises(outcomes, meter, job)
 
 
-def send_clicks(api: ApiClient, clicks: int) -> tuple[Counter[str], float, str]:
+def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
     """Send equal requests at the same moment. Returns the outcomes, the seconds and the one job's id."""
-    gate = threading.Barrier(clicks)
+    gate = threading.Barrier(CLICKS)
 
     def submit(_: int) -> dict[str, Any]:
         gate.wait()
         return api.submit(PROJECT)
 
     began = time.monotonic()
-    with ThreadPoolExecutor(clicks) as pool:
+    with ThreadPoolExecutor(CLICKS) as pool:
         try:
-            responses = list(pool.map(submit, range(clicks)))
+            responses = list(pool.map(submit, range(CLICKS)))
         except BaseException:
             gate.abort()  # an interrupted demo must not wait for clicks that will never be sent
             raise
     ids = {response["job"]["id"] for response in responses}
     if len(ids) != 1:
-        msg = f"{clicks} equal requests made {len(ids)} jobs"
+        msg = f"{CLICKS} equal requests made {len(ids)} jobs"
         raise DemoError(msg)
     return Counter(response["outcome"] for response in responses), time.monotonic() - began, ids.pop()
 
 
-class ProgressWatcher:
-    """Follows the job in a progress bar, and kills the worker that runs it when half of the calls are made."""
+def _follow(console: Console, workers: Workers, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
+    """Kill the job's worker when half of the calls are made. Returns the job at its end, and how many calls were kept.
 
-    def __init__(self, console: Console, workers: Workers, api: ApiClient) -> None:
-        self._workers = workers
-        self._api = api
-        count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
-        self._bar = Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console)
-        self._killed_at = 0.0
-        self._worker = ""
-        self.kept = 0
-        """How many calls were stored when the worker was killed."""
+    Raises `DemoError` if the job ends too early, or does not complete.
+    """
+    count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
+    with Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console) as bar:
+        bar.add_task("waiting", total=1)
+        job = _await("half of its calls were made", _is_half_way, api, job_id, bar)
+        killed, killed_at, kept = api.worker(job_id), time.monotonic(), _calls(job)[0]
+        workers.kill(killed)
+        bar.console.print(f"  [red]worker {killed} killed with SIGKILL[/red]: {kept} calls paid and kept")
+        _await("another worker resumed it", lambda job: job["attempt"] > 1, api, job_id, bar)
+        worker, after = api.worker(job_id), time.monotonic() - killed_at
+        bar.console.print(f"  [green]resumed on worker {worker}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
+        workers.start_worker(killed)
+        return _await("it completed", lambda job: job["state"] == "completed", api, job_id, bar), kept
 
-    def follow(self, job_id: str) -> dict[str, Any]:
-        """Return the job at its end. Raises `DemoError` if it does not complete, or its worker was not killed."""
-        deadline = time.monotonic() + RUN_SECONDS
-        with self._bar:
-            line = self._bar.add_task("waiting", total=1)
-            while (job := self._api.job(job_id))["state"] in LIVE and time.monotonic() < deadline:
-                progress = job["progress"] or {"done": 0, "total": None, "stage": "queued"}
-                self._bar.update(line, description=_caption(job, progress))
-                self._bar.update(line, completed=progress["done"], total=progress["total"] or 1)
-                self._intervene(job, progress)
-                time.sleep(0.1)
-            self._bar.update(line, description=job["state"], completed=1, total=1)
-        if job["state"] != "completed":
-            msg = f"the job is {job['state']}: {job['reason']}"
+
+def _await(
+    what: str, holds: Callable[[dict[str, Any]], bool], api: ApiClient, job_id: str, bar: Progress
+) -> dict[str, Any]:
+    """Show the progress of a job until a condition holds. Raises `DemoError` if it ends before, or takes too long."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while True:
+        job = api.job(job_id)
+        stage = job["progress"]["stage"] if job["state"] == "running" and job["progress"] else job["state"]
+        done, total = _calls(job)
+        bar.update(bar.task_ids[0], description=f"{stage} (attempt {job['attempt']})", completed=done, total=total)
+        if holds(job):
+            return job
+        if job["state"] not in LIVE or time.monotonic() > deadline:
+            msg = f"the job is {job['state']} before {what}: {job['reason'] or 'give it more documents'}"
             raise DemoError(msg)
-        if not self._killed_at:
-            msg = "the job ended before its worker could be killed: give it more documents"
-            raise DemoError(msg)
-        return job
-
-    def _intervene(self, job: dict[str, Any], progress: dict[str, Any]) -> None:
-        if job["state"] != "running" or not progress["total"]:
-            return
-        if not self._killed_at and progress["done"] >= max(1, progress["total"] // 2):
-            self._kill_worker(job)
-        elif self._worker and job["attempt"] > 1:
-            self._report_resumed(job)
-
-    def _kill_worker(self, job: dict[str, Any]) -> None:
-        self._worker = self._api.worker(job["id"])
-        self._workers.kill(self._worker)
-        self._killed_at, self.kept = time.monotonic(), job["progress"]["done"]
-        self._print(f"[red]worker {self._worker} killed with SIGKILL[/red]: {self.kept} calls paid and kept")
-
-    def _report_resumed(self, job: dict[str, Any]) -> None:
-        after = time.monotonic() - self._killed_at
-        worker = self._api.worker(job["id"])
-        self._print(f"[green]resumed on worker {worker}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
-        self._workers.start_worker(self._worker)
-        self._worker = ""
-
-    def _print(self, text: str) -> None:
-        self._bar.console.print(f"  {text}")
+        time.sleep(0.1)
 
 
-def _caption(job: dict[str, Any], progress: dict[str, Any]) -> str:
-    return f"{progress['stage']} (attempt {job['attempt']})" if job["state"] == "running" else str(job["state"])
+def _is_half_way(job: dict[str, Any]) -> bool:
+    done, total = _calls(job)
+    return job["state"] == "running" and done >= max(1, total // 2)
 
 
-def _print_cards(console: Console, cards: list[dict[str, Any]]) -> None:
-    console.print(f"\n[bold]{len(cards)} study cards[/bold], for example:")
-    for card in cards[:3]:
-        console.print(f"  Q  {card['question']}\n  A  {card['answer']}  [dim]({card['source']})[/dim]")
+def _calls(job: dict[str, Any]) -> tuple[int, int]:
+    """Return how many paid calls are made, and how many there will be."""
+    progress = job["progress"] or {}
+    return int(progress.get("done") or 0), int(progress.get("total") or 1)
 
 
-def _print_bill(console: Console, api: ApiClient, job: dict[str, Any], kept: int, cards: int) -> None:
-    meter = api.get("meter")
-    table = Table(title="\nWhat happened", title_justify="left", show_header=True)
-    table.add_column("")
-    table.add_column("with onejob", justify="right")
-    table.add_column("one run per click", justify="right")
-    per_run = meter["provider_calls_without"] // meter["requests"]
+def _print_bill(console: Console, meter: dict[str, int], job: dict[str, Any], kept: int) -> None:
+    paid, without, requests = meter["provider_calls"], meter["provider_calls_without"], meter["requests"]
     rows = [
-        ("requests", meter["requests"], meter["requests"]),
-        ("jobs run", 1, meter["requests"]),
-        ("provider calls paid", meter["provider_calls"], meter["provider_calls_without"]),
-        ("paid again (the call under way at the kill)", meter["provider_calls"] - _calls_per_run(job), kept),
+        ("requests", requests, requests),
+        ("jobs run", 1, requests),
+        ("provider calls paid", paid, without),
+        ("paid again (the call under way at the kill)", paid - _calls(job)[1], kept),
         ("attempts", job["attempt"], "-"),
-        ("cards", cards, cards),
+        ("cards", len(job["result"]["cards"]), len(job["result"]["cards"])),
     ]
-    for name, with_onejob, without in rows:
-        table.add_row(name, str(with_onejob), str(without))
+    table = Table(title="\nWhat happened", title_justify="left")
+    for heading in ("", "with onejob", "one run per click"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*map(str, row))
     console.print(table)
-    computed = f"{meter['requests']} requests x {per_run} calls, were each click run"
+    computed = f"{requests} requests x {without // requests} calls, were each click run"
     again = f"the killed run, begun anew, pays its first {kept} calls again"
     console.print(f"[dim]“One run per click” is computed: {computed}; {again}.[/dim]")
 
 
-def _calls_per_run(job: dict[str, Any]) -> int:
-    """Return how many calls one undisturbed run makes."""
-    return int(job["progress"]["total"])
-
-
-def _check_promises(outcomes: Counter[str], job: dict[str, Any], meter: dict[str, Any], cards: list[Any]) -> None:
+def _check_promises(outcomes: Counter[str], meter: dict[str, int], job: dict[str, Any]) -> None:
     """Raise `DemoError` for a broken promise: at most the one call that was interrupted is paid twice."""
     promises = {
         "one request was admitted": outcomes["admitted"] == 1,
         "all others were attached": outcomes["attached"] == CLICKS - 1,
         "the job resumed after the kill": job["attempt"] == 2,
-        "stored steps were not paid again": meter["provider_calls"] - _calls_per_run(job) <= 1,
-        "there are cards": bool(cards),
+        "stored steps were not paid again": meter["provider_calls"] - _calls(job)[1] <= 1,
+        "there are cards": bool(job["result"]["cards"]),
     }
     broken = [promise for promise, holds in promises.items() if not holds]
     if broken:
