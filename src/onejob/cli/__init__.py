@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from onejob.cli.access import Access, find_app, needs_extra, shared_options
-from onejob.cli.dead_letters import dead
 from onejob.cli.installation import doctor, migrate, probe
-from onejob.cli.jobs import identity, jobs, why
+from onejob.cli.jobs import dead, identity, jobs, why
 from onejob.cli.printing import clean
 from onejob.cli.reports import activity, audit, duplicates, metrics, workers
 from onejob.cli.serve import keys, serve

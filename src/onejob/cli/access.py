@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.celery.options import tasks_of
+from onejob.cli.options import together
 from onejob.cli.printing import echo
 from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
@@ -23,7 +24,7 @@ from onejob.stores import display_url, kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from onejob.celery.options import BoundTask
     from onejob.jobs.model import Job
@@ -56,11 +57,11 @@ class Access:
         return ledger
 
     def report_if_empty(self, ledger: Ledger, found: Sequence[Job]) -> None:
-        """Print, if nothing was found, that nothing at all is stored in this place, which may be a wrong one."""
+        """Print, if nothing was found, that nothing at all is stored at this address, which may be a wrong one."""
         if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
             settings = self.settings()
-            place = f"{display_url(settings.store)}, namespace {settings.namespace}"
-            echo(f"There is no ledger here, or an empty one: {place}. Check --store and --namespace", err=True)
+            address = f"{display_url(settings.store)}, namespace {settings.namespace}"
+            echo(f"There is no ledger here, or an empty one: {address}. Check --store and --namespace", err=True)
 
     def ledger_or_none(self) -> Ledger | None:
         """Return the ledger if one is named and its store can be opened, for a command that needs none."""
@@ -86,7 +87,7 @@ class Access:
                 raise OneJobError(msg)
         return given
 
-    def place(self, *, may_create: bool = True) -> tuple[str, str]:
+    def address(self, *, may_create: bool = True) -> tuple[str, str]:
         """Return the URL and the namespace of the ledger. Raises `ConfigurationError`."""
         settings = self.settings()
         if not may_create:
@@ -136,21 +137,15 @@ def _from_file(_context: click.Context, _option: click.Parameter, url: str | Non
         raise click.ClickException(msg) from error
 
 
-def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name the ledger."""
-    where = "URL of the ledger: sqlite:///file, postgresql://host/database, redis://host/0"
-    options = (
-        click.option("--store", envvar="ONEJOB_STORE", callback=_from_file, help=where),
-        click.option(
-            "--namespace", help="The ledger's schema in PostgreSQL, or key prefix in Redis.  [default: onejob]"
-        ),
-        click.option("--create", is_flag=True, help="Create the ledger's SQLite file if it does not exist."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
+shared_options = together(
+    click.option(
+        "--store", envvar="ONEJOB_STORE", callback=_from_file,
+        help="URL of the ledger: sqlite:///file, postgresql://host/database, redis://host/0",
+    ),
+    click.option("--namespace", help="The ledger's schema in PostgreSQL, or key prefix in Redis.  [default: onejob]"),
+    click.option("--create", is_flag=True, help="Create the ledger's SQLite file if it does not exist."),
+)  # fmt: skip
+"""The options that name the ledger."""
 access = click.make_pass_decorator(Access)
 
 

@@ -12,9 +12,13 @@ import click
 
 from onejob.celery.worker.heartbeat import MAX_AGE, find_fault
 from onejob.cli.access import Access, access
-from onejob.cli.printing import echo, json_option, print_json
-from onejob.doctor.finding import Level, worst
+from onejob.cli.options import json_option
+from onejob.cli.printing import echo, print_json
+from onejob.doctor.examine import examine
+from onejob.doctor.finding import Installation, Level, worst
+from onejob.doctor.leftovers import find_leftovers
 from onejob.stores import display_url, kind_of
+from onejob.stores import migrate as migrations
 
 if TYPE_CHECKING:
     from onejob.doctor.finding import Finding
@@ -52,9 +56,6 @@ def doctor(
     if paths:
         msg = "PATHS are read with --migrate only"
         raise click.UsageError(msg)
-    from onejob.doctor.examine import examine
-    from onejob.doctor.finding import Installation
-
     installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app, keys=keys)
     findings = examine(installation)
     _show(findings, as_json=as_json)
@@ -62,8 +63,6 @@ def doctor(
 
 
 def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoReturn:
-    from onejob.doctor.leftovers import find_leftovers
-
     if app is None and not paths:
         msg = "--migrate examines an app (-A module), source files (PATHS), or both: name one"
         raise click.UsageError(msg)
@@ -76,22 +75,18 @@ def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoRe
 
 
 def _show(findings: list[Finding], *, as_json: bool) -> None:
+    """Print findings, the worst first, and how many there are of each level."""
     if as_json:
         print_json([asdict(finding) for finding in findings])
-    elif findings:
-        print_findings(findings)
-
-
-def print_findings(findings: list[Finding]) -> None:
-    """Print findings, the worst first, and how many there are of each level."""
+        return
     for finding in sorted(findings, key=lambda finding: -finding.level.rank):
         echo(f"{finding.level:<8} {finding.subject}: {finding.problem}")
-        if finding.meaning:
-            echo(f"{'':<8} means: {finding.meaning}")
-        if finding.remedy:
-            echo(f"{'':<8} to do: {finding.remedy}")
+        for heading, text in (("means", finding.meaning), ("to do", finding.remedy)):
+            if text:
+                echo(f"{'':<8} {heading}: {text}")
     counts = Counter(finding.level for finding in findings)
-    echo(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))
+    if findings:
+        echo(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))
 
 
 @click.group()
@@ -103,9 +98,7 @@ def migrate() -> None:
 @access
 def up(access: Access) -> None:
     """Upgrade the ledger to the newest schema; create it where there is none."""
-    from onejob.stores import migrate as migrations
-
-    url, namespace = access.place()
+    url, namespace = access.address()
     before, after = migrations.status(url, namespace), migrations.upgrade(url, namespace)
     if not before.pending:
         _print_status(after, as_json=False)
@@ -120,9 +113,7 @@ def up(access: Access) -> None:
 @access
 def status(access: Access, *, as_json: bool) -> None:
     """Print the version of the ledger's schema. Exit code 1 when `up` has something to do."""
-    from onejob.stores import migrate as migrations
-
-    found = migrations.status(*access.place(may_create=False))
+    found = migrations.status(*access.address(may_create=False))
     _print_status(found, as_json=as_json)
     raise SystemExit(1 if found.pending else 0)
 
@@ -132,9 +123,7 @@ def status(access: Access, *, as_json: bool) -> None:
 @access
 def sql(access: Access, start: str | None) -> None:
     """Print the SQL of `up` without a connection to the database."""
-    from onejob.stores import migrate as migrations
-
-    echo(migrations.sql(*access.place(), start), end="")
+    echo(migrations.sql(*access.address(), start), end="")
 
 
 @migrate.command("fence")

@@ -1,48 +1,49 @@
-"""`jobs`, `why` and `identity`: list, show, cancel and explain jobs."""
+"""`jobs`, `dead`, `why` and `identity`: list, show, explain, operate on and edit jobs, one or many."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from onejob.celery import operations
+from onejob.celery.operations import Operation, operate
 from onejob.celery.options import options_of
 from onejob.cli.access import Access, access, audited
+from onejob.cli.options import filter_options, json_option, query_of, together
 from onejob.cli.printing import (
     clean,
     columns_of,
     duplicate_fields,
     echo,
     fields_of,
-    json_option,
     print_counts,
     print_job,
     print_job_list,
     print_json,
+    print_list,
 )
-from onejob.cli.selection import (
-    ORIGIN,
-    BulkOperation,
-    BulkOptions,
-    bulk_options,
-    filter_options,
-    query_of,
-    run_bulk,
-    selected_text,
-)
+from onejob.doctor.finding import count_text
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import format_timestamp, local_text
-from onejob.ledger.bulk import Selection
+from onejob.ledger.bulk import NO_LIMIT, Selection, bulk_apply
+from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import list_stuck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
+
+ORIGIN = "at the command line"
+AT_LEAST_ONE = click.IntRange(1)
+limit_option = click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 
 
 @click.group()
@@ -53,7 +54,7 @@ def jobs() -> None:
 @jobs.command("list")
 @filter_options
 @click.option("--stuck", is_flag=True, help="Only jobs that make no progress, with the reason.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
+@limit_option
 @click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Number of the newest jobs to skip.")
 @click.option("--count", is_flag=True, help="Print the number of jobs by state instead of a list.")
 @json_option
@@ -90,111 +91,6 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
     print_job(columns_of(job) if everything else job_to_dict(job), as_json=as_json)
 
 
-@jobs.command()
-@click.argument("job_ids", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
-@json_option
-@access
-def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool) -> None:
-    """Cancel jobs. One that runs stops at its next step or progress call.
-
-    Of several jobs, one that cannot be canceled does not stop the others; the exit code is 1 then.
-    """
-    name, first = "force_cancel" if force else "cancel", job_ids[0]
-    if len(job_ids) == 1:
-        _operate(access, name, first, as_json=as_json)
-    else:
-        options = BulkOptions(dry_run=False, yes=False, as_json=as_json)
-        _operate_on_many(access, name, Selection(job_ids=job_ids), options, "forced" if force else "")
-
-
-@jobs.command("run-now")
-@click.argument("job_id")
-@json_option
-@access
-def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Make a delayed or retrying job due at once."""
-    _operate(access, "run_now", job_id, as_json=as_json)
-
-
-@jobs.command()
-@click.argument("job_id")
-@json_option
-@access
-def delete(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Delete a job that has ended. One that still answers duplicates with its result is refused."""
-    _operate(access, "delete", job_id, as_json=as_json)
-
-
-def _operate(access: Access, name: str, job_id: str, *, as_json: bool) -> None:
-    from onejob.celery.operations import Operation, operate
-
-    ledger, operation = access.ledger(), Operation(name)
-    with audited(ledger, operation.permission, job_id, "forced" if operation is Operation.FORCE_CANCEL else ""):
-        job = operate(access.app, ledger, operation, ledger.get(job_id), origin=ORIGIN)
-    if job is not None:
-        print_job(job_to_dict(job), as_json=as_json)
-    elif as_json:
-        print_json({"done": [job_id]})
-    else:
-        echo(f"{job_id} {operation.done}")
-
-
-@jobs.command()
-@click.argument("operation", type=click.Choice(["cancel", "force_cancel", "run_now", "redrive", "delete"]))
-@filter_options
-@click.option("--error", "reason", help="Only with this text in the reason, e.g. the name of an exception.")
-@click.option(
-    "--ended-in",
-    metavar="URL",
-    help="Only jobs that have never run here, and have ended by this result backend of Celery.",
-)
-@bulk_options
-@access
-def bulk(access: Access, /, operation: str, *, ended_in: str | None, bulk: BulkOptions, **asked: Any) -> None:
-    """Cancel, make due, redrive or delete the jobs that match the options, newest first.
-
-    Without --state these are the jobs in all states that the operation applies to.
-    """
-    from onejob.celery.operations import Operation
-
-    if not ended_in and not any(value for name, value in asked.items() if name != "limit"):
-        raise click.UsageError("nothing selected: give a state, a task, an identity, a submitter, a time or an error")
-    ledger, chosen = access.ledger(), Operation(operation)
-    now = ledger.read_clock()
-    query = query_of(now, **asked)
-    query = replace(query, states=query.states or chosen.states, until=now if query.until is None else query.until)
-    matches = _has_ended_in(ended_in) if ended_in else None
-    _operate_on_many(access, operation, Selection(query=query, matches=matches), bulk, selected_text(asked))
-
-
-def _has_ended_in(url: str) -> Callable[[Job], bool]:
-    from celery import Celery, states
-
-    app = Celery("onejob", backend=url, set_as_current=False)
-
-    def has_ended(job: Job) -> bool:
-        try:
-            return job.attempt == 0 and app.backend.get_task_meta(job.id)["status"] in states.READY_STATES
-        except Exception as error:
-            msg = f"the result backend did not answer: {error}"
-            raise click.ClickException(msg) from error
-
-    return has_ended
-
-
-def _operate_on_many(access: Access, name: str, selection: Selection, options: BulkOptions, detail: str) -> NoReturn:
-    from onejob.celery.operations import Operation, operate
-
-    ledger, operation = access.ledger(), Operation(name)
-
-    def act(job: Job) -> object:
-        return operate(access.app, ledger, operation, job, origin=ORIGIN)
-
-    bulk = BulkOperation(operation.permission, operation.done, act, operation.check)
-    run_bulk(ledger, bulk, selection, options, detail)
-
-
 # --- explaining -----------------------------------------------------------------------------------------------------
 
 
@@ -209,13 +105,11 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """
     ledger = access.ledger()
     format_time = format_timestamp if as_json else local_text
-    job, history, duplicates, stuck, sentences = explain(
-        ledger, access.find_id(ledger, job_id), format_time=format_time
-    )
+    found = explain(ledger, access.find_id(ledger, job_id), format_time=format_time)
+    job, history, duplicates, stuck, sentences = found
     if as_json:
-        lists = {"history": map(fields_of, history), "duplicates": map(duplicate_fields, duplicates)}
-        explained = {"job": job_to_dict(job), "stuck": stuck, "sentences": sentences}
-        print_json(explained | {name: list(each) for name, each in lists.items()})
+        lists = {"history": [*map(fields_of, history)], "duplicates": [*map(duplicate_fields, duplicates)]}
+        print_json({"job": job_to_dict(job), "stuck": stuck, "sentences": sentences} | lists)
         return
     for sentence in sentences:
         echo(clean(sentence))
@@ -238,9 +132,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_
         "hashed": identifier.describe(positional, keywords), "identity": identifier.identity(positional, keywords),
     }  # fmt: skip
     if check:
-        from onejob.celery.operations import check_duplicate
-
-        checked = check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
+        checked = operations.check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
         job_id = checked.existing.id if checked.existing is not None else None
         found |= {"outcome": checked.outcome, "job": job_id, "reason": checked.reason}
     if as_json:
@@ -269,3 +161,293 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+# --- operations on one job ------------------------------------------------------------------------------------------
+
+
+@jobs.command()
+@click.argument("job_ids", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
+@json_option
+@access
+def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool) -> None:
+    """Cancel jobs. One that runs stops at its next step or progress call.
+
+    Of several jobs, one that cannot be canceled does not stop the others; the exit code is 1 then.
+    """
+    operation = Operation.FORCE_CANCEL if force else Operation.CANCEL
+    if len(job_ids) == 1:
+        _operate(access, operation, job_ids[0], as_json=as_json)
+    else:
+        _run_bulk(_bulk_of(access, operation), Selection(job_ids=job_ids), _detail(operation), as_json=as_json)
+
+
+@jobs.command("run-now")
+@click.argument("job_id")
+@json_option
+@access
+def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
+    """Make a delayed or retrying job due at once."""
+    _operate(access, Operation.RUN_NOW, job_id, as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job_id")
+@json_option
+@access
+def delete(access: Access, job_id: str, *, as_json: bool) -> None:
+    """Delete a job that has ended. One that still answers duplicates with its result is refused."""
+    _operate(access, Operation.DELETE, job_id, as_json=as_json)
+
+
+def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool) -> None:
+    ledger = access.ledger()
+    with audited(ledger, operation.permission, job_id, _detail(operation)):
+        job = operate(access.app, ledger, operation, ledger.get(job_id), origin=ORIGIN)
+    if job is not None:
+        print_job(job_to_dict(job), as_json=as_json)
+    elif as_json:
+        print_json({"done": [job_id]})
+    else:
+        echo(f"{job_id} {operation.done}")
+
+
+def _detail(operation: Operation) -> str:
+    return "forced" if operation is Operation.FORCE_CANCEL else ""
+
+
+# --- operations on many jobs ----------------------------------------------------------------------------------------
+
+
+bulk_options = together(
+    click.option("--limit", default=NO_LIMIT, show_default="all", type=AT_LEAST_ONE, help="Maximum number of jobs."),
+    click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
+    click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
+    json_option,
+)  # fmt: skip
+"""The options of every operation on many jobs."""
+
+
+@jobs.command()
+@click.argument("operation", type=click.Choice([operation.value for operation in Operation]))
+@filter_options
+@click.option("--error", "reason", help="Only with this text in the reason, e.g. the name of an exception.")
+@click.option(
+    "--ended-in", metavar="URL",
+    help="Only jobs that have never run here, and have ended by this result backend of Celery.",
+)  # fmt: skip
+@bulk_options
+@access
+def bulk(
+    access: Access, /, operation: str, *, ended_in: str | None, dry_run: bool, yes: bool, as_json: bool, **asked: Any
+) -> None:
+    """Cancel, make due, redrive or delete the jobs that match the options, newest first.
+
+    Without --state these are the jobs in all states that the operation applies to.
+    """
+    if not ended_in and not any(value for name, value in asked.items() if name != "limit"):
+        raise click.UsageError("nothing selected: give a state, a task, an identity, a submitter, a time or an error")
+    chosen = _bulk_of(access, Operation(operation))
+    now = chosen.ledger.read_clock()
+    query = query_of(now, **asked)
+    states, until = query.states or Operation(operation).states, now if query.until is None else query.until
+    matches = _has_ended_in(ended_in) if ended_in else None
+    selection = Selection(query=replace(query, states=states, until=until), matches=matches)
+    _run_bulk(chosen, selection, _text_of(asked), dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _has_ended_in(url: str) -> Callable[[Job], bool]:
+    from celery import Celery, states
+
+    app = Celery("onejob", backend=url, set_as_current=False)
+
+    def has_ended(job: Job) -> bool:
+        try:
+            return job.attempt == 0 and app.backend.get_task_meta(job.id)["status"] in states.READY_STATES
+        except Exception as error:
+            msg = f"the result backend did not answer: {error}"
+            raise click.ClickException(msg) from error
+
+    return has_ended
+
+
+class BulkOperation(NamedTuple):
+    """What is done to each selected job."""
+
+    ledger: Ledger
+    name: str
+    """The operation in the audit log."""
+    done: str
+    """The participle."""
+    act: Callable[[Job], object]
+    check: Callable[[Job], object]
+    """Raises `OneJobError` for a job that the operation does not apply to."""
+
+
+def _bulk_of(access: Access, operation: Operation, *, forget_steps: bool = False) -> BulkOperation:
+    ledger = access.ledger()
+
+    def act(job: Job) -> object:
+        return operate(access.app, ledger, operation, job, origin=ORIGIN, forget_steps=forget_steps)
+
+    return BulkOperation(ledger, operation.permission, operation.done, act, operation.check)
+
+
+def _text_of(asked: Mapping[str, Any]) -> str:
+    """Return the options that were given, for the audit log."""
+    return " ".join(f"{name}={value}" for name, value in asked.items() if value and value != NO_LIMIT)
+
+
+def _run_bulk(
+    operation: BulkOperation, selection: Selection, detail: str, *, as_json: bool, dry_run: bool = False,
+    yes: bool = False,
+) -> NoReturn:  # fmt: skip
+    """Act on each selected job, print the result, and exit: with 1 when a job was refused.
+
+    For the jobs of a query it asks first, with their number, unless `yes`. A dry run is not recorded in the audit
+    log, which otherwise has `detail`.
+    """
+    apply = partial(bulk_apply, operation.ledger, selection, operation.act, check=operation.check)
+    if selection.query is not None and not (yes or dry_run):
+        count = count_text(len(apply(dry_run=True).done), "job")
+        click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
+    if dry_run:
+        result = apply(dry_run=True)
+    else:
+        with audited(operation.ledger, operation.name, " ".join(selection.job_ids), detail) as attempt:
+            result = apply()
+            attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
+    more = result.next is not None
+    if as_json:
+        print_json({"dry_run": dry_run, "done": result.done, "refused": result.refused, "more": more})
+    else:
+        for line in (*result.done, *result.refused.values()):
+            echo(clean(line))
+        would, rest = "would be " if dry_run else "", "; more jobs match" if more else ""
+        echo(f"{len(result.done)} {would}{operation.done}, {len(result.refused)} refused{rest}")
+    raise SystemExit(1 if result.refused else 0)
+
+
+# --- dead letters ---------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def dead() -> None:
+    """List, group, show, redrive, edit and drop dead letters: jobs that failed for good."""
+
+
+@dead.command("list")
+@click.option("--task", help="Only of this task.")
+@click.option("--error", help="Only with this text in the reason.")
+@limit_option
+@json_option
+@access
+def list_dead(access: Access, task: str | None, error: str | None, limit: int, *, as_json: bool) -> None:
+    """List dead letters, newest first."""
+    ledger = access.ledger()
+    found = ledger.find(dead_letters(task, error, limit + 1))
+    print_job_list(found, ledger.read_clock(), limit=limit, as_json=as_json)
+    access.report_if_empty(ledger, found)
+
+
+@dead.command("groups")
+@click.option("--task", help="Only of this task.")
+@click.option(
+    "--limit", default=10_000, show_default=True, type=click.IntRange(1, 1_000_000), help="Maximum number of jobs."
+)
+@json_option
+@access
+def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -> None:
+    """Group dead letters by task and error.
+
+    Messages that differ only by ids, numbers and quoted texts are in one group.
+    """
+    groups = group_failures(access.ledger(), task=task, limit=limit)
+    lines = (
+        (group.count, group.task, group.error_type, local_text(group.first_at), local_text(group.last_at),
+         group.job_ids[0], group.message)
+        for group in groups
+    )  # fmt: skip
+    headings = ("jobs", "task", "error", "first", "last", "newest", "message")
+    print_list([*map(fields_of, groups)], headings, lines, as_json=as_json)
+
+
+@dead.command("show")
+@click.argument("job_id")
+@json_option
+@access
+def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
+    """Show a dead letter, with its arguments and its traceback."""
+    job = access.ledger().get(job_id)
+    Operation.REDRIVE.check(job)
+    columns = columns_of(job)
+    fields = job_to_dict(job) | {"payload": columns["payload"]}
+    print_job(fields | {"error": columns["error"]} if as_json else fields, as_json=as_json)
+    if not as_json and job.error:
+        echo(f"\n{columns['error']['traceback']}", end="")
+
+
+chosen_options = together(
+    click.argument("job_ids", nargs=-1),
+    click.option("--task", help="Only of this task."),
+    click.option("--error", help="Only with this text in the reason, e.g. the name of an exception."),
+    click.option("--all", "everything", is_flag=True, help="All dead letters."),
+    bulk_options,
+)
+"""The options that select dead letters for an operation on many."""
+
+
+@dead.command()
+@chosen_options
+@click.option("--forget-steps", is_flag=True, help="Delete the results of completed steps, so that they run again.")
+@access
+def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
+    """Queue dead letters again: JOB_IDS, or those that the options select."""
+    _operate_on_dead(_bulk_of(access, Operation.REDRIVE, forget_steps=forget_steps), **options)
+
+
+@dead.command()
+@chosen_options
+@access
+def drop(access: Access, /, **options: Any) -> None:
+    """Delete dead letters: JOB_IDS, or those that the options select."""
+    ledger = access.ledger()
+
+    def act(job: Job) -> None:
+        ledger.drop(job.id)
+
+    _operate_on_dead(BulkOperation(ledger, "drop", "dropped", act, Operation.REDRIVE.check), **options)
+
+
+def _operate_on_dead(operation: BulkOperation, *, dry_run: bool, yes: bool, as_json: bool, **choice: Any) -> NoReturn:
+    """Act on each selected dead letter. Raises `click.UsageError` for an empty or contradictory selection."""
+    try:
+        selection = select_dead_letters(**choice)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    detail = _text_of({name: value for name, value in choice.items() if name != "job_ids"})
+    _run_bulk(operation, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@dead.command()
+@click.argument("job_id")
+@click.option("--args", "args_text", help="The new positional arguments: a JSON array, such as '[1, 2]'.")
+@click.option("--kwargs", "kwargs_text", help="The new keyword arguments: a JSON object, such as '{\"order_id\": 42}'.")
+@json_option
+@access
+def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | None, *, as_json: bool) -> None:
+    """Queue a dead letter again with other arguments; without --args or --kwargs these stay as they are.
+
+    This is a new job with everything else of the dead letter, which is deleted. An equal job that exists may answer.
+    """
+    if access.app is None:
+        raise click.UsageError("only an app knows the signature of its tasks: name one with -A module")
+    if args_text is None and kwargs_text is None:
+        raise click.UsageError("nothing to change: give --args or --kwargs")
+    ledger = access.ledger()
+    with audited(ledger, "edit", job_id, "args kwargs"):
+        args = None if args_text is None else operations.parse_arguments(args_text, "args", list)
+        kwargs = None if kwargs_text is None else operations.parse_arguments(kwargs_text, "kwargs", dict)
+        admission = operations.edit(access.app, ledger, job_id, args=args, kwargs=kwargs)
+    print_job({"outcome": admission.outcome} | job_to_dict(admission.job), as_json=as_json)

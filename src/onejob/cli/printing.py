@@ -24,7 +24,6 @@ JSON_TEXTS = ("payload", "options", "progress", "result", "error")
 FLAGS = ("queued_next", "cancel_requested")
 """Fields of a job that are printed only when they are true."""
 _TIME = re.compile(r"(^|_)(at|until)$")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def fields_of(row: Any) -> dict[str, Any]:
@@ -67,6 +66,14 @@ def print_json(value: object) -> None:
     click.echo(escaped)
 
 
+def print_list(found: object, headings: Sequence[str], rows: Iterable[Sequence[object]], *, as_json: bool) -> None:
+    """Print what was found as JSON, or the rows that a person reads of it below their headings."""
+    if as_json:
+        print_json(found)
+    else:
+        print_table(headings, rows)
+
+
 def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one job, a line for each field that has a value."""
     if as_json:
@@ -79,21 +86,19 @@ def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
             echo(f"{name:>{width}}  {clean(text)}")
 
 
-def print_job_list(found: Sequence[Job | tuple[Job, Stuck]], now: float, *, limit: int, as_json: bool) -> None:
+def print_job_list(given: Sequence[Job | tuple[Job, Stuck]], now: float, *, limit: int, as_json: bool) -> None:
     """Print up to `limit` jobs, a line for each, with durations that end at `now`; and whether there are more.
 
     A stuck job is given with its reason.
     """
-    rows = [each if isinstance(each, tuple) else (each, None) for each in found[:limit]]
-    if len(found) > limit:
+    rows = [each if isinstance(each, tuple) else (each, None) for each in given[:limit]]
+    if len(given) > limit:
         echo(f"These are the newest {limit}, and more match: raise --limit, or narrow the filter", err=True)
-    if as_json:
-        print_json([job_to_dict(job) | ({"stuck": stuck} if stuck else {}) for job, stuck in rows])
-        return
     is_stuck = any(stuck for _, stuck in rows)
     headings = ("id", "state", "task", "queue", "age", "due", "running", "attempt", "duplicates", "reason")
     cells = ([*_list_cells(job, now), *([stuck] if is_stuck else [])] for job, stuck in rows)
-    print_table([*headings, *(["stuck"] if is_stuck else [])], cells)
+    found = [job_to_dict(job) | ({"stuck": stuck} if stuck else {}) for job, stuck in rows]
+    print_list(found, [*headings, *(["stuck"] if is_stuck else [])], cells, as_json=as_json)
 
 
 def _list_cells(job: Job, now: float) -> list[object]:
@@ -109,10 +114,8 @@ def _list_cells(job: Job, now: float) -> list[object]:
 def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:
     """Print the number of jobs, by state and in total."""
     total = sum(counts.values())
-    if as_json:
-        print_json({"total": total, "by_state": counts})
-    else:
-        print_table(("state", "jobs"), [*counts.items(), ("total", total)])
+    found = {"total": total, "by_state": counts}
+    print_list(found, ("state", "jobs"), [*counts.items(), ("total", total)], as_json=as_json)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

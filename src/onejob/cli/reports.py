@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.access import Access, access, needs_extra
-from onejob.cli.printing import duplicate_fields, echo, fields_of, json_option, print_json, print_table
-from onejob.cli.selection import Time, seconds_of
+from onejob.cli.options import Time, json_option, seconds_of
+from onejob.cli.printing import duplicate_fields, echo, fields_of, print_json, print_list, print_table
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import AuditEntry, Period
 from onejob.jobs.timestamps import local_text
@@ -20,7 +20,6 @@ from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from onejob.jobs.records import WorkerInfo
     from onejob.ledger.ledger import Ledger
 
 OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITTED)
@@ -43,28 +42,19 @@ def duplicates(access: Access, job_id: str | None, by: str, limit: int, *, as_js
 
 def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool) -> None:
     found = summarize_duplicates(ledger, by, limit=limit)
-    if as_json:
-        print_json([asdict(each) for each in found])
-        return
     lines = (
         (
-            each.name or "(unnamed)", each.runs, _seconds_or_unknown(each.seconds),
+            each.name or "(unnamed)", each.runs, "?" if each.seconds is None else f"{each.seconds:.1f}",
             *(each.counts[outcome] for outcome in OUTCOMES), each.redelivered,
         )
         for each in found
     )  # fmt: skip
-    print_table((str(by), "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered"), lines)
-
-
-def _seconds_or_unknown(saved: float | None) -> str:
-    return "?" if saved is None else f"{saved:.1f}"
+    headings = (str(by), "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered")
+    print_list([*map(asdict, found)], headings, lines, as_json=as_json)
 
 
 def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:
     job, found = ledger.get(job_id), ledger.duplicates(job_id)
-    if as_json:
-        print_json([duplicate_fields(each) for each in found])
-        return
     lines = (
         (
             local_text(each.at), each.outcome, each.submitter or "(unnamed)", each.source, each.host,
@@ -72,8 +62,9 @@ def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:
         )
         for each in found
     )  # fmt: skip
-    print_table(("at", "outcome", "submitter", "source", "host", "arguments", "answered by"), lines)
-    if job.duplicate_count > DUPLICATE_LIMIT:
+    headings = ("at", "outcome", "submitter", "source", "host", "arguments", "answered by")
+    print_list([*map(duplicate_fields, found)], headings, lines, as_json=as_json)
+    if job.duplicate_count > DUPLICATE_LIMIT and not as_json:
         echo(f"These are the newest of {job.duplicate_count}.")
 
 
@@ -137,10 +128,7 @@ def audit(access: Access, since: float | timedelta | None, limit: int, *, as_jso
     """List what operators did and which requests were refused, newest first."""
     ledger = access.ledger()
     found = [fields_of(entry) for entry in _read(ledger, seconds_of(since, ledger.read_clock()), limit)]
-    if as_json:
-        print_json(found)
-    else:
-        print_table(AUDIT_COLUMNS, ([entry[name] for name in AUDIT_COLUMNS] for entry in found))
+    print_list(found, AUDIT_COLUMNS, ([entry[name] for name in AUDIT_COLUMNS] for entry in found), as_json=as_json)
 
 
 def _read(ledger: Ledger, since: float | None, limit: int) -> list[AuditEntry]:
@@ -161,17 +149,13 @@ def _read(ledger: Ledger, since: float | None, limit: int) -> list[AuditEntry]:
 @access
 def workers(access: Access, *, as_json: bool) -> None:
     """List the workers whose latest heartbeat is still valid."""
-    found = access.ledger().store.workers()
-    if as_json:
-        print_json([fields_of(worker) for worker in found])
-    else:
-        headings = ("node", "latest heartbeat", "pool", "concurrency", "queues", "tasks")
-        print_table(headings, map(_row, found))
-
-
-def _row(worker: WorkerInfo) -> list[object]:
-    seen_at = fields_of(worker)["seen_at"]
-    return [worker.name, seen_at, worker.pool, worker.concurrency, " ".join(worker.queues), len(worker.tasks)]
+    found = [fields_of(worker) for worker in access.ledger().store.workers()]
+    rows = (
+        (each["name"], each["seen_at"], each["pool"], each["concurrency"], " ".join(each["queues"]), len(each["tasks"]))
+        for each in found
+    )
+    headings = ("node", "latest heartbeat", "pool", "concurrency", "queues", "tasks")
+    print_list(found, headings, rows, as_json=as_json)
 
 
 @click.command()

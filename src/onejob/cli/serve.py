@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.access import Access, access, audited, find_app, needs_extra
-from onejob.cli.printing import echo, json_option, print_json, print_table
-from onejob.cli.selection import Duration, Time, seconds_of
+from onejob.cli.options import Duration, Time, json_option, seconds_of
+from onejob.cli.printing import echo, print_list
 from onejob.jobs.timestamps import format_timestamp, to_datetime
 
 if TYPE_CHECKING:
@@ -137,11 +137,8 @@ def list_keys(file: str, *, as_json: bool) -> None:
     with server_installed():
         from onejob.api.api_keys import KeyFile
     rows = [_columns_of(key) for key in KeyFile(file).read()]
-    if as_json:
-        print_json(rows)
-    else:
-        heading = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
-        print_table(heading, [(*row.values(),) for row in rows])
+    headings = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
+    print_list(rows, headings, [(*row.values(),) for row in rows], as_json=as_json)
 
 
 def _columns_of(key: Key) -> dict[str, Any]:
