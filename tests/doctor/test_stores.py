@@ -244,5 +244,5 @@ def test_the_file_system_of_a_file_is_that_of_the_nearest_mount() -> None:
         for name in ("/var/ledger.db", "/srv/the data/ledger.db", "/srv/the data/local/ledger.db")
     }
     assert [*kinds.values()] == ["ext4", "nfs4", "xfs"]
-    found = {name: names(sqlite.check_place(Path(name), kind)) for name, kind in kinds.items()}
+    found = {name: names(sqlite.check_file_system(Path(name), kind)) for name, kind in kinds.items()}
     assert [*found.values()] == [set(), {"sqlite-network"}, set()]

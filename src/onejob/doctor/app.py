@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.options import options_of, tasks_of
-from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.doctor.finding import Check, Finding, Level, or_ok
 from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import RETENTION
 from onejob.jobs.timestamps import duration_text
@@ -32,108 +33,76 @@ PYTHON = sys.version_info[:3]
 FIXED_COOKIES = {(3, 11): (3, 11, 10), (3, 12): (3, 12, 6)}
 """The first versions whose `http.cookies` takes time in proportion to the length of a header."""
 
-BROKER = Check(
-    name="broker-unreachable", subject="broker", level=Level.ERROR,
+# fmt: off
+BROKER = Check("broker-unreachable", "broker", Level.ERROR,
     when="the broker does not answer",
     meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
-    remedy="correct broker_url, or start the broker",
-)  # fmt: skip
-SILENCE = Check(
-    name="broker-timeout", subject="app", level=Level.INFO,
+    remedy="correct broker_url, or start the broker")
+SILENCE = Check("broker-timeout", "app", Level.INFO,
     when="the broker is Redis, and `broker_transport_options` has no `socket_timeout`",
     meaning="a worker whose connection falls silent without being closed (a failover, a firewall that forgets it) may "
     "wait for a reply forever, and receives no more messages: jobs stay queued unless another worker takes them",
-    remedy='`"socket_timeout": 5` and `"health_check_interval": 5` in `app.conf.broker_transport_options`',
-)  # fmt: skip
-EAGER = Check(
-    name="task-always-eager", subject="app", level=Level.ERROR,
+    remedy='`"socket_timeout": 5` and `"health_check_interval": 5` in `app.conf.broker_transport_options`')
+EAGER = Check("task-always-eager", "app", Level.ERROR,
     when="`task_always_eager` is on",
     meaning="tasks run where they are called, beside the ledger: equal calls run twice, and nothing is kept",
-    remedy="`app.conf.task_always_eager = False`; keep it for tests that want it",
-)  # fmt: skip
-PICKLE = Check(
-    name="pickle", subject="app", level=Level.WARNING,
+    remedy="`app.conf.task_always_eager = False`; keep it for tests that want it")
+PICKLE = Check("pickle", "app", Level.WARNING,
     when="`task_serializer` is `pickle`, or `accept_content` has it",
     meaning="whoever can write to the broker runs code in the workers; jobs need only JSON",
-    remedy='`app.conf.task_serializer = "json"` and `app.conf.accept_content = ["json"]`',
-)  # fmt: skip
-PREFETCH = Check(
-    name="prefetch-long-runs", subject="app", level=Level.WARNING,
+    remedy='`app.conf.task_serializer = "json"` and `app.conf.accept_content = ["json"]`')
+PREFETCH = Check("prefetch-long-runs", "app", Level.WARNING,
     when=f"`worker_prefetch_multiplier` is not 1, and runs of more than {LONG_RUN:g} s were seen",
     meaning="a busy worker holds messages that a free one could run: their jobs wait for its long runs",
-    remedy="`app.conf.worker_prefetch_multiplier = 1`",
-)  # fmt: skip
-PREFETCH_SHORT = Check(
-    name="prefetch", subject="app", level=Level.INFO,
+    remedy="`app.conf.worker_prefetch_multiplier = 1`")
+PREFETCH_SHORT = Check("prefetch", "app", Level.INFO,
     when="`worker_prefetch_multiplier` is not 1, and all runs that were seen are short",
     meaning="a worker reserves messages that a free one could run; with short runs nobody waits for long",
-    remedy="`app.conf.worker_prefetch_multiplier = 1`, unless throughput of short tasks matters more",
-)  # fmt: skip
-LATE_ACKS = Check(
-    name="late-acks", subject="app", level=Level.INFO,
+    remedy="`app.conf.worker_prefetch_multiplier = 1`, unless throughput of short tasks matters more")
+LATE_ACKS = Check("late-acks", "app", Level.INFO,
     when="`task_acks_late` or `task_reject_on_worker_lost` is on for the app or for a onejob task",
     meaning="the ledger recovers jobs by itself: a redelivered message finds its job claimed or ended, and is refused. "
     "It costs a message, and starts nothing twice",
-    remedy="leave both out for tasks of class onejob.Task",
-)  # fmt: skip
-VISIBILITY = Check(
-    name="visibility-timeout", subject="app", level=Level.WARNING,
+    remedy="leave both out for tasks of class onejob.Task")
+VISIBILITY = Check("visibility-timeout", "app", Level.WARNING,
     when="messages are acknowledged late, and runs longer than the broker's `visibility_timeout` were seen",
     meaning="the broker delivers the message again during each such run: it is refused for a job of the ledger, and "
     "runs twice for a task that is not of class onejob.Task",
     remedy='`app.conf.broker_transport_options = {"visibility_timeout": SECONDS}`, more than the longest run; or no '
-    "late acknowledgement",
-)  # fmt: skip
-BACKEND = Check(
-    name="result-backend", subject="app", level=Level.INFO,
+    "late acknowledgement")
+BACKEND = Check("result-backend", "app", Level.INFO,
     when="there is no result backend, or `task_ignore_result` is on",
     meaning="results of jobs are in the ledger, and are read from there; but Celery needs a backend for chords, which "
     "do not continue without one",
-    remedy="set `app.conf.result_backend` where chords are used, and `task_ignore_result` only for tasks in none",
-)  # fmt: skip
-EXPIRES = Check(
-    name="result-expires", subject="app", level=Level.INFO,
+    remedy="set `app.conf.result_backend` where chords are used, and `task_ignore_result` only for tasks in none")
+EXPIRES = Check("result-expires", "app", Level.INFO,
     when="`result_expires` is shorter than the ledger keeps completed jobs, or a task's `unique_for`",
     meaning="a client of Celery that reads the result backend no longer finds a result that the ledger still answers "
     "duplicates with",
-    remedy="`app.conf.result_expires` at least as long as `onejob_retention['completed']`, or read by onejob's results",
-)  # fmt: skip
-PRIORITIES = Check(
-    name="priorities", subject="app", level=Level.WARNING,
+    remedy="`app.conf.result_expires` at least as long as `onejob_retention['completed']`, or read by onejob's results")
+PRIORITIES = Check("priorities", "app", Level.WARNING,
     when="tasks have priorities, and their queue in RabbitMQ has no `x-max-priority`",
     meaning="the broker ignores the priorities: jobs run in the order of their publication",
-    remedy="`app.conf.task_queue_max_priority = 10`; a queue that exists has to be deleted first",
-)  # fmt: skip
-PRIORITY_PREFETCH = Check(
-    name="priority-prefetch", subject="app", level=Level.WARNING,
+    remedy="`app.conf.task_queue_max_priority = 10`; a queue that exists has to be deleted first")
+PRIORITY_PREFETCH = Check("priority-prefetch", "app", Level.WARNING,
     when="tasks have priorities, and `worker_prefetch_multiplier` is not 1",
     meaning="what a worker has prefetched runs before a more urgent job that is published later",
-    remedy="`app.conf.worker_prefetch_multiplier = 1`",
-)  # fmt: skip
-GRACE = Check(
-    name="shutdown-grace", subject="app", level=Level.INFO,
+    remedy="`app.conf.worker_prefetch_multiplier = 1`")
+GRACE = Check("shutdown-grace", "app", Level.INFO,
     when=f"`onejob_shutdown_grace` is 0, and runs of more than {LONG_RUN:g} s were seen",
     meaning="each deployment ends the runs of the stopped workers and requeues them: no job is lost, and the work of a "
     "run is done again from its last kept step",
-    remedy="`app.conf.onejob_shutdown_grace = SECONDS`, less than the process manager waits before it kills the worker",
-)  # fmt: skip
-LATE_HEARTBEATS = Check(
-    name="lease-margin", subject="app", level=Level.WARNING,
+    remedy="`app.conf.onejob_shutdown_grace = SECONDS`, less than the process manager waits before it kills the worker")
+LATE_HEARTBEATS = Check("lease-margin", "app", Level.WARNING,
     when="a lease is shorter than three heartbeats, and heartbeats were late",
     meaning="one more late heartbeat lets a lease expire: a run that works is repeated, and its writes are refused",
-    remedy="`app.conf.onejob_lease` at least three times `onejob_heartbeat`, and longer than the machines' pauses",
-)  # fmt: skip
-PYTHON_COOKIES = Check(
-    name="python-cookies", subject="app", level=Level.INFO,
+    remedy="`app.conf.onejob_lease` at least three times `onejob_heartbeat`, and longer than the machines' pauses")
+PYTHON_COOKIES = Check("python-cookies", "app", Level.INFO,
     when="tasks are exposed over HTTP, and Python is older than 3.11.10 or 3.12.6",
     meaning="its `http.cookies` takes seconds for one hostile `Cookie` header, in which the server answers nobody "
     "(CVE-2024-7592). onejob's API and pages refuse such a header; other routes and middleware of your app may not",
-    remedy="upgrade Python to 3.11.10, 3.12.6 or 3.13, or let the proxy refuse long `Cookie` headers",
-)  # fmt: skip
-CHECKS = (
-    BROKER, SILENCE, EAGER, PICKLE, PREFETCH, PREFETCH_SHORT, LATE_ACKS, VISIBILITY, BACKEND, EXPIRES, PRIORITIES,
-    PRIORITY_PREFETCH, GRACE, LATE_HEARTBEATS, PYTHON_COOKIES,
-)  # fmt: skip
+    remedy="upgrade Python to 3.11.10, 3.12.6 or 3.13, or let the proxy refuse long `Cookie` headers")
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +138,11 @@ def examine(installation: Installation) -> Iterator[Finding]:
     if app is None:
         return
     seen = Seen.of(installation.ledger.store.totals())
-    findings = [
-        *_check_broker(app), *_check_messages(app), *_check_prefetch(app, seen), *_check_acks(app, seen),
-        *_check_results(app, settings), *_check_priorities(app), *_check_runs(app, settings, seen),
-        *_check_python(app),
-    ]  # fmt: skip
-    yield from findings
-    if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
-        yield ok("app", f"the settings of Celery fit the onejob tasks, {len(tasks_of(app))} in all")
+    findings = chain(
+        _check_broker(app), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
+        _check_results(app, settings), _check_priorities(app), _check_runs(app, settings, seen), _check_python(app),
+    )  # fmt: skip
+    yield from or_ok(findings, "app", f"the settings of Celery fit the onejob tasks, {len(tasks_of(app))} in all")
 
 
 def _check_broker(app: Celery) -> Iterator[Finding]:

@@ -5,23 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onejob.doctor import app, ledger, postgres, redis, sqlite, webhooks, workers
-from onejob.doctor.finding import Finding, Level
+from onejob.doctor.finding import Check, Finding, Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from onejob.doctor.finding import Check, Installation
+    from onejob.doctor.finding import Installation
 
 STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
 """Those that can be examined although the ledger cannot be used: they may tell why."""
 SUBJECTS: tuple[ModuleType, ...] = (ledger, *STORES, app, workers, webhooks)
-"""The modules of the subjects, in the order of their findings. Each has `CHECKS` and `examine(installation)`."""
+"""The modules of the subjects, in the order of their findings. Each has checks and `examine(installation)`."""
+
+
+def checks_of(subject: ModuleType) -> list[Check]:
+    """Return the checks of a subject, in the order of their definition."""
+    return [each for each in vars(subject).values() if isinstance(each, Check)]
 
 
 def catalogue() -> tuple[Check, ...]:
     """Return all checks, in the order of the subjects."""
-    return tuple(check for module in SUBJECTS for check in module.CHECKS)
+    return tuple(check for module in SUBJECTS for check in checks_of(module))
 
 
 def examine(installation: Installation) -> list[Finding]:

@@ -51,7 +51,7 @@ class Finding:
     """The name of the check in the catalogue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One check of the catalogue: what its findings have in common."""
 
@@ -71,6 +71,16 @@ class Check:
 def ok(subject: str, found: str) -> Finding:
     """Return the finding that a subject is as it should be."""
     return Finding(Level.OK, subject, found, "", "")
+
+
+def or_ok(findings: Iterable[Finding], subject: str, found: str) -> Iterator[Finding]:
+    """Yield findings, and that the subject is as it should be if none of them is above level info."""
+    is_ok = True
+    for finding in findings:
+        is_ok = is_ok and finding.level.rank <= Level.INFO.rank
+        yield finding
+    if is_ok:
+        yield ok(subject, found)
 
 
 def with_address(findings: Iterable[Finding], placeholder: str, address: str) -> Iterator[Finding]:

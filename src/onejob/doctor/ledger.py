@@ -20,33 +20,30 @@ if TYPE_CHECKING:
 MAX_SKEW = 5.0
 """By how many seconds a clock of a machine may differ from the store's without a warning."""
 
-UNUSABLE = Check(
-    name="ledger-unusable", subject="ledger", level=Level.ERROR,
+# fmt: off
+UNUSABLE = Check("ledger-unusable", "ledger", Level.ERROR,
     when="the store does not answer, refuses the role, or has another schema than this onejob",
     meaning="no job can be submitted, claimed or ended",
-    remedy="correct onejob_store, start the store, or run `onejob --store URL migrate up`, as the message says",
-)  # fmt: skip
-CLOCK_SKEW = Check(
-    name="clock-skew", subject="ledger", level=Level.WARNING,
+    remedy="correct onejob_store, start the store, or run `onejob --store URL migrate up`, as the message says")
+CLOCK_SKEW = Check("clock-skew", "ledger", Level.WARNING,
     when=f"the clock of this machine and that of the store differ by more than {MAX_SKEW:g} s",
     meaning="leases and ETAs are safe, since they use the store's clock alone; a countdown or an expiry that a process "
     "here computes as a date is early or late by the difference, and times in logs do not match those in the ledger",
-    remedy="synchronise both clocks: `timedatectl set-ntp true`, or chrony, on both machines",
-)  # fmt: skip
-CHECKS = (UNUSABLE, CLOCK_SKEW)
+    remedy="synchronise both clocks: `timedatectl set-ntp true`, or chrony, on both machines")
+# fmt: on
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
     """Read the ledger as a worker does at its start, and its clock."""
-    place = display_url(installation.settings.store)
+    url = display_url(installation.settings.store)
     try:
         installation.ledger.find(Query(limit=1))
         before, now, after = time.time(), installation.ledger.read_clock(), time.time()
     except OneJobError as error:
-        yield from with_address([UNUSABLE.found(str(error))], "URL", quote(place))
+        yield from with_address([UNUSABLE.found(str(error))], "URL", quote(url))
         return
     finding = check_clock(now, before, after)
-    yield finding or ok("ledger", f"{place} answers, namespace {installation.settings.namespace}")
+    yield finding or ok("ledger", f"{url} answers, namespace {installation.settings.namespace}")
 
 
 def check_clock(now: float, before: float, after: float) -> Finding | None:

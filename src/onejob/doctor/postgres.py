@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from onejob.doctor.finding import Check, Finding, Level, ok, with_address
+from onejob.doctor.finding import Check, Finding, Level, or_ok, with_address
 from onejob.stores import display_url, kind_of
 from onejob.stores.schema import HEAD, VERSIONS
 
@@ -20,68 +20,51 @@ FULL = 0.8
 DURABLE = {"on", "remote_apply"}
 """The values of `synchronous_commit` with which a promoted synchronous standby has every commit."""
 
-SCHEMA = Check(
-    name="postgresql-schema", subject="postgresql", level=Level.INFO,
+# fmt: off
+SCHEMA = Check("postgresql-schema", "postgresql", Level.INFO,
     when="the schema is one version ahead of this onejob",
     meaning="newer code has migrated the ledger; this version supports it during the deployment, and not the next one",
-    remedy="finish the deployment: upgrade onejob here",
-)  # fmt: skip
-FSYNC = Check(
-    name="postgresql-fsync", subject="postgresql", level=Level.ERROR,
+    remedy="finish the deployment: upgrade onejob here")
+FSYNC = Check("postgresql-fsync", "postgresql", Level.ERROR,
     when="`fsync` or `full_page_writes` is off",
     meaning="a power failure of the server may lose or corrupt the whole ledger",
     remedy="`psql URL -c 'alter system set fsync = on' -c 'alter system set full_page_writes = on' "
-    "-c 'select pg_reload_conf()'`, as a superuser",
-)  # fmt: skip
-COMMIT = Check(
-    name="postgresql-synchronous-commit", subject="postgresql", level=Level.WARNING,
+    "-c 'select pg_reload_conf()'`, as a superuser")
+COMMIT = Check("postgresql-synchronous-commit", "postgresql", Level.WARNING,
     when="`synchronous_commit` is `off`, or weaker than `on` with synchronous standbys",
     meaning="onejob's own connections replace `off` by `on`, but a transaction of yours that ends a job, or that "
     "submits one, may be lost by a crash; and a promoted standby may lack the last commits",
-    remedy="`psql URL -c 'alter role ROLE set synchronous_commit = on'`, as a superuser",
-)  # fmt: skip
-READ_ONLY = Check(
-    name="postgresql-read-only", subject="postgresql", level=Level.ERROR,
+    remedy="`psql URL -c 'alter role ROLE set synchronous_commit = on'`, as a superuser")
+READ_ONLY = Check("postgresql-read-only", "postgresql", Level.ERROR,
     when="the server is a standby, or the role's transactions are read-only",
     meaning="no job can be submitted, claimed or ended",
     remedy="name the primary in onejob_store: list all hosts, and add `?target_session_attrs=read-write`; or "
-    "`psql URL -c 'alter role ROLE reset default_transaction_read_only'`, as a superuser",
-)  # fmt: skip
-PERMISSIONS = Check(
-    name="postgresql-permissions", subject="postgresql", level=Level.ERROR,
+    "`psql URL -c 'alter role ROLE reset default_transaction_read_only'`, as a superuser")
+PERMISSIONS = Check("postgresql-permissions", "postgresql", Level.ERROR,
     when="the role may not use the schema, or read and write all of its tables",
     meaning="operations of the ledger are refused, perhaps only some of them",
     remedy="`psql URL -c 'grant usage on schema S to ROLE; grant select, insert, update, delete on all tables in "
     "schema S to ROLE; grant usage on all sequences in schema S to ROLE'`; deploy/postgres-role.sql does so for future "
-    "tables, too",
-)  # fmt: skip
-SUPERUSER = Check(
-    name="postgresql-superuser", subject="postgresql", level=Level.INFO,
+    "tables, too")
+SUPERUSER = Check("postgresql-superuser", "postgresql", Level.INFO,
     when="the role is a superuser",
     meaning="whoever gets the URL of the ledger has the whole server; the promise does not depend on it",
-    remedy="use a role that has the ledger's schema and nothing else: deploy/postgres-role.sql",
-)  # fmt: skip
-CONNECTIONS = Check(
-    name="postgresql-connections", subject="postgresql", level=Level.WARNING,
+    remedy="use a role that has the ledger's schema and nothing else: deploy/postgres-role.sql")
+CONNECTIONS = Check("postgresql-connections", "postgresql", Level.WARNING,
     when=f"more than {FULL:.0%} of `max_connections` are in use",
     meaning="a process that gets no connection cannot submit or claim jobs, and a worker without one cannot renew its "
     "leases; each process opens up to 10",
-    remedy="raise `max_connections`, run fewer processes, or put PgBouncer between",
-)  # fmt: skip
-POOLER = Check(
-    name="postgresql-pooler", subject="postgresql", level=Level.INFO,
+    remedy="raise `max_connections`, run fewer processes, or put PgBouncer between")
+POOLER = Check("postgresql-pooler", "postgresql", Level.INFO,
     when="a pooler with session pooling stands between",
     meaning="session pooling works as a direct connection does; transaction pooling needs an option of the URL",
-    remedy="add `?pooler=transaction` to the URL before you change `pool_mode`: docs/sql.md, PgBouncer",
-)  # fmt: skip
-TRANSACTION_POOLER = Check(
-    name="postgresql-transaction-pooler", subject="postgresql", level=Level.WARNING,
+    remedy="add `?pooler=transaction` to the URL before you change `pool_mode`: docs/sql.md, PgBouncer")
+TRANSACTION_POOLER = Check("postgresql-transaction-pooler", "postgresql", Level.WARNING,
     when="a pooler gives a connection another server process for each transaction, and the URL does not say so",
     meaning="the settings of onejob's connections (timeouts, synchronous_commit) are lost or reach other clients, and "
     "prepared statements fail before PgBouncer 1.22",
-    remedy="add `?pooler=transaction` to the URL of the ledger: docs/sql.md, PgBouncer",
-)  # fmt: skip
-CHECKS = (SCHEMA, FSYNC, COMMIT, READ_ONLY, PERMISSIONS, SUPERUSER, CONNECTIONS, POOLER, TRANSACTION_POOLER)
+    remedy="add `?pooler=transaction` to the URL of the ledger: docs/sql.md, PgBouncer")
+# fmt: on
 
 QUERY = """
 select current_setting('server_version') as version, current_setting('fsync') as fsync,
@@ -123,10 +106,9 @@ def examine(installation: Installation) -> Iterator[Finding]:
     if kind_of(settings.store) != "postgresql":
         return
     facts = read_facts(settings.store, settings.namespace)
-    findings = [*with_address(check(facts), "URL", quote(display_url(settings.store)))]
-    yield from findings
-    if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
-        yield ok("postgresql", f"PostgreSQL {facts.row['version']}, role {facts.row['role']}, schema version {HEAD}")
+    findings = with_address(check(facts), "URL", quote(display_url(settings.store)))
+    found = f"PostgreSQL {facts.row['version']}, role {facts.row['role']}, schema version {HEAD}"
+    yield from or_ok(findings, "postgresql", found)
 
 
 def read_facts(url: str, schema: str) -> PostgresFacts:

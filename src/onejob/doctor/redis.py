@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from onejob.doctor.finding import Check, Finding, Level, ok, with_address
+from onejob.doctor.finding import Check, Finding, Level, or_ok, with_address
 from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
 
 if TYPE_CHECKING:
@@ -23,82 +23,58 @@ FULL = 0.8
 """From this part of `maxmemory` on, memory is nearly full."""
 _SET = "in redis.conf, and `redis-cli -u URL CONFIG SET {name} {value}` for the running server"
 
-VERSION = Check(
-    name="redis-version", subject="redis", level=Level.ERROR,
+# fmt: off
+VERSION = Check("redis-version", "redis", Level.ERROR,
     when=f"the version is older than {OLDEST[0]}.{OLDEST[1]}",
     meaning="the scripts of the ledger fail: no job can be submitted",
-    remedy="upgrade the server to Redis 7.0 or later, or Valkey",
-)  # fmt: skip
-PERSISTENCE = Check(
-    name="redis-persistence", subject="redis", level=Level.ERROR,
+    remedy="upgrade the server to Redis 7.0 or later, or Valkey")
+PERSISTENCE = Check("redis-persistence", "redis", Level.ERROR,
     when="`appendonly` is off where the ledger lives",
     meaning="a crash of Redis loses jobs: all, or those since the last snapshot. Nothing publishes them again, because "
     "the ledger itself is gone",
-    remedy="`appendonly yes` " + _SET.format(name="appendonly", value="yes"),
-)  # fmt: skip
-FSYNC = Check(
-    name="redis-fsync", subject="redis", level=Level.WARNING,
+    remedy="`appendonly yes` " + _SET.format(name="appendonly", value="yes"))
+FSYNC = Check("redis-fsync", "redis", Level.WARNING,
     when="`appendfsync` is `no`",
     meaning="a power failure of the machine loses the jobs of about the last 30 seconds",
     remedy="`appendfsync everysec` (a second), or `always` (nothing, and slower) "
-    + _SET.format(name="appendfsync", value="everysec"),
-)  # fmt: skip
-WRITES_FAIL = Check(
-    name="redis-writes-fail", subject="redis", level=Level.ERROR,
+    + _SET.format(name="appendfsync", value="everysec"))
+WRITES_FAIL = Check("redis-writes-fail", "redis", Level.ERROR,
     when="the last write of the append-only file, or the last snapshot, failed",
     meaning="what was acknowledged may not be on disk, and Redis may refuse all writes (MISCONF)",
-    remedy="read the server's log: most often its disk is full, or the folder of `dir` is not writable",
-)  # fmt: skip
-EVICTION = Check(
-    name="redis-eviction", subject="redis", level=Level.ERROR,
+    remedy="read the server's log: most often its disk is full, or the folder of `dir` is not writable")
+EVICTION = Check("redis-eviction", "redis", Level.ERROR,
     when="`maxmemory-policy` is not `noeviction` where the ledger lives",
     meaning="when memory is full, Redis deletes keys of the ledger: jobs are lost silently, and equal jobs run twice",
-    remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"),
-)  # fmt: skip
-MEMORY = Check(
-    name="redis-memory", subject="redis", level=Level.WARNING,
+    remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"))
+MEMORY = Check("redis-memory", "redis", Level.WARNING,
     when=f"more than {FULL:.0%} of `maxmemory` is used",
     meaning="a full Redis refuses submissions and the ends of runs; runs that cannot record their end wait",
-    remedy="raise `maxmemory`, or keep ended jobs for a shorter time: onejob_retention",
-)  # fmt: skip
-REPLICA = Check(
-    name="redis-replica", subject="redis", level=Level.ERROR,
+    remedy="raise `maxmemory`, or keep ended jobs for a shorter time: onejob_retention")
+REPLICA = Check("redis-replica", "redis", Level.ERROR,
     when="the URL of the ledger leads to a replica",
     meaning="a replica refuses writes, and reads of it are late: no job can be submitted",
-    remedy="name the primary in onejob_store",
-)  # fmt: skip
-CLUSTER = Check(
-    name="redis-cluster", subject="redis", level=Level.WARNING,
+    remedy="name the primary in onejob_store")
+CLUSTER = Check("redis-cluster", "redis", Level.WARNING,
     when="the server is a node of a Redis Cluster",
     meaning="all keys of a ledger are in one slot, and onejob follows no redirection: after a failover or a "
     "resharding, the node of the URL refuses every operation",
     remedy="use a Redis without cluster mode, with a replica for the failover; or an address that always leads to the "
-    "node that has the slot",
-)  # fmt: skip
-REPLICATION = Check(
-    name="redis-replication", subject="redis", level=Level.INFO,
+    "node that has the slot")
+REPLICATION = Check("redis-replication", "redis", Level.INFO,
     when="there are replicas, and `min-replicas-to-write` is 0",
     meaning="Redis acknowledges a write before a replica has it: a failover may lose the last moments' jobs",
     remedy="`min-replicas-to-write 1` limits the loss to `min-replicas-max-lag`; a ledger in PostgreSQL with a "
-    "synchronous standby has none",
-)  # fmt: skip
-NOT_CHECKED = Check(
-    name="redis-config-hidden", subject="redis", level=Level.INFO,
+    "synchronous standby has none")
+NOT_CHECKED = Check("redis-config-hidden", "redis", Level.INFO,
     when="the server refuses CONFIG and INFO does not have the value, as managed services do",
     meaning="`appendfsync` and `min-replicas-to-write` could not be checked",
-    remedy="look them up in the settings of the service: `appendfsync` should be `everysec` or `always`",
-)  # fmt: skip
-BROKER_EVICTION = Check(
-    name="broker-eviction", subject="broker", level=Level.WARNING,
+    remedy="look them up in the settings of the service: `appendfsync` should be `everysec` or `always`")
+BROKER_EVICTION = Check("broker-eviction", "broker", Level.WARNING,
     when="`maxmemory-policy` of a Redis broker that is not the ledger is not `noeviction`",
     meaning="a full broker drops whole queues silently: no job is lost, since a sweep publishes it again after a "
     "lease, but messages of tasks that are not in the ledger are",
-    remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"),
-)  # fmt: skip
-CHECKS = (
-    VERSION, PERSISTENCE, FSYNC, WRITES_FAIL, EVICTION, MEMORY, REPLICA, CLUSTER, REPLICATION, NOT_CHECKED,
-    BROKER_EVICTION,
-)  # fmt: skip
+    remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"))
+# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +105,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     url = installation.settings.store
     if kind_of(url) == "redis":
         found = with_address(check_ledger(read_facts(url)), "-u URL", cli_options(url))
-        yield from _or_ok(found, "redis", f"the server of {display_url(url)} keeps a ledger")
+        yield from or_ok(found, "redis", f"the server of {display_url(url)} keeps a ledger")
     broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
     if not broker or scheme_of(broker) not in REDIS_SCHEMES or scheme_of(broker) == "unix":
         return
@@ -137,7 +113,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
         return
     with suppress(RedisError, OSError):  # that it does not answer is a finding about the app
         found = with_address(check_broker(read_facts(broker)), "-u URL", cli_options(broker))
-        yield from _or_ok(found, "broker", f"{display_url(broker)} answers")
+        yield from or_ok(found, "broker", f"{display_url(broker)} answers")
 
 
 def cli_options(url: str) -> str:
@@ -213,12 +189,3 @@ def check_broker(facts: RedisFacts) -> Iterator[Finding]:
     policy = facts.setting("maxmemory-policy")
     if policy not in {None, "noeviction"}:
         yield BROKER_EVICTION.found(f"maxmemory-policy is {policy}")
-
-
-def _or_ok(findings: Iterator[Finding], subject: str, found: str) -> Iterator[Finding]:
-    any_finding = False
-    for finding in findings:
-        any_finding = any_finding or finding.level.rank > Level.INFO.rank
-        yield finding
-    if not any_finding:
-        yield ok(subject, found)

@@ -27,33 +27,26 @@ NETWORK = frozenset({
 
 READABLE_BY_OTHERS = 0o066
 
-NETWORK_FILE = Check(
-    name="sqlite-network", subject="sqlite", level=Level.ERROR,
+# fmt: off
+NETWORK_FILE = Check("sqlite-network", "sqlite", Level.ERROR,
     when="the file is on a network file system",
     meaning="SQLite's locks and its write-ahead log need one machine: two jobs may hold one identity, and the file may "
     "be corrupted",
-    remedy="move the file to a local disk, or the ledger to PostgreSQL or Redis: onejob_store",
-)  # fmt: skip
-HOSTS = Check(
-    name="sqlite-hosts", subject="sqlite", level=Level.ERROR,
+    remedy="move the file to a local disk, or the ledger to PostgreSQL or Redis: onejob_store")
+HOSTS = Check("sqlite-hosts", "sqlite", Level.ERROR,
     when="live workers of the ledger run on several hosts",
     meaning="a SQLite file cannot be shared by machines or containers without one file system: as above",
-    remedy="run all workers on the machine of the file, or move the ledger to PostgreSQL or Redis: onejob_store",
-)  # fmt: skip
-JOURNAL = Check(
-    name="sqlite-journal", subject="sqlite", level=Level.WARNING,
+    remedy="run all workers on the machine of the file, or move the ledger to PostgreSQL or Redis: onejob_store")
+JOURNAL = Check("sqlite-journal", "sqlite", Level.WARNING,
     when="the journal mode of the file is not WAL",
     meaning="readers and writers wait for each other: submissions and heartbeats are slow, and may fail as busy",
     remedy="check that the folder of the file is writable by the workers, and that the file system has shared memory; "
-    "then `sqlite3 FILE 'pragma journal_mode = wal'`",
-)  # fmt: skip
-MODE = Check(
-    name="sqlite-mode", subject="sqlite", level=Level.WARNING,
+    "then `sqlite3 FILE 'pragma journal_mode = wal'`")
+MODE = Check("sqlite-mode", "sqlite", Level.WARNING,
     when="other users may read or write the file",
     meaning="arguments and results are readable by every user of the machine; whoever may write owns the ledger",
-    remedy="`chmod 600 FILE FILE-wal FILE-shm`, as the user of the workers",
-)  # fmt: skip
-CHECKS = (NETWORK_FILE, HOSTS, JOURNAL, MODE)
+    remedy="`chmod 600 FILE FILE-wal FILE-shm`, as the user of the workers")
+# fmt: on
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -65,7 +58,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         journal = connection.execute("pragma journal_mode").fetchone()[0]
     findings = [
-        *check_place(path, file_system_of(path, mounts)),
+        *check_file_system(path, file_system_of(path, mounts)),
         *check_hosts(worker.name for worker in installation.ledger.workers()),
         *check_file(path, journal, path.stat().st_mode),
     ]
@@ -85,7 +78,7 @@ def file_system_of(path: Path, mounts: str) -> str:
     return found[1]
 
 
-def check_place(path: Path, kind: str) -> Iterator[Finding]:
+def check_file_system(path: Path, kind: str) -> Iterator[Finding]:
     """Check the type of the file's file system."""
     if kind in NETWORK:
         yield NETWORK_FILE.found(f"{path} is on a file system of the type {kind}")

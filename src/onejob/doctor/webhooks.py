@@ -22,44 +22,33 @@ if TYPE_CHECKING:
 EXPIRES_SOON = 14 * DAY
 READABLE_BY_OTHERS = 0o004
 
-UNSIGNED = Check(
-    name="webhooks-unsigned", subject="webhooks", level=Level.ERROR,
+# fmt: off
+UNSIGNED = Check("webhooks-unsigned", "webhooks", Level.ERROR,
     when="webhooks wait in the ledger, and the app has no secret or no packages to send them",
     meaning="they are not delivered, and become dead letters",
-    remedy="`app.conf.onejob_webhook_secrets = ['whsec_...']` in the workers, and `pip install \"onejob[webhooks]\"`",
-)  # fmt: skip
-PLAIN = Check(
-    name="webhooks-plain-http", subject="webhooks", level=Level.WARNING,
+    remedy="`app.conf.onejob_webhook_secrets = ['whsec_...']` in the workers, and `pip install \"onejob[webhooks]\"`")
+PLAIN = Check("webhooks-plain-http", "webhooks", Level.WARNING,
     when="`onejob_webhook_ports` has 80",
     meaning="webhooks may be sent unencrypted: whoever is on the way reads the results; the signature shows changes",
-    remedy="remove 80 from `onejob_webhook_ports`",
-)  # fmt: skip
-PRIVATE = Check(
-    name="webhooks-private-networks", subject="webhooks", level=Level.INFO,
+    remedy="remove 80 from `onejob_webhook_ports`")
+PRIVATE = Check("webhooks-private-networks", "webhooks", Level.INFO,
     when="`onejob_webhook_allow` names private networks",
     meaning="whoever may submit a job with a webhook URL can have workers send requests into these networks",
-    remedy="keep the networks as small as the receivers need",
-)  # fmt: skip
-UNUSABLE = Check(
-    name="keys-unusable", subject="keys", level=Level.ERROR,
+    remedy="keep the networks as small as the receivers need")
+UNUSABLE = Check("keys-unusable", "keys", Level.ERROR,
     when="the file of API keys cannot be read, is invalid, or is writable by others",
     meaning="the API answers 503 to every request rather than accept a revoked or forged key",
-    remedy="`chmod 640 FILE`, owned by root with the group of the server; `onejob keys list --file FILE` reads it",
-)  # fmt: skip
-READABLE = Check(
-    name="keys-readable", subject="keys", level=Level.INFO,
+    remedy="`chmod 640 FILE`, owned by root with the group of the server; `onejob keys list --file FILE` reads it")
+READABLE = Check("keys-readable", "keys", Level.INFO,
     when="every user of the machine may read the file of API keys",
     meaning="the file has hashes of random keys, which cannot be reversed; names, roles and quotas are visible",
-    remedy="`chmod 640 FILE`",
-)  # fmt: skip
-EXPIRING = Check(
-    name="keys-expiring", subject="keys", level=Level.WARNING,
+    remedy="`chmod 640 FILE`")
+EXPIRING = Check("keys-expiring", "keys", Level.WARNING,
     when=f"an API key has expired, or expires within {EXPIRES_SOON / DAY:g} days",
     meaning="its client gets 401 from then on, and can submit nothing",
     remedy="`onejob keys rotate NAME --file FILE`, and give the client the new key; `onejob keys revoke` for one that "
-    "nobody uses",
-)  # fmt: skip
-CHECKS = (UNSIGNED, PLAIN, PRIVATE, UNUSABLE, READABLE, EXPIRING)
+    "nobody uses")
+# fmt: on
 
 
 def examine(installation: Installation) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
-from onejob.doctor.finding import Check, Finding, Level, count_text, ok
+from onejob.doctor.finding import Check, Finding, Level, count_text, or_ok
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.route import Route
@@ -31,70 +31,51 @@ JOBS_LIMIT = 2000
 HOPELESS = frozenset({Stuck.NOT_SENDABLE, Stuck.NO_WORKER, Stuck.TASK_UNKNOWN, Stuck.QUEUE_NOT_CONSUMED})
 """Why a job is stuck until somebody acts."""
 
-NO_WORKER = Check(
-    name="no-worker", subject="workers", level=Level.WARNING,
+# fmt: off
+NO_WORKER = Check("no-worker", "workers", Level.WARNING,
     when="no worker of the ledger is alive",
     meaning="jobs are admitted and wait; nothing recovers, publishes or purges jobs, since the workers sweep",
-    remedy="start one: `celery -A APP worker`, with the same onejob_store and onejob_namespace",
-)  # fmt: skip
-LATE = Check(
-    name="worker-late", subject="workers", level=Level.WARNING,
+    remedy="start one: `celery -A APP worker`, with the same onejob_store and onejob_namespace")
+LATE = Check("worker-late", "workers", Level.WARNING,
     when="a live worker's heartbeat is late: two thirds of a lease",
     meaning="the worker, or its way to the store, is paused or overloaded: its leases may expire, and its runs are "
     "repeated",
-    remedy="look at its log for `heartbeat_late`, and at its machine; a longer onejob_lease survives longer pauses",
-)  # fmt: skip
-VERSIONS = Check(
-    name="worker-versions", subject="workers", level=Level.WARNING,
+    remedy="look at its log for `heartbeat_late`, and at its machine; a longer onejob_lease survives longer pauses")
+VERSIONS = Check("worker-versions", "workers", Level.WARNING,
     when="live workers have different versions of onejob, Celery, kombu, Python or a driver",
     meaning="harmless during a deployment; what stays behind lacks fixes, and may not support the next schema",
-    remedy="finish the deployment: restart the workers with the older versions",
-)  # fmt: skip
-TASK_UNKNOWN = Check(
-    name="task-without-worker", subject="workers", level=Level.ERROR,
+    remedy="finish the deployment: restart the workers with the older versions")
+TASK_UNKNOWN = Check("task-without-worker", "workers", Level.ERROR,
     when="workers are alive, and none of them has a task of the app",
     meaning="jobs of this task are admitted and never run",
-    remedy="start a worker with `-A` of this app, and check that it imports the module of the task",
-)  # fmt: skip
-QUEUE = Check(
-    name="queue-without-worker", subject="workers", level=Level.ERROR,
+    remedy="start a worker with `-A` of this app, and check that it imports the module of the task")
+QUEUE = Check("queue-without-worker", "workers", Level.ERROR,
     when="no live worker that has a task of the app consumes the queue that its jobs are sent to",
     meaning="jobs of this task are admitted and never run",
-    remedy="`celery -A APP worker -Q QUEUE`, or correct `task_routes`",
-)  # fmt: skip
-OTHERS = Check(
-    name="other-services", subject="workers", level=Level.WARNING,
+    remedy="`celery -A APP worker -Q QUEUE`, or correct `task_routes`")
+OTHERS = Check("other-services", "workers", Level.WARNING,
     when="live workers of the ledger have none of the app's tasks",
     meaning="two services share one ledger: each recovers and purges the jobs of both, and publishes only its own; "
     "equal names of tasks would be one task",
-    remedy="give each service an `onejob_namespace` of its own, unless they are meant to share",
-)  # fmt: skip
-STUCK = Check(
-    name="jobs-stuck", subject="jobs", level=Level.ERROR,
+    remedy="give each service an `onejob_namespace` of its own, unless they are meant to share")
+STUCK = Check("jobs-stuck", "jobs", Level.ERROR,
     when="jobs are due, and cannot be sent, or no live worker can run them",
     meaning="they wait until somebody acts, and equal submissions are attached to them",
-    remedy="`onejob jobs list --stuck` lists them, `onejob why ID` explains one",
-)  # fmt: skip
-SLOW = Check(
-    name="jobs-late", subject="jobs", level=Level.WARNING,
+    remedy="`onejob jobs list --stuck` lists them, `onejob why ID` explains one")
+SLOW = Check("jobs-late", "jobs", Level.WARNING,
     when="jobs were due three leases ago and no worker has claimed them, or expired leases were not recovered yet",
     meaning="workers are too few or too busy, or no sweep runs: nothing is lost, and the promise to recover within a "
     "lease is not kept",
-    remedy="`onejob jobs list --stuck` lists them; start more workers, and look at their logs for the sweeper",
-)  # fmt: skip
-UNKNOWN = Check(
-    name="jobs-of-unknown-tasks", subject="jobs", level=Level.WARNING,
+    remedy="`onejob jobs list --stuck` lists them; start more workers, and look at their logs for the sweeper")
+UNKNOWN = Check("jobs-of-unknown-tasks", "jobs", Level.WARNING,
     when="the ledger has jobs of tasks that neither the app nor any live worker has",
     meaning="they never run: a task was renamed or removed, or its service is down",
-    remedy="start the worker that has the task, or cancel the jobs: `onejob jobs cancel`",
-)  # fmt: skip
-DEAD = Check(
-    name="dead-letters", subject="jobs", level=Level.INFO,
+    remedy="start the worker that has the task, or cancel the jobs: `onejob jobs cancel`")
+DEAD = Check("dead-letters", "jobs", Level.INFO,
     when="there are dead letters",
     meaning="these jobs failed for good, and are kept with their reasons until their retention ends",
-    remedy="`onejob dead list`, then `onejob dead redrive` or `onejob dead drop`; alert on onejob_dead_letters",
-)  # fmt: skip
-CHECKS = (NO_WORKER, LATE, VERSIONS, TASK_UNKNOWN, QUEUE, OTHERS, STUCK, SLOW, UNKNOWN, DEAD)
+    remedy="`onejob dead list`, then `onejob dead redrive` or `onejob dead drop`; alert on onejob_dead_letters")
+# fmt: on
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -102,16 +83,13 @@ def examine(installation: Installation) -> Iterator[Finding]:
     ledger, app = installation.ledger, installation.app
     snapshot = Snapshot.of(ledger)
     tasks = frozenset(tasks_of(app)) if app is not None else frozenset[str]()
-    findings = [
-        *check_workers(snapshot, installation.settings.heartbeat_late_after),
-        *(check_tasks(snapshot.workers, _queues_of(app)) if app is not None else ()),
-        *check_jobs(ledger, snapshot, tasks),
-    ]
-    yield from findings
-    if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
-        yield ok(
-            "workers", f"{len(snapshot.workers)} alive: {', '.join(worker.name for worker in snapshot.workers[:5])}"
-        )
+    findings = chain(
+        check_workers(snapshot, installation.settings.heartbeat_late_after),
+        check_tasks(snapshot.workers, _queues_of(app)) if app is not None else (),
+        check_jobs(ledger, snapshot, tasks),
+    )
+    names = ", ".join(worker.name for worker in snapshot.workers[:5])
+    yield from or_ok(findings, "workers", f"{len(snapshot.workers)} alive: {names}")
 
 
 def check_workers(snapshot: Snapshot, late_after: float) -> Iterator[Finding]:
