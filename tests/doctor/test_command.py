@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from onejob.cli import celery_group
 from onejob.cli.access import find_app
 from onejob.doctor.examine import catalogue
-from tests.cli.command import APP, call
+from tests.cli.command import call
+from tests.cli.conftest import app_shell
 from tests.doctor.support import installed
+
+if TYPE_CHECKING:
+    from tests.cli.command import Shell
+
+__all__ = ["app_shell"]
 
 
 def test_a_healthy_ledger_is_ok(tmp_path: Path) -> None:
@@ -31,18 +37,18 @@ def test_a_healthy_ledger_is_ok(tmp_path: Path) -> None:
     assert {finding["level"] for finding in found} == {"ok"}
 
 
-def test_the_exit_code_follows_the_worst_finding(tmp_path: Path) -> None:
-    """A warning fails the command with --fail-on warning only; an error always does, with the app's settings, too."""
+def test_the_exit_code_follows_the_worst_finding(tmp_path: Path, app_shell: Shell) -> None:
+    """A warning fails the command with --fail-on warning only, an error always; Celery has the command, too."""
+    name = app_shell.options[1]
+    context = CLIContext(find_app(name), no_color=True, workdir=".")
+    result = CliRunner().invoke(celery_group, ["--create", "doctor"], obj=context)
+    assert (result.exit_code, "app: worker_prefetch_multiplier is 4" in result.output) == (0, True)
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    assert call("--store", url, "--create", "doctor").exit_code == 0
+    assert call("--store", url, "doctor").exit_code == 0
     assert call("--store", url, "doctor", "--fail-on", "warning").exit_code == 1
-    module = tmp_path / "doctored_shop.py"
-    module.write_text(APP.format(path=tmp_path / "ledger.db") + "\napp.conf.task_always_eager = True\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        result = call("-A", "doctored_shop", "doctor")
-    assert result.exit_code == 1
-    assert "task_always_eager is True" in result.output
+    find_app(name).conf.task_always_eager = True
+    result = app_shell("doctor")
+    assert (result.exit_code, "task_always_eager is True" in result.output) == (1, True)
 
 
 def test_an_unusable_ledger_is_an_error() -> None:
@@ -63,14 +69,3 @@ def test_each_check_has_a_test() -> None:
     assert [check.name for check in checks if f'"{check.name}"' not in texts] == []
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.when and check.meaning and check.remedy for check in checks)
-
-
-def test_celery_has_the_command_too(tmp_path: Path) -> None:
-    """`celery -A app onejob doctor` examines the app."""
-    (tmp_path / "examined_shop.py").write_text(APP.format(path=tmp_path / "ledger.db"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        context = CLIContext(find_app("examined_shop"), no_color=True, workdir=".")
-        result = CliRunner().invoke(celery_group, ["--create", "doctor"], obj=context)
-    assert result.exit_code == 0, result.output
-    assert "app: worker_prefetch_multiplier is 4" in result.output
