@@ -5,19 +5,23 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils import timezone
 
 from onejob.celery.app_state import app_state_of
-from onejob.django import checks, conf, framework
+from onejob.celery.options import options_of
+from onejob.django import conf, framework
 from onejob.django.framework import signals
 from onejob.django.options import check_options
-from onejob.django.tasks import headers_of, imported_task, register, result_of, task_of
+from onejob.django.tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
+from onejob.errors import ConfigurationError
 from onejob.jobs.transitions import new_id
+from onejob.stores.django_database import alias_of
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from onejob.ledger.ledger import Ledger
 
@@ -84,7 +88,13 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
 
     def check(self, **_: Any) -> Iterable[Any]:
         """Return what is wrong with the settings of this backend, as messages of Django's checks."""
-        return checks.check_backend(self)
+        where = f"TASKS[{self.alias!r}]"
+        try:
+            store = conf.ledger_settings().store
+            alias = alias_of(store)
+        except ConfigurationError:
+            return []  # reported by `check_settings`
+        return [*_check_transactions(where, store, alias), *_check_imports(), *_check_definitions()]
 
     def _check_definition(self, path: str) -> None:
         """Raise `InvalidTask` for a task that is defined with a backend of another kind, and sent here by `using`."""
@@ -149,3 +159,40 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
     @cached_property
     def _is_redis(self) -> bool:
         return self._app.connection_for_write().transport_cls in REDIS
+
+
+def _check_transactions(where: str, store: str | None, alias: str | None) -> Iterator[Any]:
+    default = DEFAULT_DB_ALIAS
+    if store and alias is None:
+        msg = f"{where} enqueues after the commit: the ledger is not in a database of Django."
+        hint = f"Set CELERY_ONEJOB_STORE = 'django://{default}', so that job and data are one commit."
+        yield checks.Warning(msg, hint=hint, id="onejob.W001")
+    elif alias is not None and alias != default:
+        msg = f"{where}: enqueuing is a part of transactions on {alias!r}, not of those on {default!r}."
+        hint = f"Use transaction.atomic(using={alias!r}), or set CELERY_ONEJOB_STORE = 'django://{default}'."
+        yield checks.Warning(msg, hint=hint, id="onejob.W002")
+    if connections.settings.get(alias or default, {}).get("AUTOCOMMIT") is False:
+        msg = f"{where}: AUTOCOMMIT is False, and enqueuing takes part in transaction.atomic() only."
+        hint = "Remove AUTOCOMMIT from DATABASES, or enqueue within transaction.atomic()."
+        yield checks.Warning(msg, hint=hint, id="onejob.W003")
+
+
+def _check_imports() -> Iterator[Any]:
+    """Warn of tasks that workers may not import, because they are outside the modules that Celery looks for."""
+    app = conf.celery_app()
+    imported = {*app.conf.imports, *app.conf.include}
+    for path, task in sorted(defined_tasks().items()):
+        module = str(task.func.__module__)
+        if module.rpartition(".")[2] != "tasks" and module not in imported:
+            hint = f"Move it to a module `tasks` of an app, or set CELERY_IMPORTS = [{module!r}]."
+            yield checks.Warning(f"Workers may not know the task {path}.", hint=hint, id="onejob.W006")
+
+
+def _check_definitions() -> Iterator[Any]:
+    """Find the tasks whose options are invalid, which their first use would raise."""
+    try:
+        tasks = conf.celery_app().tasks
+        for path in sorted(defined_tasks()):
+            options_of(tasks[path])
+    except ConfigurationError as error:
+        yield checks.Error(f"The options of a task are invalid: {error}.", id="onejob.E006")

@@ -215,8 +215,8 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
 
     def _url_of(self, page: str) -> str:
         """Return the URL here of a page of the dashboard, as an action names it."""
-        place, mark, query = page.partition("?")
-        job_id = unquote_url(place.removeprefix("/jobs").lstrip("/"))
+        path, mark, query = page.partition("?")
+        job_id = unquote_url(path.removeprefix("/jobs").lstrip("/"))
         return self._url("change", quote(job_id)) if job_id else self._url("changelist") + mark + query
 
     def _back(self, form: Form, names: Mapping[str, str]) -> str:

@@ -56,9 +56,8 @@ def check_options(where: str, options: object) -> None:
         msg = f"{where} has unique=False and {contradicting[0]}, which is an option of unique tasks: leave out one"
         raise ConfigurationError(msg)
     if not isinstance(options.get("unique", True), bool):
-        msg = (
-            f"{where} has unique={options['unique']!r}; it must be True or False. The names of arguments are unique_on"
-        )
+        unique = options["unique"]
+        msg = f"{where} has unique={unique!r}; it must be True or False. The names of arguments are unique_on"
         raise ConfigurationError(msg)
 
 

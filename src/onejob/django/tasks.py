@@ -48,19 +48,10 @@ def result_of(job: Job, task: Any, history: Sequence[Entry] = ()) -> Any:
     claims = [entry for entry in history if entry.event == Transition.CLAIM]
     first = claims[0].at if claims and claims[0].attempt == 1 else job.started_at
     result = TaskResult(
-        task=task,
-        id=job.id,
-        status=STATUS[job.state],
-        enqueued_at=_time(job.created_at),
-        started_at=_time(first),
-        finished_at=_time(job.finished_at),
-        last_attempted_at=_time(job.started_at),
-        args=message.args,
-        kwargs=message.kwargs,
-        backend=task.backend,
-        errors=_errors(job),
-        worker_ids=_workers(job, claims),
-    )
+        task=task, id=job.id, status=STATUS[job.state], enqueued_at=_time(job.created_at), started_at=_time(first),
+        finished_at=_time(job.finished_at), last_attempted_at=_time(job.started_at), args=message.args,
+        kwargs=message.kwargs, backend=task.backend, errors=_errors(job), worker_ids=_workers(job, claims),
+    )  # fmt: skip
     if job.state is State.COMPLETED and job.result is not None:
         object.__setattr__(result, "_return_value", loads(job.result))
     return result
@@ -155,12 +146,8 @@ def defined_tasks() -> Mapping[str, Any]:
 
 def headers_of(task: Any) -> dict[str, Any]:
     """Return the headers of a message: what `using()` has changed of the task as it was defined."""
-    known = _tasks[task.module_path]
-    changed = {
-        name: getattr(task, name)
-        for name in ("backend", "priority", "queue_name")
-        if getattr(task, name) != getattr(known, name)
-    }
+    known, names = _tasks[task.module_path], ("backend", "priority", "queue_name")
+    changed = {name: getattr(task, name) for name in names if getattr(task, name) != getattr(known, name)}
     if task.run_after is not None:
         changed["run_after"] = task.run_after.isoformat()
     return {HEADER: changed} if changed else {}
