@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.api import response_models
-from onejob.api.routes import operate
+from onejob.api.routes import jobs, operate
 from onejob.celery.operations import Operation
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Retention
@@ -227,7 +226,7 @@ def test_the_groups_of_a_response_are_bounded(shop: Shop, monkeypatch: pytest.Mo
     """The groups in which jobs failed last are returned, and the others are counted, in API and dashboard."""
     for number, words in enumerate(("a", "b", "a", "c")):
         shop.failed(shop.job_id(number), json.dumps({"type": "E", "message": words, "traceback": ""}), words)
-    for module in (response_models, lists):
+    for module in (jobs, lists):
         monkeypatch.setattr(module, "GROUP_LIMIT", 2)
     found = shop.get("/dead/groups").json()
     assert ([each["message"] for each in found["groups"]], found["other_groups"], found["other_jobs"]) == (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -10,11 +9,13 @@ import os
 import secrets
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from filelock import FileLock
 
 from onejob.api.callers import Caller
 from onejob.errors import ConfigurationError
@@ -232,42 +233,38 @@ PRIVATE = 0o600
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is that of another file beside it, since a change replaces the file itself."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), flags, PRIVATE)
-    try:
-        _copy_owner(path, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    lock = path.with_name(f".{path.name}.lock")
+    with FileLock(lock, mode=PRIVATE):
+        _copy_owner(path, lock)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def replace_file(path: Path, text: str) -> None:
     """Replace the content of a file atomically and durably; it keeps its mode and owner, a new one is private."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # has mode 0600
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # has mode 0600
+    temporary = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             if path.exists():
-                _copy_owner(path, descriptor)
-                os.fchmod(descriptor, path.stat().st_mode & 0o777)
+                _copy_owner(path, temporary)
+                temporary.chmod(path.stat().st_mode & 0o777)
             os.fsync(descriptor)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
+        temporary.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
 
 
-def _copy_owner(path: Path, descriptor: int) -> None:
-    """Give an open file the owner of another one, so that the user who owns that one can still use it."""
+def _copy_owner(path: Path, other: Path) -> None:
+    """Give another file the owner of this one, if it exists, so that the user who owns this one can use that, too."""
     if not path.exists():
         return
-    wanted, present = path.stat(), os.fstat(descriptor)
+    wanted, present = path.stat(), other.lstat()
     if (wanted.st_uid, wanted.st_gid) != (present.st_uid, present.st_gid):
-        os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
+        os.chown(other, wanted.st_uid, wanted.st_gid, follow_symlinks=False)
 
 
 def _sync_directory(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from threading import Event
@@ -16,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
-from onejob.api.auth import DirectRoutes, check_local, guarded, requires_role
+from onejob.api.auth import DirectRoutes, Guard, check_local, guarded, requires_role
 from onejob.api.callers import caller_dependency
 from onejob.api.job_reads import WAITS_PER_CALLER
 from onejob.api.problems import MEDIA_TYPE, SCHEMA, Problem, add_security_headers, handle_exception
@@ -43,14 +44,13 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.quota import Quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from celery import Celery
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from onejob.api.callers import May
     from onejob.api.problems import Headers
-    from onejob.ledger.ledger import Ledger
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 PROBLEM_RESPONSES: Responses = {
@@ -141,42 +141,26 @@ def router(
         raise ConfigurationError(
             "open=True is for a router without keys=, caller= and dependencies=: give one or other"
         )
-    make_routes = partial(JobRoutes, waits_per_caller=waits_per_caller, checks=checks)
-    is_local = not (open or checks)
-    return _build_router(celery_app, keys, prefix, quotas, make_routes, is_local=is_local, checks=checks)
+    key_file = None if keys is None else KeyFile(keys)
+    is_local = not (open or checks or key_file)
+    guard = Guard(keys=key_file, quotas=quotas, checks=checks, is_local=is_local)
+    return _build_router(celery_app, guard, prefix, waits_per_caller=waits_per_caller)
 
 
-def _build_router(
-    celery_app: Celery,
-    keys: Keys,
-    prefix: str,
-    quotas: Quotas,
-    make_routes: Callable[[Ledger], JobRoutes],
-    *,
-    standalone: bool = False,
-    is_local: bool = False,
-    checks: Iterable[Any] = (),
-) -> APIRouter:
-    """Return the router; `standalone`: it is not mounted in another app, which could add dependencies.
-
-    `is_local`: without keys it accepts only local requests. `checks`: dependencies that authenticate a request, and may
-    set its caller.
-    """
+def _build_router(celery_app: Celery, guard: Guard, prefix: str = "", **waits: Any) -> APIRouter:
+    """Return the router; `waits`: options of `JobRoutes`."""
     check_serializers(celery_app)
-    if quotas and keys is not None:
+    if guard.quotas and guard.keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
     tasks, ledger = exposed_tasks(celery_app), app_state_of(celery_app).ledger
-    job_routes = make_routes(ledger)
-    key_file = None if keys is None else KeyFile(keys)
-    if key_file is not None:
-        key_file.read()
-    is_local = is_local and key_file is None
-    route = guarded(key_file, quotas, standalone=standalone, is_local=is_local, audit=RequestAudit(ledger))
-    api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=PROBLEM_RESPONSES)
-    security = list(checks)
-    if key_file is not None:
+    job_routes = JobRoutes(ledger, checks=guard.checks, **waits)
+    security = list(guard.checks)
+    if guard.keys is not None:
+        guard.keys.read()
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
+    route = guarded(replace(guard, audit=RequestAudit(ledger)))
+    api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=PROBLEM_RESPONSES)
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
     api.post("/duplicates/check", dependencies=security)(check_endpoint(celery_app, tasks))
@@ -240,8 +224,9 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.closing = Event()
-    make_routes = partial(JobRoutes, closing=app.state.closing, waits_per_caller=waits_per_caller)
-    api = _build_router(celery_app, keys, "", Quotas.parse(quota, identity_quota), make_routes, standalone=True)
+    key_file = None if keys is None else KeyFile(keys)
+    guard = Guard(keys=key_file, quotas=Quotas.parse(quota, identity_quota), standalone=True)
+    api = _build_router(celery_app, guard, closing=app.state.closing, waits_per_caller=waits_per_caller)
 
     @api.get("/openapi.json", include_in_schema=False)
     @requires_role(Role.READ)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 
 from onejob.api.api_keys import Role
-from onejob.api.problems import STATE_CONFLICTS
+from onejob.api.problems import PROBLEM_TYPES
 from onejob.jobs.records import ACCESS, ACTION, AuditEntry
 from onejob.observability.logs import record_audit
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SOURCE = "http"
 DONE = "done"
-ANSWERS = frozenset({DONE, "identity-held", "job-purged", *STATE_CONFLICTS.values()})
+ANSWERS = {DONE, *(slug for slug, kind in PROBLEM_TYPES.items() if kind.status in {409, 410})} - {"duplicate-job"}
 """The outcomes of an operation on a job. Whoever got one was permitted to ask, and each has an entry of its own."""
 UNCERTAIN = frozenset({"store-unavailable", "internal"})
 """The outcomes of an operation that may have changed jobs."""

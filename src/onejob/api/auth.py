@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -68,13 +69,36 @@ def direct_handler(handler: Handler) -> Callable[[F], F]:
     return decorate
 
 
-class DirectRoute(APIRoute):
-    """A route that `DirectRoutes` may call without FastAPI's router."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """How the requests of one API are authenticated. Without keys and checks everybody is, or this machine alone."""
 
-    direct: Handler | None = None
-    """Equivalent to the route, checks included; None: only FastAPI may call the route."""
+    keys: KeyFile | None = None
+    quotas: Quotas = NO_QUOTAS
+    """Those of the submitter of the context, where there are no keys."""
+    checks: Sequence[Any] = ()
+    """Dependencies of FastAPI that authenticate a request, and may set its caller."""
+    is_local: bool = False
+    """Whether only requests from this machine are accepted."""
+    standalone: bool = False
+    """Whether no other app can have added dependencies, so that requests to a `direct_handler` may bypass FastAPI."""
+    audit: RequestAudit | None = None
+    """Where what operators do is recorded."""
+
+
+def guarded(guard: Guard) -> type[GuardedRoute]:
+    """Return the class of the routes of one router, which are guarded so."""
+    return type("GuardedRoute", (GuardedRoute,), {"guard": guard, "allowed": defaultdict(set)})
+
+
+class GuardedRoute(APIRoute):
+    """A route that checks each request, and reports every error as a problem, in whichever app it is mounted."""
+
+    guard: ClassVar[Guard]
     allowed: ClassVar[defaultdict[str, set[str]]]
     """The methods of each path of the router, of which a route has one."""
+    direct: Handler | None = None
+    """Equivalent to the route, checks included; None: only FastAPI may call the route."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond, or refuse a method that no route of this path has."""
@@ -83,66 +107,44 @@ class DirectRoute(APIRoute):
         else:
             await wrong_method(self.allowed[self.path]).response()(scope, receive, send)
 
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the endpoint's handler, preceded by the checks."""
+        self.allowed[self.path] |= self.methods or set()
+        guard = self.guard
+        direct = getattr(self.endpoint, "direct_handler", None) if guard.standalone else None
+        handler: Handler = direct or super().get_route_handler()
+        role = getattr(self.endpoint, "required_role", Role.OPERATE)
+        check_query = QueryCheck(self)
+        action = str(self.endpoint.__name__)
 
-def guarded(
-    keys: KeyFile | None,
-    quotas: Quotas = NO_QUOTAS,
-    *,
-    standalone: bool = False,
-    is_local: bool = False,
-    audit: RequestAudit | None = None,
-) -> type[APIRoute]:
-    """Return a class of routes that require one of these API keys, and record in `audit` what operators do.
+        async def respond(request: CheckedRequest) -> Response:
+            try:
+                if guard.is_local:
+                    check_local(request.scope)
+                request.check_framing()
+                request.state.authenticate = partial(authenticate, guard.keys, role, request)
+                set_caller(request, request.state.authenticate() or caller_in_context(guard.quotas))
+                check_query(request)
+                if request.method == "POST":
+                    request.check_content_type()
+                    await request.read_body()
+                response = await handler(request)
+            except Exception as error:  # noqa: BLE001 - every error becomes a problem
+                problem = problem_from(error)
+                if guard.audit is not None:
+                    await guard.audit.record(request, action, role, outcome=problem.slug)
+                return problem.response()
+            if guard.audit is not None:
+                fields = fields_of_json(request.checked_body)
+                await guard.audit.record(request, action, role, outcome=DONE, fields=fields)
+            response.raw_headers = add_security_headers(response.raw_headers)
+            return response
 
-    Without a key file every request is accepted, or every local one (`is_local`), and the submitter of its context has
-    these quotas. `standalone`: no other app can have added dependencies to the routes, so requests to an endpoint with
-    a `direct_handler` bypass FastAPI.
-    """
+        async def handle(request: Request) -> Response:
+            return await respond(CheckedRequest(request.scope, request.receive))
 
-    class GuardedRoute(DirectRoute):
-        """A route that reports every error as a problem, in whichever app it is mounted."""
-
-        allowed: ClassVar = defaultdict(set)
-
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            """Return the endpoint's handler, preceded by the checks."""
-            self.allowed[self.path] |= self.methods or set()
-            direct = getattr(self.endpoint, "direct_handler", None) if standalone else None
-            handler: Handler = direct or super().get_route_handler()
-            role = getattr(self.endpoint, "required_role", Role.OPERATE)
-            check_query = QueryCheck(self)
-            action = str(self.endpoint.__name__)
-
-            async def respond(request: CheckedRequest) -> Response:
-                try:
-                    if is_local:
-                        check_local(request.scope)
-                    request.check_framing()
-                    request.state.authenticate = partial(authenticate, keys, role, request)
-                    set_caller(request, request.state.authenticate() or caller_in_context(quotas))
-                    check_query(request)
-                    if request.method == "POST":
-                        request.check_content_type()
-                        await request.read_body()
-                    response = await handler(request)
-                except Exception as error:  # noqa: BLE001 - every error becomes a problem
-                    problem = problem_from(error)
-                    if audit is not None:
-                        await audit.record(request, action, role, outcome=problem.slug)
-                    return problem.response()
-                if audit is not None:
-                    fields = fields_of_json(request.checked_body)
-                    await audit.record(request, action, role, outcome=DONE, fields=fields)
-                response.raw_headers = add_security_headers(response.raw_headers)
-                return response
-
-            async def handle(request: Request) -> Response:
-                return await respond(CheckedRequest(request.scope, request.receive))
-
-            self.direct = respond if direct else None
-            return handle
-
-    return GuardedRoute
+        self.direct = respond if direct else None
+        return handle
 
 
 def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedRequest) -> Caller | None:
@@ -255,7 +257,7 @@ class DirectRoutes:
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self._app = app
-        self._routes = [(each, each.direct) for each in routes if isinstance(each, DirectRoute) and each.direct]
+        self._routes = [(each, each.direct) for each in routes if isinstance(each, GuardedRoute) and each.direct]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the route, or the app."""

@@ -135,7 +135,9 @@ def caller_dependency(function: Callable[..., Any], may: May | None, quotas: Quo
     """
     returned = Depends(_with_request(function))
 
-    def set_from(request: Request, result: Any = returned) -> None:
+    async def set_from(request: Request, result: Any = returned) -> None:
+        if inspect.isawaitable(result):
+            result = await result
         caller = Caller(result) if isinstance(result, str) else result
         if not isinstance(caller, Caller):
             msg = f"the function `caller` must return a name or an onejob.api.Caller, not {type(caller).__name__}"
@@ -153,12 +155,6 @@ def _with_request(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 1 or parameters[0].annotation is not inspect.Parameter.empty:
         return function
-    if inspect.iscoroutinefunction(function):
-
-        async def call_async(request: Request) -> Any:
-            return await function(request)
-
-        return call_async
 
     def call(request: Request) -> Any:
         return function(request)

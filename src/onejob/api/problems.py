@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -143,6 +143,36 @@ def wrong_method(allowed: Iterable[str]) -> Problem:
     return Problem("method-not-allowed", f"this path takes {methods}", headers={"allow": methods})
 
 
+class Report(NamedTuple):
+    """How an error is reported: as which problem, with which attributes as members, and with a detail of its own."""
+
+    slug: str
+    members: str = ""
+    detail: str = ""
+    """With the attributes in braces; "" for the text of the error."""
+
+
+REPORTS: dict[type[Exception], Report] = {
+    DuplicateJobError: Report("duplicate-job", "job_id state", "an equal job of {task} is already {state}"),
+    KeyReuseMismatchError: Report(
+        "key-reused", "job_id", "the first submission with this idempotency key had different arguments"
+    ),
+    IdentityHeldError: Report("identity-held", "job_id holder_id"),
+    JobEndedError: Report("job-ended", "job_id state"),
+    JobNotEndedError: Report("job-not-ended", "job_id state"),
+    NotWaitingError: Report("not-waiting", "job_id state follows_id"),
+    NoDeadLetterError: Report("not-a-dead-letter", "job_id state"),
+    UniquenessWindowError: Report("window-open", "job_id state until"),
+    TooManyWebhooksError: Report("too-many-webhooks", "job_id"),
+    JobPurgedError: Report("job-purged", "job_id state finished_at purged_at"),
+    JobNotFoundError: Report("job-not-found"),
+    KeyRequiredError: Report("key-required"),
+    InvalidArgumentsError: Report("invalid-arguments"),
+    InvalidPayloadError: Report("invalid-arguments"),
+}
+"""The errors of the caller, by their classes; the class itself precedes those that it derives from."""
+
+
 def problem_from(error: Exception) -> Problem:
     """Return the problem that reports an exception; an unexpected exception is logged and reveals no detail."""
     match error:
@@ -155,75 +185,30 @@ def problem_from(error: Exception) -> Problem:
         case HTTPException():
             slug, status = SLUG_BY_STATUS.get(error.status_code, "refused"), error.status_code
             return Problem(slug, str(error.detail), headers=dict(error.headers or {}), status=status)
+        case _:
+            return _problem_of_failure(error)
+
+
+def _problem_of_failure(error: Exception) -> Problem:
+    match error:
         case _ if is_unpublishable(error):
             logger.error("a job was not submitted, because its message cannot be sent: %s", describe(error))
             detail = f"the task's route, or the encoding of its message, failed: {type(error).__name__}"
             return Problem("unpublishable", detail)
-        case _:
-            return _conflict_from(error) or _limit_from(error) or _failure_from(error)
-
-
-STATE_CONFLICTS: dict[type[Exception], str] = {
-    JobEndedError: "job-ended",
-    JobNotEndedError: "job-not-ended",
-    NotWaitingError: "not-waiting",
-    NoDeadLetterError: "not-a-dead-letter",
-    UniquenessWindowError: "window-open",
-}
-"""The errors of operations that a job's state does not allow, and their problems. Their attributes are members."""
-
-
-def _conflict_from(error: Exception) -> Problem | None:
-    """Return the problem for a conflict with another job, or the state of this one; None for another error."""
-    match error:
-        case DuplicateJobError():
-            detail = f"an equal job of {error.task} is already {error.state}"
-            return Problem("duplicate-job", detail, job_id=error.job_id, state=error.state)
-        case KeyReuseMismatchError():
-            detail = "the first submission with this idempotency key had different arguments"
-            return Problem("key-reused", detail, job_id=error.job_id)
-        case IdentityHeldError():
-            return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
-        case _ if type(error) in STATE_CONFLICTS:
-            return Problem(STATE_CONFLICTS[type(error)], str(error), **vars(error))
-        case _:
-            return None
-
-
-def _limit_from(error: Exception) -> Problem | None:
-    """Return the problem for a limit of the caller or of the job; None for another error."""
-    match error:
         case QuotaExceededError():
-            return Problem(
-                "quota-exceeded", str(error), headers={"retry-after": str(error.retry_after)}, quota=error.option,
-                limit=error.limit, reset_at=error.reset_at,
-            )  # fmt: skip
-        case TooManyWebhooksError():
-            return Problem("too-many-webhooks", str(error), job_id=error.job_id)
-        case _:
-            return None
-
-
-def _failure_from(error: Exception) -> Problem:
-    match error:
-        case JobPurgedError():
-            return Problem(
-                "job-purged", str(error), job_id=error.job_id, state=error.state, finished_at=error.finished_at,
-                purged_at=error.purged_at,
-            )  # fmt: skip
-        case JobNotFoundError():
-            return Problem("job-not-found", str(error))
-        case KeyRequiredError():
-            return Problem("key-required", str(error))
-        case InvalidArgumentsError() | InvalidPayloadError():
-            return Problem("invalid-arguments", str(error))
+            headers = {"retry-after": str(error.retry_after)}
+            members: dict[str, Any] = {"quota": error.option, "limit": error.limit, "reset_at": error.reset_at}
+            return Problem("quota-exceeded", str(error), headers, **members)
         case StoreUnavailableError():
             logger.warning("the store is unavailable: %s", error)
             detail = "the store did not respond: the request may or may not have taken effect"
             return Problem("store-unavailable", detail, headers={"retry-after": "1"})
-        case _:
-            logger.error("a request failed", exc_info=error)
-            return Problem("internal", "an unexpected error occurred on the server")
+    report = next((REPORTS[each] for each in type(error).__mro__ if each in REPORTS), None)
+    if report is None:
+        logger.error("a request failed", exc_info=error)
+        return Problem("internal", "an unexpected error occurred on the server")
+    own: dict[str, Any] = {name: getattr(error, name) for name in report.members.split()}
+    return Problem(report.slug, report.detail.format_map(vars(error)) or str(error), **own)
 
 
 async def handle_exception(_request: Request, error: Exception) -> Response:

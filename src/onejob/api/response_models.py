@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from dataclasses import asdict, dataclass
-from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import to_json
 
 from onejob.api.problems import Problem
@@ -18,14 +18,9 @@ from onejob.jobs.model import Outcome  # noqa: TC001 - as above
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Period  # noqa: TC001 - as above
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.dead_letters import GROUP_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import Entry
-    from onejob.ledger.dead_letters import FailureGroup
+    from onejob.jobs.model import Job
 
 CURSOR_PATTERN = r"^([0-4][0-9a-f]{15}([0-9a-f]{2})*)?\.[0-9]{1,9}$"
 """The form of a cursor: the bits of a time, and the bytes of an id; and how many jobs to skip after that one.
@@ -34,6 +29,9 @@ Every text of this form is the cursor of some position, so the OpenAPI document 
 """
 CURSOR_LIMIT = 2100
 """Characters of a cursor: an id has at most 255 characters, of four bytes at most."""
+
+Time = Annotated[datetime, BeforeValidator(to_datetime)]
+"""A time, which the ledger has in seconds since the epoch."""
 
 
 class ErrorView(BaseModel):
@@ -132,7 +130,7 @@ class BulkPage(BulkView):
 class DuplicateView(BaseModel):
     """A submission that was answered by an existing job."""
 
-    at: datetime
+    at: Time
     outcome: Outcome
     answered_by: str
     submitter: str
@@ -145,7 +143,7 @@ class DuplicateView(BaseModel):
 class HistoryEntryView(BaseModel):
     """An entry in the history of a job."""
 
-    at: datetime
+    at: Time
     event: str
     state: State
     attempt: int
@@ -157,7 +155,7 @@ class AuditEntryView(BaseModel):
     """What an operator did (`kind`: action), or refused requests and logins (access)."""
 
     id: int
-    at: datetime
+    at: Time
     actor: str
     source: str
     address: str
@@ -200,8 +198,8 @@ class FailureGroupView(BaseModel):
     pattern: str
     message: str
     count: int
-    first_at: datetime
-    last_at: datetime
+    first_at: Time
+    last_at: Time
     job_ids: list[str]
 
 
@@ -222,8 +220,8 @@ class DuplicateStatsView(BaseModel):
     name: str
     tasks: dict[str, int]
     counts: dict[Outcome, int]
-    runs_saved: int
-    seconds_saved: float | None
+    runs_saved: int = Field(validation_alias="runs")
+    seconds_saved: float | None = Field(validation_alias="seconds")
     redelivered: int
 
 
@@ -291,37 +289,6 @@ def job_view(job: Job) -> JobView:
 def submit_response(outcome: Outcome, job: Job) -> bytes:
     """Return the JSON of a `SubmitResponse`, without building it."""
     return to_json({"outcome": outcome, "job": job_to_dict(job)}, inf_nan_mode="null")
-
-
-def duplicate_view(duplicate: Duplicate) -> DuplicateView:
-    """Return the view of a duplicate."""
-    return DuplicateView(
-        at=to_datetime(duplicate.at), outcome=duplicate.outcome, answered_by=duplicate.answered_by,
-        submitter=duplicate.submitter, source=duplicate.source, host=duplicate.host,
-        arguments_differ=duplicate.arguments_differ, rescheduled=duplicate.rescheduled,
-    )  # fmt: skip
-
-
-def failure_groups_view(groups: Sequence[FailureGroup]) -> FailureGroupsView:
-    """Return the view of groups of dead letters."""
-    shown, others = groups[:GROUP_LIMIT], groups[GROUP_LIMIT:]
-    return FailureGroupsView(
-        groups=[_failure_group_view(each) for each in shown], other_groups=len(others),
-        other_jobs=sum(each.count for each in others),
-    )  # fmt: skip
-
-
-def _failure_group_view(group: FailureGroup) -> FailureGroupView:
-    times = {"first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at)}
-    return FailureGroupView(**asdict(group) | times)
-
-
-def history_entry_view(entry: Entry) -> HistoryEntryView:
-    """Return the view of a history entry."""
-    return HistoryEntryView(
-        at=to_datetime(entry.at), event=entry.event, state=entry.state, attempt=entry.attempt, node=entry.node,
-        detail=entry.detail,
-    )  # fmt: skip
 
 
 def etag_of(content: str) -> str:

@@ -16,7 +16,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from onejob.api import create_app
-from onejob.api.auth import guarded
+from onejob.api.auth import Guard, guarded
 from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
 from onejob.jobs.records import Query
@@ -61,7 +61,7 @@ def receive_webhook(note: dict[str, Any]) -> dict[str, bool]:
     return {"ok": True}
 
 
-web.router.add_api_route("/webhooks", receive_webhook, methods=["POST"], route_class_override=guarded(None))
+web.router.add_api_route("/webhooks", receive_webhook, methods=["POST"], route_class_override=guarded(Guard()))
 
 
 def serve(port: int) -> None:

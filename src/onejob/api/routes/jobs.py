@@ -24,17 +24,9 @@ from onejob.api.problems import Problem
 from onejob.api.response_models import (
     CURSOR_LIMIT,
     CURSOR_PATTERN,
-    DuplicateStatsView,
-    DuplicateView,
-    ExplanationView,
-    FailureGroupsView,
-    HistoryEntryView,
     decode_cursor,
-    duplicate_view,
     etag_matches,
     etag_of,
-    failure_groups_view,
-    history_entry_view,
     job_view,
 )
 from onejob.celery.batching import Batcher, Pending, PerEventLoop
@@ -42,7 +34,7 @@ from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
-from onejob.ledger.dead_letters import dead_letters, group_failures
+from onejob.ledger.dead_letters import GROUP_LIMIT, dead_letters, group_failures
 from onejob.ledger.explain import explain
 from onejob.ledger.search import argument_text
 from onejob.ledger.stats import summarize_duplicates
@@ -52,8 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from onejob.api.callers import Permissions
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Duplicate, Job
+    from onejob.jobs.records import Entry
     from onejob.jobs.visibility import Visibility
+    from onejob.ledger.duplicate_stats import DuplicateSummary
+    from onejob.ledger.explain import Explanation
     from onejob.ledger.ledger import Ledger
 
 ID_LIMIT = 255
@@ -280,55 +275,44 @@ class JobRoutes:
     @requires_role(Role.OPERATE)
     def group_dead_letters(
         self, request: Request, *, task: Text | None = None, limit: GroupLimit = GROUPED_LIMIT
-    ) -> FailureGroupsView:
+    ) -> dict[str, Any]:
         """Group the newest `limit` dead letters by task and error; the group in which a job failed last is the first.
 
         At most 100 groups are returned. Messages that differ only by ids, numbers and quoted texts are in one group.
         """
         groups = group_failures(permissions_of(request).reader(self.ledger), task=task, limit=limit)
-        return failure_groups_view(groups)
+        shown, others = groups[:GROUP_LIMIT], groups[GROUP_LIMIT:]
+        return {"groups": shown, "other_groups": len(others), "other_jobs": sum(each.count for each in others)}
 
     @requires_role(Role.READ)
-    def list_duplicates(self, job_id: str, request: Request) -> list[DuplicateView]:
+    def list_duplicates(self, job_id: str, request: Request) -> Sequence[Duplicate]:
         """List the latest duplicates of a job, oldest first."""
         permissions = permissions_of(request)
-        job_id = self.get(job_id, permissions).id
-        return [duplicate_view(each) for each in permissions.reader(self.ledger).duplicates(job_id)]
+        return permissions.reader(self.ledger).duplicates(self.get(job_id, permissions).id)
 
     @requires_role(Role.READ)
-    def list_history(self, job_id: str, request: Request) -> list[HistoryEntryView]:
+    def list_history(self, job_id: str, request: Request) -> Sequence[Entry]:
         """List the history of a job, oldest first."""
-        return [history_entry_view(each) for each in self.ledger.history(self.get(job_id, permissions_of(request)).id)]
+        return self.ledger.history(self.get(job_id, permissions_of(request)).id)
 
     @requires_role(Role.OPERATE)
-    def explain_job(self, job_id: str, request: Request) -> ExplanationView:
+    def explain_job(self, job_id: str, request: Request) -> Explanation:
         """Explain a job: what happened, what it waits for, and what happens next; with the names of live workers.
 
         Refused to a caller that is limited to its own jobs or to some tasks.
         """
         permissions = permissions_of(request)
         permissions.check_operator()
-        explained = explain(self.ledger, self.get(job_id, permissions).id)
-        return ExplanationView(stuck=explained.stuck, sentences=explained.sentences)
+        return explain(self.ledger, self.get(job_id, permissions).id)
 
     @requires_role(Role.READ)
     def summarize_duplicates(
         self, request: Request, by: GroupBy = GroupBy.TASK, limit: Limit = 20
-    ) -> list[DuplicateStatsView]:
+    ) -> list[DuplicateSummary]:
         """Return the groups with the most duplicates, and what these have saved."""
         permissions = permissions_of(request)
         permissions.check_statistics()
-        return [
-            DuplicateStatsView(
-                name=each.name,
-                tasks=each.tasks,
-                counts=each.counts,
-                runs_saved=each.runs,
-                seconds_saved=each.seconds,
-                redelivered=each.redelivered,
-            )
-            for each in summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
-        ]
+        return summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
 
 
 def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:

@@ -12,19 +12,18 @@ from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
-from onejob.api.response_models import ActivityView, AuditEntryView
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.prometheus import CONTENT_TYPE, cached_metrics
 from onejob.celery.ttl_cache import TTLCache
-from onejob.jobs.model import values_of
 from onejob.jobs.records import Period
 from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from celery import Celery
 
+    from onejob.jobs.records import AuditEntry
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")
@@ -73,20 +72,19 @@ class LedgerRoutes:
         return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
 
     @requires_role(Role.READ)
-    def get_activity(self, request: Request, period: Period = Period.MINUTE) -> ActivityView:
+    def get_activity(self, request: Request, period: Period = Period.MINUTE) -> dict[str, Any]:
         """Return what happened in the last hour by minute, or in the last seven days by hour.
 
         Refused to a caller that is limited to its own jobs or to some tasks.
         """
         permissions_of(request).check_operator()
-        activity = read_activity(self._ledger, period, length=LENGTHS[period])
-        return ActivityView(**activity_to_dict(activity))
+        return activity_to_dict(read_activity(self._ledger, period, length=LENGTHS[period]))
 
     @requires_role(Role.OPERATE)
-    def list_audit(self, request: Request, before: Before = None, limit: Limit = 50) -> list[AuditEntryView]:
+    def list_audit(self, request: Request, before: Before = None, limit: Limit = 50) -> Sequence[AuditEntry]:
         """List what operators did and which requests were refused, newest first."""
         permissions_of(request).check_operator()
-        return [AuditEntryView(**values_of(each)) for each in self._ledger.audit(limit=limit, before=before)]
+        return self._ledger.audit(limit=limit, before=before)
 
     def _connect_to_broker(self) -> bool:
         with connect_to_broker(self._app):
