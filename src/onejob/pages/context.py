@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,10 +17,12 @@ from onejob.celery.options import tasks_of
 from onejob.celery.payload import Message, decode
 from onejob.celery.ttl_cache import TTLCache
 from onejob.errors import JobNotFoundError
+from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from celery import Celery
 
@@ -36,15 +39,14 @@ ENTRIES = 32
 class KeyedCache(Generic[T]):
     """Values by key, each cached as a `TTLCache` does. What a key names does not depend on who asks for it."""
 
-    def __init__(self, seconds: float, *, cost_factor: float, free_seconds: float = 0.0) -> None:
-        def entry_of(_key: Hashable) -> _Entry[T]:
-            return _Entry(seconds, cost_factor, free_seconds)
-
-        self._find = lru_cache(ENTRIES)(entry_of)
+    def __init__(self, seconds: float, **costs: float) -> None:
+        self._find = lru_cache(ENTRIES)(lambda _key: _Entry[T](seconds, costs))
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return the value of a key, loaded by this call or by an earlier one."""
-        return self._find(key).get(load)
+        entry = self._find(key)
+        entry.load = load
+        return entry.cached()
 
     def clear(self) -> None:
         """Forget all values."""
@@ -52,18 +54,15 @@ class KeyedCache(Generic[T]):
 
 
 class _Entry(Generic[T]):
-    """One cached value."""
+    """One cached value, loaded as the latest caller says."""
 
-    def __init__(self, seconds: float, cost_factor: float, free_seconds: float) -> None:
-        self._load: Callable[[], T]
-        self._cached = TTLCache(self._call, seconds, cost_factor=cost_factor, free_seconds=free_seconds)
+    load: Callable[[], T]
 
-    def get(self, load: Callable[[], T]) -> T:
-        self._load = load
-        return self._cached()
+    def __init__(self, seconds: float, costs: Mapping[str, float]) -> None:
+        self.cached = TTLCache(self._call, seconds, **costs)
 
     def _call(self) -> T:
-        return self._load()
+        return self.load()
 
 
 SEARCH_SECONDS = 0.1
@@ -139,6 +138,18 @@ class Context:
         """Raise `Problem` if the values of jobs are redacted, which `what` would reveal."""
         if self.redact is not None:
             raise Problem("forbidden", f"the values of jobs are redacted on this dashboard, which excludes {what}")
+
+
+_IS_TIME = re.compile(r"(?:^|_)(?:at|until|since|begin|end)$")
+
+
+def fields_of(value: Any, *names: str) -> dict[str, Any]:
+    """Return fields of a value of the ledger, all without names; times, which it has in seconds, as `datetime`."""
+    found = {name: getattr(value, name) for name in names} if names else values_of(value)
+    return {
+        name: to_datetime(each) if isinstance(each, float | int) and _IS_TIME.search(name) else each
+        for name, each in found.items()
+    }
 
 
 UNREADABLE = "The payload cannot be read: it is no message of this version of onejob."

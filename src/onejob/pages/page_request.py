@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, decode_cursor
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.jobs.timestamps import parse_duration, parse_timestamp, to_datetime
+from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.ledger.search import argument_text
+from onejob.pages.context import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,8 +133,7 @@ class JobFilter:
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return values | {name: None if (at := values[name]) is None else to_datetime(at) for name in ("since", "until")}
+        return fields_of(self)
 
 
 TEXTS = ("task", "queue", "worker", "submitter", "identity", "argument", "reason")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from pydantic import WrapValidator
@@ -24,8 +24,8 @@ from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, CallRequest, RequestReader
 from onejob.api.response_models import DuplicateCheckView, ValidatedSubmission, job_view, submit_response
 from onejob.celery.async_submissions import admit_batch
-from onejob.celery.batching import Batcher, Pending, PerEventLoop
-from onejob.celery.call import Call, Caller, Prepared, check_webhook_url, prepare, seconds_until
+from onejob.celery.batching import Batcher, PerEventLoop
+from onejob.celery.call import Call, Caller, Prepared, prepare, seconds_until
 from onejob.celery.operations import check_duplicate
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.submit import check_accepted
@@ -34,7 +34,7 @@ from onejob.jobs.submitter import submitting_as
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from celery import Celery
 
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
-SubmitResult: TypeAlias = "Admission | Exception"
-"""The result of a submission."""
-Reply: TypeAlias = "Response | Pending[Response] | Exception"
-"""The reply to a request, which the batcher passes on."""
 RETRY_AFTER = {"retry-after": "1"}
 
 
@@ -67,9 +63,11 @@ class PendingRequest:
 
 
 def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
-    """Return the endpoint that submits jobs of these tasks."""
-    reader, handler = RequestReader(tasks), SubmitHandler(app, tasks)
-    batchers = PerEventLoop(lambda: Batcher(handler.handle_batch))
+    """Return the endpoint that submits jobs of these tasks, those of concurrent requests in a few round trips."""
+    reader = RequestReader(tasks)
+    batchers: PerEventLoop[Batcher[PendingRequest, Response]] = PerEventLoop(
+        lambda: Batcher(lambda batch: admit_batch(app, batch, partial(_prepare, tasks), _respond))
+    )
 
     async def handle(request: CheckedRequest) -> Response:
         body, permissions = await reader.read(request), permissions_of(request)
@@ -87,33 +85,25 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
-    # For OpenAPI only: the type is known at run time, and `handle` validates the body more strictly.
-    submit.__annotations__["body"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
-    return submit
+    return _documented(submit, reader)
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitHandler:
-    """Submits batches of requests to the ledger of one app."""
+def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable[..., Any]:
+    """Give an endpoint the type of its body, for OpenAPI only: it is known at run time, and `reader` is stricter."""
+    endpoint.__annotations__["body"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
+    return endpoint
 
-    app: Celery
-    tasks: Mapping[str, Task]
 
-    def handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
-        """Return the replies to a batch of requests, in a few round trips."""
-        return admit_batch(self.app, batch, self._prepare, _respond)
-
-    def _prepare(self, pending: PendingRequest) -> Prepared | Response:
-        """Return the call of a request, or the reply if there is nothing to submit."""
-        task, body = self.tasks[pending.body.task], pending.body
-        with submitting_as(pending.submitter), pending.span.activate():
-            check_webhook(task, body.webhook_url)
-            prepared = prepare_call(task, body, pending.key, pending.permissions.check_answer)
-        if not body.validate_only:
-            return prepared
-        identity, fingerprint = prepared.submission.identity, prepared.submission.fingerprint
-        content = ValidatedSubmission(task=body.task, identity=identity, fingerprint=fingerprint)
-        return _json(content.model_dump_json(), 200)
+def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | Response:
+    """Return the call of a request, or the reply if there is nothing to submit."""
+    body = pending.body
+    with submitting_as(pending.submitter), pending.span.activate(), reported(body):
+        prepared = prepare(call_of(tasks[body.task], pending))
+    if not body.validate_only:
+        return prepared
+    identity, fingerprint = prepared.submission.identity, prepared.submission.fingerprint
+    content = ValidatedSubmission(task=body.task, identity=identity, fingerprint=fingerprint)
+    return _json(content.model_dump_json(), 200)
 
 
 def _respond(pending: PendingRequest, prepared: Prepared, admission: Admission | Exception) -> Response:
@@ -129,45 +119,38 @@ def _submit_response(admission: Admission, location: str) -> Response:
     return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
 
 
-def prepare_call(
-    task: Task, body: SubmitRequest, key: str | None, check_answer: Callable[[Admission], object]
-) -> Prepared:
-    """Return the call of a request body with its submission. Raises `Problem`, and as `prepare`."""
+def call_of(task: Task, pending: PendingRequest) -> Call:
+    """Return the call of a request. Raises `Problem` for contradictory times."""
+    body = pending.body
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
     if body.eta is not None and (seconds_until(body.eta) or 0.0) > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
     options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
-    call = Call(
+    return Call(
         task, Caller.of(task.app), kwargs=body.kwargs,
-        options={name: value for name, value in options.items() if value is not None}, source=SOURCE, key=key,
-        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=check_answer,
+        options={name: value for name, value in options.items() if value is not None}, source=SOURCE, key=pending.key,
+        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
     )  # fmt: skip
-    with unique_on_errors():
-        return prepare(call)
 
 
 @contextmanager
-def unique_on_errors() -> Iterator[None]:
-    """Raise `Problem` for what a task's own `unique_on` function raises, which may be anything."""
+def reported(body: CallRequest) -> Iterator[None]:
+    """Raise `Problem` for webhooks that are not configured, and for what a task's own `unique_on` function raises."""
     try:
         yield
-    except OneJobError:
+    except ConfigurationError:
+        if getattr(body, "webhook_url", None) is None:
+            raise
+        detail = "this server sends no webhooks: an operator must install onejob[webhooks] and configure secrets"
+        raise Problem("invalid-request", detail) from None
+    except (OneJobError, Problem):
         raise
     except Exception as error:
         if is_unpublishable(error):
             raise
         detail = f"unique_on failed on these arguments: {type(error).__name__}"
         raise Problem("invalid-arguments", detail) from error
-
-
-def check_webhook(task: Task, url: str | None) -> None:
-    """Raise `Problem` if webhooks are not configured, and `InvalidArgumentsError` for an invalid URL."""
-    try:
-        check_webhook_url(task, url)
-    except ConfigurationError:
-        detail = "this server sends no webhooks: an operator must install onejob[webhooks] and configure secrets"
-        raise Problem("invalid-request", detail) from None
 
 
 def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None:
@@ -219,13 +202,11 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
         permissions.check("submit", call.task)
         return await run_in_threadpool(_check_duplicate, app, call, permissions)
 
-    # For OpenAPI only, as for a submission.
-    check.__annotations__["body"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
-    return check
+    return _documented(check, reader)
 
 
 def _check_duplicate(app: Celery, body: CallRequest, permissions: Permissions) -> DuplicateCheckView:
-    with unique_on_errors():
+    with reported(body):
         found = check_duplicate(
             app, body.task, (), body.kwargs, submitter=permissions.caller.submitter, on_duplicate=body.on_duplicate
         )

@@ -12,11 +12,12 @@ from onejob.celery.operations import check_duplicate
 from onejob.celery.options import options_of, tasks_of
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.stats import DuplicateSummary, Stats, means_of, read_activity, summarize_duplicates
-from onejob.pages.context import job_row
+from onejob.pages.context import fields_of, job_row
 from onejob.pages.rendering import Page, View
 from onejob.stores.protocol import GroupBy
 from onejob.uniqueness.on_duplicate import DEFAULT
@@ -45,10 +46,7 @@ def stats_row(stats: Stats) -> dict[str, Any]:
     submissions = sum(stats.submissions.values())
     failed = stats.failed
     completed, retrying = stats.runs["completed"], stats.runs["retrying"]
-    prevented, rejected = (
-        stats.duplicates_prevented,
-        sum(count for outcome, count in stats.submissions.items() if outcome == "rejected"),
-    )
+    prevented, rejected = stats.duplicates_prevented, stats.submissions[Outcome.REJECTED]
     return {
         "submissions": submissions, "admitted": submissions - prevented - rejected, "prevented": prevented,
         "rejected": rejected, "seconds_saved": stats.seconds_saved, "runs": stats.runs.total(),
@@ -106,24 +104,15 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
         "activity": stats_row(activity.totals()),
         "slots": slots(activity),
         "begin": to_datetime(activity.begin),
-        "workers": _workers(context, workers, now),
+        "workers": [
+            fields_of(each, "name", "seen_at", "concurrency") | {"is_late": context.is_late(each, now)}
+            for each in workers
+        ],
         "oldest": _oldest(context, workers),
         "saved": context.stats.get("saved", lambda: _saved(context)),
         "is_new": not any(states.values()),
     }
     return Page(template="overview.html", title="Overview", data=data, live="ledger")
-
-
-def _workers(context: Context, workers: Sequence[WorkerInfo], now: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.name,
-            "seen_at": to_datetime(each.seen_at),
-            "concurrency": each.concurrency,
-            "is_late": context.is_late(each, now),
-        }
-        for each in workers
-    ]
 
 
 def _oldest(context: Context, workers: Sequence[WorkerInfo]) -> dict[str, Any] | None:
@@ -132,12 +121,7 @@ def _oldest(context: Context, workers: Sequence[WorkerInfo]) -> dict[str, Any] |
     oldest = min(backlog, key=lambda each: each.oldest_run_at, default=None)
     if oldest is None:
         return None
-    return {
-        "task": oldest.task,
-        "queue": oldest.queue,
-        "state": oldest.state.value,
-        "run_at": to_datetime(oldest.oldest_run_at),
-    }
+    return fields_of(oldest, "task", "queue", "state") | {"run_at": to_datetime(oldest.oldest_run_at)}
 
 
 def _saved(context: Context) -> dict[str, Any]:
@@ -145,7 +129,7 @@ def _saved(context: Context) -> dict[str, Any]:
     mean_of = means_of(context.ledger)
     return {
         by.value: [
-            {"name": each.name, "runs": each.runs, "seconds": each.seconds}
+            fields_of(each, "name", "runs", "seconds")
             for each in summarize_duplicates(context.ledger, by, limit=TOP, mean_of=mean_of)
         ]
         for by in (GroupBy.TASK, GroupBy.SUBMITTER)
@@ -229,10 +213,8 @@ def _trial(context: Context, request: PageRequest) -> dict[str, Any]:
     except (ValueError, OneJobError) as error:
         return trial | {"error": str(error)}
     existing = None if check.existing is None else job_row(context, check.existing)
-    return trial | {"answer": {
-        "identity": check.identity, "hashed_text": check.hashed_text, "outcome": check.outcome.value,
-        "reason": check.reason, "existing": existing,
-    }}  # fmt: skip
+    answer = fields_of(check, "identity", "hashed_text", "outcome", "reason")
+    return trial | {"answer": answer | {"existing": existing}}
 
 
 def parse_arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -264,22 +246,15 @@ def _build_tasks(context: Context, request: PageRequest) -> Page:
     known = context.tasks(context.ledger.workers())
     for each in context.ledger.backlog(tasks=known, limit=COUNT_LIMIT):
         waiting[each.task] = waiting.get(each.task, 0) + each.count
-    bound = tasks_of(context.app)
-    rows: list[dict[str, Any]] = []
-    for name in sorted({*known, *by_task}):
-        rule = (
-            uniqueness_rule(bound[name])
-            if name in bound
-            else {"task": name, "unique_on": "", "window": "", "on_duplicate": ""}
-        )
-        rows.append(rule | {"waiting": waiting.get(name, 0)} | task_stats(by_task.get(name), length))
-    data = {
-        "window": window,
-        "windows": list(WINDOWS),
-        "tasks": rows,
-        "now": to_datetime(request.now),
-        "begin": to_datetime(request.now - length),
-    }
+    rules = {name: uniqueness_rule(task) for name, task in tasks_of(context.app).items()}
+    rows = [
+        rules.get(name, {"task": name} | dict.fromkeys(("unique_on", "window", "on_duplicate"), ""))
+        | {"waiting": waiting.get(name, 0)}
+        | task_stats(by_task.get(name), length)
+        for name in sorted({*known, *by_task})
+    ]
+    times = {"now": to_datetime(request.now), "begin": to_datetime(request.now - length)}
+    data = {"window": window, "windows": list(WINDOWS), "tasks": rows, **times}
     return Page(template="tasks.html", title="Tasks", data=data, rows="tasks", live="ledger")
 
 

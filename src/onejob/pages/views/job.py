@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,10 @@ from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import loads
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import values_of
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
-from onejob.pages.context import UNREADABLE, job_row, parse_json, read_message
+from onejob.pages.context import UNREADABLE, fields_of, job_row, parse_json, read_message
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 
@@ -34,6 +34,11 @@ FOLLOWER_LIMIT = 100
 """How many followers are shown."""
 CUT = 4000
 """Characters of a value that are shown without the parameter `all`."""
+SHOWN = (
+    "lease_until", "expires_at", "identity_until", "key_retained_until", "wake_at", "source", "retries", "lease",
+    "token", "holds_identity", "run_seconds", "publish_error", "canvas_pending",
+)  # fmt: skip
+"""The fields of a job that its page has besides the public ones."""
 CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
 
 
@@ -51,7 +56,7 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
         "stuck": explanation.stuck,
         "sentences": explanation.sentences,
         **_timeline(job, explanation.history, now),
-        "history": [values_of(entry) | {"at": to_datetime(entry.at)} for entry in explanation.history],
+        "history": [fields_of(entry) for entry in explanation.history],
         "steps": [
             {"name": name, "value": context.redacted(job, f"step {name}", json.loads(value))}
             for name, value in context.ledger.steps(job).items()
@@ -73,16 +78,9 @@ def _fields(context: Context, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
     fields = context.fields(job) | {"error": parse_json(job.error)}
     fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
-    times = {
-        name: None if (at := getattr(job, name)) is None else to_datetime(at)
-        for name in ("lease_until", "expires_at", "identity_until", "key_retained_until", "wake_at")
-    }
-    return fields | times | {
+    return fields | fields_of(job, *SHOWN) | {
         "arguments": context.arguments(job), "worker": job.node,
-        "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
         "fingerprint": job.fingerprint if context.redact is None else None,
-        "holds_identity": job.holds_identity, "run_seconds": job.run_seconds,
-        "publish_error": job.publish_error, "canvas_pending": job.canvas_pending,
         **_rule(context, job), **_calls(context, job),
     }  # fmt: skip
 
@@ -106,20 +104,16 @@ def _calls(context: Context, job: Job) -> dict[str, Any]:
 def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
     """Return the spans of the job's life, and the events that lie between them."""
     timeline = build_timeline(job, history, now)
-    spans = [
-        {
-            "kind": _kind(span), "label": _label(span), "detail": span.detail, "begin": to_datetime(span.begin),
-            "end": to_datetime(now if span.end is None else span.end), "is_open": span.end is None,
-        }
-        for span in timeline
-        if span.kind is not SpanKind.EVENT
-    ]  # fmt: skip
-    events = [
-        {"label": span.label, "detail": span.detail, "at": to_datetime(span.begin)}
-        for span in timeline
-        if span.kind is SpanKind.EVENT
-    ]
-    return {"spans": spans, "events": events}
+    events = [span for span in timeline if span.kind is SpanKind.EVENT]
+    return {
+        "spans": [
+            {"kind": _kind(span), "label": _label(span), "is_open": span.end is None}
+            | fields_of(span if span.end is not None else replace(span, end=now), "detail", "begin", "end")
+            for span in timeline
+            if span.kind is not SpanKind.EVENT
+        ],
+        "events": [fields_of(span, "label", "detail") | {"at": to_datetime(span.begin)} for span in events],
+    }
 
 
 def _kind(span: Span) -> str:
@@ -134,9 +128,8 @@ def _label(span: Span) -> str:
 
 
 def _duplicate(duplicate: Duplicate) -> dict[str, Any]:
-    names = ("outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled")
-    fields = {name: getattr(duplicate, name) for name in names}
-    return fields | {"at": to_datetime(duplicate.at), "is_redelivery": not duplicate.submission_nonce}
+    names = ("at", "outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled")
+    return fields_of(duplicate, *names) | {"is_redelivery": not duplicate.submission_nonce}
 
 
 def _related(context: Context, job: Job) -> dict[str, Any]:

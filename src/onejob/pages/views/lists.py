@@ -11,12 +11,11 @@ from onejob.api.job_reads import COUNT_LIMIT
 from onejob.api.routes.jobs import is_valid_id
 from onejob.celery.operations import queue_lengths
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import values_of
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
 from onejob.ledger.search import count_matching, search
-from onejob.pages.context import deadline, job_row, job_rows
+from onejob.pages.context import deadline, fields_of, job_row, job_rows
 from onejob.pages.page_request import PAGE_SIZES, JobFilter, cursor_after, cursor_before
 from onejob.pages.rendering import Page, Redirect, View, job_path
 
@@ -114,14 +113,7 @@ def _build_dead_letters(context: Context, request: PageRequest) -> Page:
 
 
 def _group_rows(context: Context, groups: list[FailureGroup]) -> list[dict[str, Any]]:
-    rows = [
-        {
-            "task": group.task, "error_type": group.error_type, "message": group.message, "count": group.count,
-            "first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at), "pattern": group.pattern,
-            "job_ids": list(group.job_ids), "oldest_id": group.oldest_id,
-        }
-        for group in groups
-    ]  # fmt: skip
+    rows = [fields_of(group) for group in groups]
     return rows if context.redact is None else _redacted(context, rows)
 
 
@@ -150,23 +142,17 @@ def _build_workers(context: Context, request: PageRequest) -> Page:
         by_node[job.node].append(job)
     alive = [_worker_row(worker, by_node.pop(worker.name, []), context, now) for worker in workers]
     data = {
-        "now": to_datetime(now),
-        "workers": alive,
+        "now": to_datetime(now), "workers": alive, "queues": _queues(context, workers), "backlog_limit": COUNT_LIMIT,
         "lost": [
             {"name": name, "runs": [_run(context, each, now) for each in by_node[name]]} for name in sorted(by_node)
         ],
-        "queues": _queues(context, workers),
-        "backlog_limit": COUNT_LIMIT,
-    }
+    }  # fmt: skip
     return Page(template="workers.html", title="Workers", data=data, rows="workers", live="ledger")
 
 
 def _worker_row(worker: WorkerInfo, runs: Sequence[Job], context: Context, now: float) -> dict[str, Any]:
-    return {
-        "name": worker.name, "seen_at": to_datetime(worker.seen_at), "is_late": context.is_late(worker, now),
-        "pool": worker.pool, "concurrency": worker.concurrency, "queues": list(worker.queues),
-        "tasks": list(worker.tasks), "runs": [_run(context, job, now) for job in runs],
-    }  # fmt: skip
+    fields = fields_of(worker, "name", "seen_at", "pool", "concurrency", "queues", "tasks")
+    return fields | {"is_late": context.is_late(worker, now), "runs": [_run(context, job, now) for job in runs]}
 
 
 def _run(context: Context, job: Job, now: float) -> dict[str, Any]:
@@ -202,10 +188,7 @@ PAGE_SIZE = 100
 
 def _build_audit(context: Context, request: PageRequest) -> Page:
     before = request.parameters.number("before")
-    entries = [
-        values_of(entry) | {"at": to_datetime(entry.at)}
-        for entry in context.ledger.audit(limit=PAGE_SIZE, before=before)
-    ]
+    entries = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE, before=before)]
     data = {"entries": entries, "next": entries[-1]["id"] if len(entries) == PAGE_SIZE else None}
     return Page(template="audit.html", title="Audit log", data=data, rows="entries")
 
