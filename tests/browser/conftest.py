@@ -14,9 +14,7 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from onejob.demo.supervisor import Stack
-from tests.browser.dashboards import PREFIX, Dashboard, sample_on, serving_dashboard
-from tests.browser.harness import PATIENCE, Demo
-from tests.browser.tabs import Tabs
+from tests.browser.support import PATIENCE, PREFIX, Dashboard, Demo, Tabs, sample_on, serving_dashboard
 from tests.contract.support import StoreAddress
 from tests.pages.sample import copied_sample
 from tests.services import chromium_binary

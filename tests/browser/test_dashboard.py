@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from onejob.jobs.lifecycle import State
-from tests.browser.dashboards import PREFIX, check_without_scripts, serving_login
+from tests.browser.support import PREFIX, check_without_scripts, serving_login
 from tests.http.serving import serving
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
     from starlette.requests import Request
 
-    from tests.browser.dashboards import Dashboard
-    from tests.browser.tabs import Tabs
+    from tests.browser.support import Dashboard, Tabs
     from tests.pages.sample import Sample
 
 OUTAGE = (

@@ -12,9 +12,8 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import onejob
 from onejob.jobs.lifecycle import State
-from tests.browser.dashboards import OPERATOR, PREFIX, Dashboard, serving_dashboard
-from tests.browser.tabs import marked
-from tests.pages.wsgi_server import serving_wsgi
+from tests.browser.support import OPERATOR, PREFIX, Dashboard, marked, serving_dashboard
+from tests.http.serving import serving_wsgi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route
 
     from onejob.jobs.model import Job
-    from tests.browser.tabs import Tabs
+    from tests.browser.support import Tabs
     from tests.pages.sample import Sample
 
 LOST = re.compile(r"^Not connected, as of \d+ s ago$")

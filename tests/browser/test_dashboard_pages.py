@@ -11,7 +11,8 @@ from playwright.sync_api import expect
 
 from onejob.api.api_keys import Role
 from onejob.pages.access import User
-from tests.browser.dashboards import (
+from tests.browser.hostile import PARTS, WHOLE, attack
+from tests.browser.support import (
     LOGIN,
     PATHS,
     PREFIX,
@@ -21,7 +22,6 @@ from tests.browser.dashboards import (
     serving_dashboard,
     serving_login,
 )
-from tests.browser.hostile import PARTS, WHOLE, attack
 from tests.tiers import deep
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page, ViewportSize
 
-    from tests.browser.dashboards import Dashboard
     from tests.browser.hostile import Attack
-    from tests.browser.tabs import Tabs
+    from tests.browser.support import Dashboard, Tabs
     from tests.contract.support import StoreAddress
     from tests.pages.sample import Sample
 

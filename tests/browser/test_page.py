@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.harness import PATIENCE
-from tests.browser.tabs import marked
+from tests.browser.support import PATIENCE, marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Locator, Page, Route
 
-    from tests.browser.harness import Demo
+    from tests.browser.support import Demo
 
     Visit: TypeAlias = Callable[..., Page]
 

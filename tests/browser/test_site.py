@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from tests.browser.tabs import Tabs
+    from tests.browser.support import Tabs
 
 
 class Files(SimpleHTTPRequestHandler):

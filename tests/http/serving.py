@@ -1,4 +1,4 @@
-"""A server in a thread of the test's process."""
+"""Servers in a thread of the test's process: ours, and WSGI servers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import uvicorn
+from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
+from werkzeug.serving import make_server as make_werkzeug_server
 
 from onejob.api.server import DEFAULT_LIMITS, BoundedProtocol
 from tests.services import eventually
@@ -65,3 +68,34 @@ def serving(app: ASGIApp, limits: Limits = DEFAULT_LIMITS) -> Iterator[ServerThr
     finally:
         served.server.should_exit = served.server.force_exit = True
         served.thread.join(PATIENCE)
+
+
+SERVERS = ("werkzeug", "wsgiref")
+
+
+class _SilentWerkzeug(WerkzeugHandler):
+    def log(self, *args: Any) -> None:
+        """Log nothing."""
+
+
+class _SilentWsgiref(WSGIRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def serving_wsgi(app: Any, name: str = "werkzeug") -> Iterator[str]:
+    """Run a server for the length of a block, and yield its URL."""
+    server: Any
+    if name == "werkzeug":
+        server = make_werkzeug_server("127.0.0.1", 0, app, threaded=True, request_handler=_SilentWerkzeug)
+    else:
+        server = make_server("127.0.0.1", 0, app, handler_class=_SilentWsgiref)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE)
+        server.server_close()

@@ -1,11 +1,15 @@
-"""A real server process: concurrent submissions, waits that hold no thread, streams of events, its end and its log."""
+"""The server: what one connection may cost, bytes that are no HTTP, a real process with its streams, end and log."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import signal
 import socket
 import sys
+import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,9 +19,15 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
+from chaos.hangups import hang_up, served
+from onejob.api.checked_request import BODY_LIMIT
+from onejob.api.problems import SECURITY_HEADERS
+from onejob.api.server import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.records import Query
+from tests.cases import for_each
 from tests.fundamentals.shop import claimed
+from tests.http.serving import PATIENCE, serving
 from tests.http.shop import BROKER, STORE, build
 from tests.quiet import LogReader
 from tests.services import Daemon, eventually, free_port, start_redis
@@ -25,11 +35,293 @@ from tests.services import Daemon, eventually, free_port, start_redis
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from starlette.types import Receive, Scope, Send
+
     from onejob.ledger.ledger import Ledger
+    from tests.contract.support import StoreAddress
+    from tests.http.conftest import Shop
+    from tests.http.serving import ServerThread
+
+SHORT = 0.3
+GET = b"GET /anything HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /anything HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+class EchoApp:
+    """An app that answers a POST with the names of its headers and the size of its body, a GET once it is released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.release.set()
+        self.seen = 0
+        """How many requests have been started."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.seen += 1
+        if scope["method"] == "GET":
+            await asyncio.to_thread(self.release.wait, PATIENCE)
+        size, more = 0, scope["method"] == "POST"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        names = sorted(name.decode() for name, _ in scope["headers"])
+        body = b"a" * 50_000_000 if scope["path"] == "/large" else json.dumps([names, size]).encode()
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def app() -> Iterator[EchoApp]:
+    """Return the app."""
+    app = EchoApp()
+    yield app
+    app.release.set()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    received = b""
+    with connection, suppress(ConnectionError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def read_problem(connection: socket.socket) -> tuple[int, str, dict[str, str]]:
+    """Return the status, the slug and the headers of the problem after which the server closes the connection."""
+    head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    assert headers["content-type"] == "application/problem+json"
+    assert headers["connection"] == "close"
+    assert {name: headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    return int(first.split()[1]), json.loads(body)["type"].rpartition(":")[2], headers
+
+
+def test_a_long_head_in_one_read_is_refused(app: EchoApp) -> None:
+    """The limit of a head holds however its bytes arrive, also for a second request; a body in one read is none."""
+    long = POST + b"x: " + b"a" * 120_000 + b"\r\ncontent-length: 0\r\n\r\n"
+    big = POST + b"content-length: 120000\r\nconnection: close\r\n\r\n" + b"a" * 120_000
+    with serving(app) as server:
+        for sent in (long, POST.replace(b"/anything", b"/" + b"a" * 70_000) + b"content-length: 0\r\n\r\n"):
+            assert read_problem(server.connect(sent))[:2] == (400, "bad-request")
+        assert read_all(server.connect(big)).endswith(b"120000]")
+        assert app.seen == 1
+        assert b"200 OK" not in read_all(server.connect(POST + b"content-length: 0\r\n\r\n" + long)).partition(b"]")[2]
+
+
+def is_refused(connection: socket.socket, part: bytes) -> bool:
+    """Send something over and over; return whether the server closes the connection within 50 MB."""
+    with connection, suppress(ConnectionError):
+        for _ in range(50_000_000 // len(part)):
+            connection.sendall(part)
+        return False
+    return True
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+@for_each("limits, sent", [
+    (Limits(head=SHORT), (b"", b"\r\n", b"GET", GET[:-2], GET[:-2] + b"x-more: a\r\n")),
+    (Limits(body=SHORT), (POST + b"content-length: 5\r\n\r\na", CHUNKED, CHUNKED + b"1\r\na\r\n0\r\nx-t: a")),
+])  # fmt: skip
+def test_a_slow_request_ends(app: EchoApp, limits: Limits, sent: tuple[bytes, ...]) -> None:
+    """A request whose head, body or trailers are incomplete after the limit gets a 408 and its connection is closed."""
+    with serving(app, limits) as served:
+        for connection in [served.connect(each) for each in sent]:
+            assert read_problem(connection)[:2] == (408, "request-timeout")
+
+
+def test_progress_does_not_extend_a_deadline(app: EchoApp) -> None:
+    """A client that sends a byte now and then has no more time, and each request of a connection its own deadline."""
+    with serving(app, Limits(head=SHORT)) as served, served.connect(GET) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(GET[:-2])
+        started = time.monotonic()
+
+        def refused() -> bool:
+            with suppress(ConnectionError):
+                connection.sendall(b"x-y: z\r\n")
+                return False
+            return True
+
+        eventually(refused)
+        assert time.monotonic() - started >= SHORT
+
+
+def test_a_complete_request_has_no_deadline(app: EchoApp) -> None:
+    """The deadlines end with the request: its response may take longer."""
+    with serving(app, Limits(head=SHORT, body=SHORT)) as served:
+        app.release.clear()
+        connection = served.connect(GET)
+        eventually(lambda: app.seen)
+        time.sleep(3 * SHORT)  # as long as no deadline may last
+        app.release.set()
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_a_client_that_does_not_read_is_disconnected(app: EchoApp) -> None:
+    """A client that leaves a full buffer of its response unread for the limit is disconnected."""
+    with serving(app, Limits(response=SHORT)) as served, served.connect(GET.replace(b"/anything", b"/large")):
+        eventually(lambda: app.seen)
+        eventually(lambda: not served.connections)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_pipelined_requests_are_answered_in_order(app: EchoApp) -> None:
+    """As many requests as may wait for earlier responses are answered, in their order."""
+    with serving(app) as served:
+        app.release.clear()
+        requests = [POST + b"content-length: %d\r\n\r\n" % size + b"a" * size for size in range(PIPELINE_LIMIT)]
+        with served.connect(GET, *requests) as connection:
+            eventually(lambda: app.seen)
+            app.release.set()
+            received = b""
+            while received.count(b"HTTP/1.1 200") <= PIPELINE_LIMIT or not received.endswith(b"]"):
+                received += connection.recv(65536)
+        sizes = [int(part.rpartition(b"]")[0].split()[-1]) for part in received.split(b"HTTP/1.1 200")[2:]]
+        assert sizes == list(range(PIPELINE_LIMIT))
+
+
+def test_pipelined_requests_are_limited(app: EchoApp) -> None:
+    """A connection with more unanswered requests than the limit is closed, and runs none of those that wait."""
+    with serving(app) as served:
+        app.release.clear()
+        connections = [served.connect(GET * 4000) for _ in range(5)]
+        eventually(lambda: not served.connections)
+        app.release.set()
+        assert b"".join(map(read_all, connections)).count(b"HTTP/1.1 200") <= len(connections)
+        assert app.seen <= len(connections)
+
+
+def test_requests_at_once_are_limited(app: EchoApp) -> None:
+    """Above the limit a request gets a 503, but not a health check, and far above it the end; later ones are served."""
+    with serving(app, Limits(connections=3)) as served, ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(served.connect())
+        eventually(lambda: served.connections == 3)
+        status, kind, headers = read_problem(served.connect(GET))
+        assert (status, kind, headers["retry-after"]) == (503, "overloaded", "1")
+        with served.connect(GET.replace(b"/anything", b"/healthz")) as check:
+            assert check.recv(65536).startswith(b"HTTP/1.1 200")
+        eventually(lambda: served.connections == 3)
+        for _ in range(SPARE_CONNECTIONS):
+            stack.enter_context(served.connect())
+        eventually(lambda: served.connections == 3 + SPARE_CONNECTIONS)
+        assert read_all(served.connect()) == b""
+        stack.close()
+        eventually(lambda: not served.connections)
+        with served.connect(GET) as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+# --- trailers and bodies --------------------------------------------------------------------------------------------
+
+
+def test_a_trailer_is_no_header(app: EchoApp) -> None:
+    """Trailers are dropped, and cannot be mistaken for headers."""
+    with serving(app) as served:
+        with served.connect(CHUNKED + b"1\r\na\r\n0\r\nauthorization: Bearer x\r\ncontent-type: a\r\n\r\n") as client:
+            names, size = json.loads(client.recv(65536).rpartition(b"\r\n")[2])
+        assert (names, size) == (["host", "transfer-encoding"], 1)
+
+
+def test_nothing_after_a_head_is_without_end(app: EchoApp) -> None:
+    """Trailers are limited like headers, however large the body before them, and so is a body that nobody reads."""
+    chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
+    with serving(app) as served:
+        for path in (b"GET /anything", b"POST /anything"):
+            connection = served.connect(path + CHUNKED.partition(b"/anything")[2] + chunk, b"0\r\n")
+            assert is_refused(connection, b"x-trailer: " + b"a" * 9_000 + b"\r\n")
+        unread = served.connect(b"GET" + CHUNKED.removeprefix(b"POST"))
+        assert is_refused(unread, b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n")
+
+
+# --- what is no HTTP ------------------------------------------------------------------------------------------------
+
+
+def test_a_malformed_request_is_a_problem(app: EchoApp) -> None:
+    """What is not HTTP gets a problem with the security headers, as every other error does."""
+    with serving(app) as served:
+        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"):
+            assert read_problem(served.connect(sent))[:2] == (400, "bad-request")
+
+
+def statuses_of(server: ServerThread, *requests: bytes) -> list[bytes]:
+    """Send raw requests and a last valid one, and return the status of each response."""
+    return re.findall(rb"HTTP/1\.1 (\d{3}) ", read_all(server.connect(b"".join([*requests, LAST]))))
+
+
+LAST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+JSON = b"host: localhost\r\ncontent-type: application/json\r\n"
+SMUGGLED = b"POST /jobs/x/cancel HTTP/1.1\r\n" + JSON + b"content-length: 2\r\n\r\n{}"
+BAD: dict[str, bytes] = {
+    "a very long line": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "two lengths": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "a length that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: -1\r\n\r\n{}",
+    "an unknown coding": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a chunk that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: chunked\r\n\r\nzz\r\n\r\n",
+    "a header without a name": b"GET /jobs HTTP/1.1\r\nhost: localhost\r\n: x\r\n\r\n",
+}
+
+
+def test_invalid_http_is_refused(shop: Shop) -> None:
+    """Contradictory HTTP, and a body with two framings, is refused, and nothing after it is processed."""
+    with serving(shop.client.app) as server:
+        for name, request in BAD.items():
+            assert statuses_of(server, request) in ([b"400"], []), f"{name}: a reset may overtake the response"
+        for coding in (b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"):
+            both = b"content-length: %d\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED), coding)
+            for begin in (b"POST /jobs", b"GET /jobs"):
+                assert statuses_of(server, begin + b" HTTP/1.1\r\n" + JSON + both + SMUGGLED) == [b"400"]
+        assert statuses_of(server) == [b"200"]
+
+
+def test_the_server_is_not_a_proxy(shop: Shop) -> None:
+    """A request to another host, or with two Host headers, is refused."""
+    with serving(shop.client.app) as server:
+        for hosts in (["evil.example"], ["localhost", "evil.example"], ["evil.example", "localhost"]):
+            lines = "".join(f"host: {host}\r\n" for host in hosts)
+            for path in ("/jobs", "http://evil.example/jobs"):
+                assert statuses_of(server, f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())[0] in {b"400", b"403"}
+
+
+# --- clients that disconnect ----------------------------------------------------------------------------------------
+
+
+SEED = 1
+HANGUPS = 300
+
+
+def assert_others_are_answered(url: str, namespace: str = "unused") -> None:
+    """Assert that clients that disconnect at every stage of a request affect no others."""
+    with served(url, namespace, "memory://") as (app, server):
+        count = hang_up(app, server, HANGUPS, 4, SEED)
+    assert (count.held, count.asked > 0, count.hangups.total()) == (True, True, HANGUPS), count
+
+
+def test_disconnects_do_not_affect_other_clients(tmp_path: Path) -> None:
+    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
+    assert_others_are_answered(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
+@pytest.mark.deep
+def test_disconnects_affect_nobody_on_each_store(store_address: StoreAddress) -> None:
+    """The same holds on each store, whose connections are pooled differently."""
+    assert_others_are_answered(store_address.url, store_address.namespace)
+
 
 ROOT = Path(__file__).parents[2]
 SERVE = "from onejob.cli import main; main()"
-PATIENCE = 40.0
+PATIENT = 40.0
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -44,7 +336,7 @@ class Live:
         self.address, self.ledger = ("127.0.0.1", port), ledger
         # The server closes a connection that is idle for 5 s: a request at that moment would get no answer.
         limits = httpx2.Limits(max_connections=300, keepalive_expiry=1)
-        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits)
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENT, limits=limits)
 
     def answers(self) -> bool:
         """Return whether the server is ready."""
@@ -74,7 +366,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
 
 
 @contextmanager
-def served(environment: list[str], folder: Path, *options: str) -> Iterator[Live]:
+def running(environment: list[str], folder: Path, *options: str) -> Iterator[Live]:
     """Run `onejob serve` for the length of a block."""
     app = build(*(each.partition("=")[2] for each in environment[:2]))
     live = Live(app_state_of(app).ledger, environment, folder, *options)
@@ -89,7 +381,7 @@ def served(environment: list[str], folder: Path, *options: str) -> Iterator[Live
 @pytest.fixture(scope="module")
 def live(environment: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Return a running server."""
-    with served(environment, tmp_path_factory.mktemp("server")) as live:
+    with running(environment, tmp_path_factory.mktemp("server")) as live:
         yield live
 
 
@@ -190,7 +482,7 @@ WITH_KEY = (
 
 def test_shutdown_ends_streams_and_waits(environment: list[str], tmp_path: Path) -> None:
     """A server that is terminated ends its streams and waits, and its log is lines of JSON without any API key."""
-    with served(environment, tmp_path, "--log-json") as live:
+    with running(environment, tmp_path, "--log-json") as live:
         job_id = live.submitted(9)
         for path in (*WITH_KEY, "?limit=7", "/x%0AERROR:%20forged"):
             live.client.get(f"/jobs{path}")
@@ -228,7 +520,7 @@ def working(environment: list[str], log: Path) -> Iterator[Daemon]:
         yield worker
     finally:
         worker.process.terminate()
-        worker.process.wait(PATIENCE)
+        worker.process.wait(PATIENT)
 
 
 def test_a_worker_runs_a_submitted_job(live: Live, environment: list[str], tmp_path: Path) -> None:
@@ -238,7 +530,7 @@ def test_a_worker_runs_a_submitted_job(live: Live, environment: list[str], tmp_p
     with working(environment, tmp_path / "log"):
         job_id = live.submitted(8)
         headers = {"prefer": "wait=30"}
-        response = eventually(lambda: _ended(live.client.get(f"/jobs/{job_id}", headers=headers)), PATIENCE)
+        response = eventually(lambda: _ended(live.client.get(f"/jobs/{job_id}", headers=headers)), PATIENT)
     assert (response["state"], response["result"], response["attempt"]) == ("completed", "invoice 8", 1)
     assert [*LogReader(tmp_path / "log").troubles()] == []
 

@@ -1,23 +1,27 @@
-"""Who may see the dashboard and act on it, where a hook or this machine decides."""
+"""Who may see the dashboard and act on it: by a hook, on this machine, or with an API key and a session."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.responses import RedirectResponse
 
 import onejob
-from onejob.api.api_keys import Role
+from onejob.api.api_keys import Role, session_of
 from onejob.errors import ConfigurationError
-from onejob.pages import User
+from onejob.pages import User, dashboard
 from tests.cases import for_each
 from tests.http.conftest import problem
-from tests.pages.browser import Browser, browser_of, mounted
+from tests.pages.browser import BASE, Browser, browser_of, mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from starlette.requests import Request
 
@@ -160,3 +164,190 @@ def test_a_hook_and_keys_exclude_each_other(
         make(sample.app, authorize=lambda _request: None, keys=keys.path)
     with pytest.raises(ConfigurationError):
         make(sample.app, keys=tmp_path / "none.json")
+
+
+SESSION = "onejob_session"
+WRONG = "wrong"
+
+
+@dataclass
+class Login:
+    """A dashboard with API keys."""
+
+    sample: Sample
+    file: KeyFile
+
+    def browser(self, **where: Any) -> Browser:
+        """Return a browser without a session."""
+        return Browser(mounted(self.sample.app, keys=self.file.path), **where)
+
+    def logged_in(self, role: Role, name: str = "ann") -> Browser:
+        """Return a browser with the session of a new key."""
+        browser = self.browser()
+        assert browser.post("/login", key=self.file.add(name, role)).status_code == 303
+        return browser
+
+
+@pytest.fixture
+def login(sample: Sample, keys: KeyFile) -> Login:
+    """Return a dashboard with a key file."""
+    return Login(sample, keys)
+
+
+def test_a_key_opens_a_session(login: Login) -> None:
+    """Without a session every page leads to the login; a valid key leads to the pages, as the user that it names."""
+    browser = login.browser()
+    for path in ("/", "/jobs", "/audit", "/live"):
+        response = browser.get(path)
+        assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/login")
+    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
+    response = browser.post("/login", key=f" {login.file.add('ann', Role.READ)} ")
+    assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/")
+    assert "You are logged in as ann." in browser.page("/").text
+    assert "You are logged in as ann." not in browser.page("/").text
+    assert browser.get("/audit").status_code == 403
+
+
+@for_each("where, is_secure", [({}, False), ({"base_url": "https://jobs.example.org"}, True)])
+def test_cookies_stay_in_the_browser(login: Login, where: dict[str, Any], is_secure: bool) -> None:
+    """No script, other site or path gets a cookie, and over HTTPS, also to a proxy, no plain connection does."""
+    browser = login.browser(**where)
+    cookies = login.browser(**where).get("/login").headers.get_list("set-cookie")
+    response = browser.post("/login", key=login.file.add(secrets.token_hex(4), Role.READ))
+    cookies += [*browser.get("/login").headers.get_list("set-cookie"), *response.headers.get_list("set-cookie")]
+    assert {cookie.partition("=")[0] for cookie in cookies} == {SESSION, "onejob_csrf", "onejob_notice"}
+    for cookie in cookies:
+        flags = {flag.strip().lower() for flag in cookie.split(";")[1:]}
+        assert {"httponly", "samesite=strict", f"path={BASE}"} <= flags or "max-age=0" in flags
+        assert ("secure" in flags) is is_secure or "max-age=0" in flags
+    for name, value, expected in (
+        ("x-forwarded-proto", "HTTPS, http", True), ("x-forwarded-proto", "http", False),
+        ("forwarded", 'for=192.0.2.7;proto="https";host=jobs', True),
+    ):  # fmt: skip
+        assert ("; Secure" in login.browser().get("/login", {name: value}).headers["set-cookie"]) is expected
+    assert "Path=/;" in Browser(dashboard(login.sample.app), base="").get("/").headers["set-cookie"]
+
+
+def test_a_session_is_no_key(login: Login) -> None:
+    """The cookie of a session opens neither the login nor the API, and the key itself is no session."""
+    text = login.file.add("ann", Role.EDIT)
+    browser, other = login.browser(), login.browser()
+    browser.post("/login", key=text)
+    session = browser.client.cookies[SESSION]
+    assert browser.get("/audit").status_code == 200
+    assert text not in session
+    assert login.file.find(session) is None
+    assert other.post("/login", key=session).status_code == 401
+    other.client.cookies.set(SESSION, text, path=BASE)
+    assert other.get("/jobs").headers["location"] == f"{BASE}/login"
+
+
+def test_two_sessions_are_none(login: Login) -> None:
+    """A second cookie of the session, which a neighbouring host can add, is refused and not chosen from."""
+    mine, others = (session_of(login.file.add(name, Role.EDIT)) for name in ("ann", "mallory"))
+    headers = {"cookie": f"{SESSION}={mine}; {SESSION}={others}"}
+    for format_ in ("html", "json"):
+        response = login.browser().get("/jobs", headers, format=format_)
+        assert (response.status_code, "several cookies onejob_session" in response.text) == (400, True)
+
+
+ONE_TASK = frozenset({"shop.send_invoice"})
+
+
+@for_each("limits, role", [
+    ({"own_jobs": True}, Role.EDIT), ({"tasks": ONE_TASK}, Role.OPERATE),
+    ({"own_jobs": True, "tasks": ONE_TASK}, Role.READ), ({"own_jobs": True}, Role.SUBMIT),
+])  # fmt: skip
+def test_a_limited_key_does_not_get_in(login: Login, limits: dict[str, Any], role: Role) -> None:
+    """A key that is limited to its own jobs or to some tasks is refused with any role, also as a cookie."""
+    text, browser = login.file.add(secrets.token_hex(4), role, **limits), login.browser()
+    assert browser.post("/login", key=text).status_code == 403
+    assert SESSION not in browser.client.cookies
+    browser.client.cookies.set(SESSION, session_of(text), path=BASE)
+    for path in ("/", "/jobs", f"/jobs/{login.sample.named['failed']}", "/live"):
+        assert browser.get(path).status_code == 403
+    problem(browser.get("/jobs", format="json"), 403, "forbidden")
+    assert browser.post("/bulk/run", scope="matching", operation="delete").status_code == 403
+
+
+@for_each("text", ["", "no-such-key", "onejob_", "ключ", "a\r\nset-cookie: b=c", "expired"])
+def test_a_wrong_key_does_not_get_in(login: Login, text: str) -> None:
+    """A wrong or expired key shows the form with the reason, sets no session, and is recorded without the key."""
+    browser, said = login.browser(), "there is no such API key"
+    if text == "expired":
+        text, said = login.file.add("ann", Role.EDIT, expires_at=time.time() - 60.0), "expired at"
+    response = browser.post("/login", key=text)
+    assert (response.status_code, said in response.text) == (401, True)
+    assert SESSION not in browser.client.cookies
+    assert login.sample.audited("action", "outcome") == [("login", "unauthorized")]
+
+
+def test_a_login_needs_the_form_of_this_browser(login: Login) -> None:
+    """Another site cannot log a browser in as somebody else."""
+    browser, text = login.browser(), login.file.add("mallory", Role.EDIT)
+    assert browser.post("/login", key=text, csrf_token=WRONG).status_code == 403
+    assert browser.post("/login", key=text, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    assert SESSION not in browser.client.cookies
+
+
+def test_revocation_ends_the_session(login: Login) -> None:
+    """After its key was revoked, a session is refused and its cookie deleted; without a readable file all are."""
+    browser, other = login.logged_in(Role.EDIT), login.logged_in(Role.EDIT, "ben")
+    assert browser.get("/jobs").status_code == 200
+    token, before = browser.token(), login.sample.jobs()
+    login.file.revoke("ann")
+    response = browser.post(f"/operate/{login.sample.named['failed']}", operation="redrive", csrf_token=token)
+    assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/login")
+    assert 'onejob_session=""' in response.headers["set-cookie"]
+    assert login.sample.jobs() == before
+    assert SESSION not in browser.client.cookies
+    Path(login.file.path).write_text("{")
+    assert other.get("/jobs").status_code == 503
+
+
+def test_the_role_is_that_of_the_key(login: Login) -> None:
+    """A session may do what the role of its key includes, and its name is in the audit log."""
+    reader, operator = login.logged_in(Role.READ, "reader"), login.logged_in(Role.OPERATE, "operator")
+    path = f"/operate/{login.sample.named['failed']}"
+    assert reader.post(path, operation="redrive").status_code == 403
+    assert operator.post(path, operation="redrive").status_code == 303
+    assert login.sample.audited("actor", "outcome", limit=2) == [("operator", "done"), ("reader", "forbidden")]
+
+
+def test_logins_are_counted(login: Login) -> None:
+    """A login is recorded with its name, and repeated ones are only counted, so that nobody fills the log with them."""
+    text, browser = login.file.add("ann", Role.READ), login.browser()
+    for _ in range(3):
+        assert browser.submit(browser.page("/login"), "/login", key=text).status_code == 303
+    found = login.sample.audited("actor", "action", "outcome", "kind", limit=9)
+    assert found == [("ann", "login", "done", "access")]
+
+
+def test_an_aborted_login_is_an_answer(login: Login) -> None:
+    """A browser that leaves before its form has arrived causes no error of the server."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"content-length", b"1000")]
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "POST", "path": f"{BASE}/login", "query_string": b"",
+        "root_path": "", "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "headers": headers,
+    }  # fmt: skip
+    asyncio.run(login.browser().client.app(scope, receive, send))  # type: ignore[arg-type] # an ASGI app
+    assert sent[0]["status"] == 400
+
+
+def test_logging_out_ends_the_session(login: Login) -> None:
+    """The form in the header of each page ends the session, one of another site does not; a hook has neither form."""
+    browser = login.logged_in(Role.READ)
+    assert browser.post("/logout", csrf_token=WRONG).status_code == 403
+    assert browser.submit(browser.page("/"), "/logout").headers["location"] == f"{BASE}/login"
+    assert browser.get("/").headers["location"] == f"{BASE}/login"
+    hooked = browser_of(login.sample)
+    assert hooked.get("/login").status_code == hooked.post("/logout").status_code == 404
+    assert "/ops/logout" not in [form.action for form in hooked.page("/").forms]

@@ -28,9 +28,8 @@ from onejob.pages.app import create_app_with_dashboard
 from onejob.pages.endpoints import DELETED
 from tests.cases import for_each
 from tests.http.conftest import problem
-from tests.pages.browser import BASE, SAME_ORIGIN, Browser
-from tests.pages.html_page import HtmlPage
-from tests.pages.wsgi_server import PATIENCE, SERVERS, serving_wsgi
+from tests.http.serving import PATIENCE, SERVERS, serving_wsgi
+from tests.pages.browser import BASE, SAME_ORIGIN, Browser, HtmlPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

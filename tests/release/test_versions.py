@@ -30,7 +30,7 @@ DJANGO_SLICE = ("tests/django/test_app.py", "tests/django/test_backend.py", "tes
 """On Django 6 from Python 3.12 on, and on Django 5.2 before."""
 OLDEST_SLICE = (
     *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_replace.py", "tests/celery/test_direct_broker.py",
-    "tests/http/test_jobs.py", "tests/http/test_callers.py", "tests/http/test_submit_routes.py",
+    "tests/http/test_jobs.py", "tests/http/test_callers.py", "tests/http/test_submissions.py",
     "tests/pages/test_formats.py", "tests/transactions/test_submission.py", "tests/webhooks/test_client.py",
 )  # fmt: skip
 """With what depends most on the versions of Celery, FastAPI, the drivers and the HTTP client."""

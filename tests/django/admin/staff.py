@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.django.project import Project, sqlite
-from tests.pages.html_page import HtmlPage
+from tests.pages.browser import HtmlPage
 from tests.services import eventually, free_port
 from tests.tiers import deep
 

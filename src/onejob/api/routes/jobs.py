@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
     from onejob.jobs.visibility import Visibility
-    from onejob.ledger.duplicate_stats import DuplicateSummary
     from onejob.ledger.explain import Explanation
     from onejob.ledger.ledger import Ledger
+    from onejob.ledger.stats import DuplicateSummary
 
 ID_LIMIT = 255
 MAX_WAIT = 30.0
