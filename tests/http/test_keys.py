@@ -18,6 +18,7 @@ from onejob.api import create_app, router
 from onejob.api.api_keys import KeyFile, Role
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import Quota, Quotas
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_duration
 from tests.cases import for_each
 from tests.cli.command import call
@@ -170,35 +171,37 @@ def test_a_change_keeps_mode_owner_and_link(file: KeyFile, tmp_path: Path) -> No
     assert (lock.st_mode & 0o777, stat.st_uid, lock.st_uid) == (0o600, owner, owner)
 
 
-def test_a_change_in_place_of_the_same_size_is_noticed(file: KeyFile) -> None:
-    """A change that keeps the size and the time of modification of the file takes effect."""
+def test_a_change_of_the_file_itself_is_noticed(file: KeyFile) -> None:
+    """A change that keeps size and time takes effect; where only the former file is mounted, no key is accepted."""
     file.add("shop", Role.READ)
     assert names(file) == ["shop"]
     stat = file.path.stat()
     file.path.write_text(file.path.read_text().replace('"shop"', '"pohs"'))
     os.utime(file.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert names(file) == ["pohs"]
-
-
-def test_a_replaced_file_that_is_mounted_alone_is_refused(file: KeyFile) -> None:
-    """Where only the former file can be seen, as in a container that mounts the file itself, no key is accepted."""
-    file.add("shop", Role.READ)
     with file.path.open() as former:
         mounted = KeyFile(f"/proc/self/fd/{former.fileno()}")
-        assert names(mounted) == ["shop"]
-        file.revoke("shop")
+        assert names(mounted) == ["pohs"]
+        file.revoke("pohs")
         with pytest.raises(ConfigurationError, match="mount its directory"):
             mounted.read()
 
 
-def test_an_unsafe_key_file_is_refused(celery_app: Celery, file: KeyFile) -> None:
-    """A router is not created with a missing key file, or with one that other users can write."""
+def test_an_unsafe_key_file_is_refused(celery_app: Celery, standing: Standing, file: KeyFile) -> None:
+    """A router takes no key file that is missing, or writable for others, or with quotas, which each key has itself."""
     with pytest.raises(ConfigurationError, match="cannot be used"):
         router(celery_app, keys=file.path)
     file.add("a", Role.READ)
     file.path.chmod(0o620)
     with pytest.raises(ConfigurationError, match="chmod 600"):
         router(celery_app, keys=file.path)
+    for start in (router, create_app):
+        with pytest.raises(ConfigurationError, match="onejob keys add"):
+            start(celery_app, keys=standing.keys.path, quota="1/day")
+        with pytest.raises(ConfigurationError, match="is not a quota"):
+            start(celery_app, identity_quota="often")
+    with pytest.raises(ConfigurationError, match="role submit"):
+        standing.keys.add("b", Role.READ, Quotas.parse("1/day", None))
 
 
 def test_rotation_overlaps(file: KeyFile) -> None:
@@ -286,45 +289,21 @@ def test_a_quota_is_a_number_and_a_period(text: Any) -> None:
         Quota.parse(text)
 
 
-def test_new_jobs_are_limited(open_shop: Any) -> None:
-    """Above a quota, or that of an identity, a new job is 429 with its reset; what stores none is answered."""
-    shop: Shop = open_shop({"quota": "4/day", "identity_quota": "2/day"})
-    shop.failed(shop.job_id(1, idempotency_key="k"))
-    shop.job_id(2, "strict")
-
-    def answered() -> list[int]:
-        repeated, attached = shop.submit(1, idempotency_key="k"), shop.submit(kwargs={"order_id": 2, "note": "twice"})
-        others = (shop.submit(2, "strict"), shop.submit(9, idempotency_key="k"), shop.submit("1"))
-        return [each.status_code for each in (repeated, attached, *others, shop.submit(5, validate_only=True))]
-
-    shop.job_id(2)
-    assert answered() == [200, 200, 409, 422, 422, 200]
-    shop.failed(shop.job_id(1))
-    for order_id, name, limit in ((1, "identity_quota", "2/day"), (3, "quota", "4/day")):
-        response = shop.submit(order_id)
-        details = problem(response, 429, "quota-exceeded")
-        assert (details["quota"], details["limit"], answered()) == (name, limit, [200, 200, 409, 422, 422, 200])
-        left = (datetime.fromisoformat(details["reset_at"]) - datetime.now(UTC)).total_seconds()
-        assert DAY - 600 < left <= int(response.headers["retry-after"]) <= DAY
-
-
-def test_each_api_key_has_its_own_quotas(open_shop: Any, tmp_path: Path) -> None:
-    """The default quota of the settings counts for each key by itself, and a key's own quota replaces it."""
+def test_new_jobs_are_limited(open_shop: Any, tmp_path: Path) -> None:
+    """Above a quota of an API key, its own or that of the settings, a new job is 429 with its reset; others are not."""
     shop: Shop = open_shop(has_keys=True, onejob_quota="1/day")
-    text = KeyFile(tmp_path / "keys.json").add("more", Role.SUBMIT, Quotas.parse("2/day", None))
-    for number, key in enumerate((shop.texts["one"], shop.texts["two"], text)):
+    more = KeyFile(tmp_path / "keys.json").add("more", Role.SUBMIT, Quotas.parse("2/day", "1/day"))
+    for number, key in enumerate((shop.texts["one"], shop.texts["two"], more)):
         statuses = [shop.submit(10 * number + order, headers=bearer(key)).status_code for order in (1, 2, 3)]
-        assert statuses == ([202, 202, 429] if key is text else [202, 429, 429])
+        assert statuses == ([202, 202, 429] if key is more else [202, 429, 429])
     with pytest.raises(onejob.QuotaExceededError), onejob.submitter("one", own_jobs=True):
         shop.task.delay(3)
-
-
-def test_quotas_are_set_per_api_key(celery_app: Celery, standing: Standing) -> None:
-    """Quotas of the router cannot be combined with API keys, and a key that cannot submit cannot have quotas."""
-    for start in (router, create_app):
-        with pytest.raises(ConfigurationError, match="onejob keys add"):
-            start(celery_app, keys=standing.keys.path, quota="1/day")
-        with pytest.raises(ConfigurationError, match="is not a quota"):
-            start(celery_app, identity_quota="often")
-    with pytest.raises(ConfigurationError, match="role submit"):
-        standing.keys.add("b", Role.READ, Quotas.parse("1/day", None))
+    shop.failed(shop.ledger.find(Query(submitter="more"))[-1].id)
+    for order_id, name, limit in ((21, "identity_quota", "1/day"), (23, "quota", "2/day")):
+        response = shop.submit(order_id, headers=bearer(more))
+        details = problem(response, 429, "quota-exceeded")
+        assert (details["quota"], details["limit"]) == (name, limit)
+        left = (datetime.fromisoformat(details["reset_at"]) - datetime.now(UTC)).total_seconds()
+        assert DAY - 600 < left <= int(response.headers["retry-after"]) <= DAY
+        statuses = [shop.submit(each, headers=bearer(more)).status_code for each in (22, "1")]
+        assert statuses == [200, 422]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from dataclasses import replace
@@ -10,9 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
-from onejob.api import checked_request, create_app
+from onejob.api import checked_request
 from onejob.api.response_models import SubmitResponse, job_view, submit_response
 from onejob.celery.options import options_of
 from onejob.celery.webhooks import ADDED_QUOTA
@@ -22,7 +20,7 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 from tests.cases import for_each
-from tests.http.conftest import LOCAL, Shop, problem
+from tests.http.conftest import Shop, problem
 from tests.webhooks.receiver import OLDER, SECRET
 
 
@@ -32,17 +30,19 @@ def _sent(shop: Shop, job_id: str) -> Any:
 
 
 def test_a_new_job_is_accepted(shop: Shop) -> None:
-    """A new job is 202, with its URL as the location; an equal one is 200 with that job, also beside one of Python."""
+    """A new job is 202, with its URL as the location, percent-encoded; an equal one is 200 with that job."""
     response = shop.submit(7)
     body = response.json()
     assert (response.status_code, body["outcome"], body["job"]["state"]) == (202, "admitted", "queued")
     assert (response.headers["location"], response.headers["retry-after"]) == (f"/jobs/{body['job']['id']}", "1")
     assert shop.get(response.headers["location"]).json() == body["job"]
     assert _sent(shop, body["job"]["id"]) == {"order_id": 7}
-    for order_id, first in ((7, body["job"]["id"]), (8, shop.task.delay(8).id)):
+    of_python = shop.task.apply_async((8,), task_id="задача/1").id
+    for order_id, first in ((7, body["job"]["id"]), (8, of_python)):
         response = shop.submit(kwargs={"order_id": order_id, "note": "twice"})
         assert (response.status_code, response.json()["outcome"]) == (200, "attached")
         assert response.json()["job"]["id"] == first
+    assert response.headers["location"] == "/jobs/%D0%B7%D0%B0%D0%B4%D0%B0%D1%87%D0%B0%2F1"
 
 
 def test_the_response_is_its_model(shop: Shop) -> None:
@@ -57,8 +57,8 @@ def test_the_response_is_its_model(shop: Shop) -> None:
         assert submit_response(Outcome.ATTACHED, each) == expected.encode()
 
 
-def test_the_tasks_conflict_policy_applies(shop: Shop) -> None:
-    """The `on_duplicate` of the task applies: replaced is 200, queued next is 202 with a new id."""
+def test_the_conflict_policy_applies(shop: Shop) -> None:
+    """Replaced is 200, queued next 202 with a new id, and rejected, by the task or the request, 409 with the live job."""
     first = shop.job_id(task="newest", kwargs={"document": 1, "text": "a"}, countdown=5)
     second = shop.submit(task="newest", kwargs={"document": 1, "text": "b"}, countdown=5)
     assert (second.status_code, second.json()["outcome"], second.json()["job"]["id"]) == (200, "replaced", first)
@@ -69,14 +69,10 @@ def test_the_tasks_conflict_policy_applies(shop: Shop) -> None:
     assert (later.status_code, later.json()["outcome"]) == (202, "queued_next")
     assert later.headers["location"].endswith(later.json()["job"]["id"])
     assert later.json()["job"]["id"] != running
-
-
-@for_each("task, more", [("strict", {}), ("invoice", {"on_duplicate": "raise"})])
-def test_a_rejected_duplicate_is_a_conflict(shop: Shop, task: str, more: dict[str, Any]) -> None:
-    """A duplicate that the task or the request rejects is 409 with the id of the live job."""
-    job_id = shop.job_id(task=task, **more)
-    details = problem(shop.submit(task=task, **more), 409, "duplicate-job")
-    assert (details["job_id"], details["state"]) == (job_id, "queued")
+    for task, more in (("strict", {}), ("invoice", {"on_duplicate": "raise"})):
+        job_id = shop.job_id(task=task, **more)
+        details = problem(shop.submit(task=task, **more), 409, "duplicate-job")
+        assert (details["job_id"], details["state"]) == (job_id, "queued")
 
 
 def test_a_job_whose_message_cannot_be_sent_is_refused(open_shop: Any) -> None:
@@ -109,55 +105,39 @@ def test_a_locked_row_delays_only_its_own_request(shop: Shop, monkeypatch: pytes
 # --- idempotency keys -----------------------------------------------------------------------------------------------
 
 
-@for_each("where", ["header", "quoted", "body", "both"])
-def test_an_idempotency_key_makes_retries_safe(shop: Shop, where: str) -> None:
-    """A repeated submission with an idempotency key gets the first job, also after that has ended."""
-    key = f"order {where}"
-    more: dict[str, Any] = (
-        {} if where == "body" else {"headers": {"idempotency-key": f'"{key}"' if where == "quoted" else key}}
-    )
-    more |= {"idempotency_key": key} if where in {"body", "both"} else {}
-    job_id = shop.job_id(**more)
+HEADER, KEY = "idempotency-key", "order 7"
+KEYS: list[dict[str, Any]] = [
+    {"headers": {HEADER: KEY}}, {"headers": {HEADER: f'"{KEY}"'}}, {"idempotency_key": KEY},
+    {"headers": {HEADER: KEY}, "idempotency_key": KEY},
+]  # fmt: skip
+TWO_KEYS: list[dict[str, Any]] = [
+    {"headers": {HEADER: "a"}, "idempotency_key": "b"}, {"headers": [(HEADER, "a"), (HEADER, "b")]}
+]  # fmt: skip
+
+
+def test_an_idempotency_key_makes_retries_safe(shop: Shop) -> None:
+    """A repeated submission with a key, wherever it is, gets the first job, also after its end; two keys are refused."""
+    for more in TWO_KEYS:
+        problem(shop.submit(**more), 422, "invalid-request")
+    assert shop.ledger.find(Query()) == []
+    job_id = shop.job_id(**KEYS[0])
     shop.failed(job_id)
-    response = shop.submit(**more)
-    assert (response.status_code, response.json()["job"]["id"]) == (200, job_id)
-    assert problem(shop.submit(8, **more), 422, "key-reused")["job_id"] == job_id
-
-
-def test_two_idempotency_keys_are_refused(shop: Shop) -> None:
-    """A request whose header and body have different keys, or whose header is repeated, is refused."""
-    problem(shop.submit(idempotency_key="a", headers={"idempotency-key": "b"}), 422, "invalid-request")
-    twice = [("idempotency-key", "a"), ("idempotency-key", "b")]
-    problem(shop.submit(headers=twice), 422, "invalid-request")
-    assert shop.ledger.find(Query()) == []
-
-
-def test_a_task_can_require_an_idempotency_key(shop: Shop) -> None:
-    """A submission without a required key is 400, also with `validate_only`, and the schema marks such a task."""
-    for more in ({}, {"validate_only": True}):
-        details = problem(shop.submit(task="paid", **more), 400, "key-required")
-        assert "shop.paid" in details["detail"]
-    assert shop.ledger.find(Query()) == []
-    assert shop.submit(task="paid", idempotency_key="a").status_code == 202
-    assert shop.submit(task="paid", headers={"idempotency-key": "a"}).status_code == 200
-    schemas = shop.get("/openapi.json").json()["components"]["schemas"]
-    assert {name for name in schemas if "idempotency_key" in schemas[name].get("required", ())} == {"shop-paid"}
+    for more in KEYS:
+        response = shop.submit(**more)
+        assert (response.status_code, response.json()["job"]["id"]) == (200, job_id)
+        assert problem(shop.submit(8, **more), 422, "key-reused")["job_id"] == job_id
 
 
 # --- arguments and times --------------------------------------------------------------------------------------------
 
 
-def test_validate_only_stores_nothing(shop: Shop) -> None:
-    """`validate_only` returns the identity that the call has in Python, and stores nothing."""
+def test_arguments_are_not_coerced(shop: Shop) -> None:
+    """Arguments are validated and passed on unchanged, nothing added or coerced; `validate_only` stores nothing."""
     response = shop.submit(validate_only=True, idempotency_key="k")
     expected = options_of(shop.task).identifier.identity((7,), {})
     assert (response.status_code, response.json()["identity"]) == (200, expected)
-    assert shop.ledger.find(Query()) == []
     problem(shop.submit(kwargs={}, validate_only=True), 422, "invalid-request")
-
-
-def test_arguments_are_not_coerced(shop: Shop) -> None:
-    """Arguments are validated by the type hints and passed on unchanged: no defaults added, nothing coerced."""
+    assert shop.ledger.find(Query()) == []
     sent = {"day": "2026-11-21", "lines": [{"sku": "a"}], "share": 1}
     job_id = shop.job_id(task="typed", kwargs=sent)
     assert _sent(shop, job_id) == sent
@@ -190,7 +170,7 @@ def test_a_job_can_be_due_later(shop: Shop) -> None:
 
 
 def test_each_task_has_its_schema(shop: Shop) -> None:
-    """The OpenAPI document has one schema for each exposed task, discriminated by `task`, and none for others."""
+    """The document has one schema for each exposed task, by `task`; without a key that one requires the answer is 400."""
     document = shop.get("/openapi.json").json()
     body = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["discriminator"]["propertyName"] == "task"
@@ -200,12 +180,11 @@ def test_each_task_has_its_schema(shop: Shop) -> None:
     assert schemas["shop-invoice"]["description"] == "Write the invoice of an order."
     assert schemas["shop-invoice-arguments"]["required"] == ["order_id"]
     assert schemas["shop-invoice-arguments"]["properties"]["order_id"]["type"] == "integer"
-
-
-def test_the_location_is_percent_encoded(shop: Shop) -> None:
-    """An id with characters that a header cannot have is percent-encoded in the location."""
-    shop.task.apply_async((7,), task_id="задача/1")
-    assert shop.submit(7).headers["location"] == "/jobs/%D0%B7%D0%B0%D0%B4%D0%B0%D1%87%D0%B0%2F1"
+    assert {name for name in schemas if "idempotency_key" in schemas[name].get("required", ())} == {"shop-paid"}
+    for more in ({}, {"validate_only": True}):
+        assert "shop.paid" in problem(shop.submit(task="paid", **more), 400, "key-required")["detail"]
+    assert shop.ledger.find(Query()) == []
+    assert [shop.submit(task="paid", **each).status_code for each in KEYS] == [202, 200, 200, 200]
 
 
 def test_a_large_body_is_parsed_in_a_thread(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,36 +224,30 @@ def webhooks(shop: Shop) -> list[WebhookPayload]:
 
 
 def test_each_url_gets_one_webhook(calling: Shop) -> None:
-    """A submission and each of its duplicates can add a webhook, equal ones are one, and a rejected one adds none."""
+    """A submission and its duplicates add a webhook each, equal ones are one, a rejected one adds none; it is a job."""
     job_id = calling.job_id(webhook_url=URL)
     for url in (URL, f"{URL}/2"):
-        assert calling.submit(webhook_url=url).status_code == 200
+        assert calling.named("operate").submit(webhook_url=url).status_code == 200
     problem(calling.submit(webhook_url=f"{URL}/3", on_duplicate="raise"), 409, "duplicate-job")
     assert webhooks(calling) == [WebhookPayload(job_id, URL), WebhookPayload(job_id, f"{URL}/2")]
-
-
-@for_each("url, validate_only", itertools.product(
-    [
-        "http://hooks.example/s3cret", "https://127.1/s3cret", "https://2130706433/s3cret", "https://[::1]/s3cret",
-        "https://[64:ff9b::7f00:1]/s3cret", "https://user@hooks.example/s3cret", "https://hooks.example:8443/s3cret",
-        "https://169.254.169.254/s3cret", "s3cret",
-    ], [True, False]))  # fmt: skip
-def test_a_url_that_cannot_be_is_refused(calling: Shop, url: str, validate_only: bool) -> None:
-    """A forbidden URL is 422 without the URL in the response, and nothing is stored."""
-    response = calling.submit(webhook_url=url, validate_only=validate_only)
-    assert "webhook_url" in problem(response, 422, "invalid-arguments")["detail"]
-    assert "s3cret" not in response.text
-    assert calling.ledger.find(Query()) == []
-
-
-def test_a_webhook_is_a_job(calling: Shop) -> None:
-    """A webhook is returned as a job of the key that asked for it, without its URL, which may be secret."""
-    calling.submit()
-    calling.named("operate").submit(webhook_url=URL)
     page = calling.named("read").get("/jobs", params={"task": WEBHOOK})
-    (job,) = page.json()["jobs"]
-    assert (job["state"], job["reason"]) == ("queued", f"waits for the end of {job['follows_id']}")
-    assert (job["submitter"], "s3cret" in page.text) == ("operate", False)
+    second, first = page.json()["jobs"]
+    assert (first["submitter"], second["submitter"], "s3cret" in page.text) == ("submit", "operate", False)
+    assert (second["state"], second["reason"]) == ("queued", f"waits for the end of {job_id}")
+
+
+@for_each("url", [
+    "http://hooks.example/s3cret", "https://127.1/s3cret", "https://2130706433/s3cret", "https://[::1]/s3cret",
+    "https://[64:ff9b::7f00:1]/s3cret", "https://user@hooks.example/s3cret", "https://hooks.example:8443/s3cret",
+    "https://169.254.169.254/s3cret", "s3cret",
+])  # fmt: skip
+def test_a_url_that_cannot_be_is_refused(calling: Shop, url: str) -> None:
+    """A forbidden URL is 422 without the URL in the response, and nothing is stored."""
+    for validate_only in (True, False):
+        response = calling.submit(webhook_url=url, validate_only=validate_only)
+        assert "webhook_url" in problem(response, 422, "invalid-arguments")["detail"]
+        assert "s3cret" not in response.text
+    assert calling.ledger.find(Query()) == []
 
 
 def test_a_job_gets_few_webhooks(calling: Shop) -> None:
@@ -288,17 +261,6 @@ def test_a_job_gets_few_webhooks(calling: Shop) -> None:
     assert {calling.submit(webhook_url=url).status_code for url in (URL, *added)} == {200}
     assert len(webhooks(calling)) == 1 + ADDED_QUOTA.limit
     assert calling.submit(8, webhook_url=URL).status_code == 202
-
-
-def test_a_new_webhook_uses_the_quota(calling: Shop) -> None:
-    """A new webhook of an existing job counts as a new job does; one that exists, or a new job's own, costs nothing."""
-    calling.submit()
-    one = Shop(calling.app, TestClient(create_app(calling.app, quota="3/day"), **LOCAL))
-    statuses = [one.submit(webhook_url=f"{URL}/{number}").status_code for number in (1, 1, 2)]
-    assert (statuses, one.submit(8, webhook_url=URL).status_code) == ([200, 200, 200], 202)
-    assert problem(one.submit(webhook_url=f"{URL}/3"), 429, "quota-exceeded")["limit"] == "3/day"
-    assert [one.submit(**more).status_code for more in ({"webhook_url": f"{URL}/2"}, {})] == [200, 200]
-    assert len(webhooks(calling)) == 3
 
 
 def test_a_key_with_a_secret_has_its_own_webhook(calling: Shop, shop: Shop) -> None:
