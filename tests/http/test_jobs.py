@@ -24,8 +24,6 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.submitter import submitter
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from onejob.ledger.explain import explain
-from onejob.ledger.ledger import Ledger
-from onejob.stores import open_store
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order
 from tests.http.conftest import problem
@@ -66,12 +64,21 @@ def _walked(shop: Shop, **params: Any) -> list[dict[str, Any]]:
 
 
 def test_a_job_has_its_result_or_error(shop: Shop) -> None:
-    """A job is returned with its result or its error, without its arguments and without a traceback."""
-    done, failed = shop.completed(shop.job_id(1), '{"total": 5}'), shop.failed(shop.job_id(2))
-    assert shop.get(f"/jobs/{done.id}").json()["result"] == {"total": 5}
+    """A job has its result or error, its history and its duplicates; no response has its arguments or a traceback."""
+    job_id = shop.job_id(1)
+    shop.submit(1)
+    failed = shop.failed(shop.job_id(2))
+    shop.completed(job_id, '{"total": 5}')
+    assert shop.get(f"/jobs/{job_id}").json()["result"] == {"total": 5}
     response = shop.get(f"/jobs/{failed.id}")
     assert response.json()["error"] == {"type": "ValueError", "message": "no"}
     assert [text for text in ("secret", "order_id") if text in response.text] == []
+    assert [line["event"] for line in shop.get(f"/jobs/{job_id}/history").json()] == ["submit", "claim", "complete"]
+    (duplicate,) = shop.get(f"/jobs/{job_id}/duplicates").json()
+    assert (duplicate["source"], duplicate["outcome"], duplicate["arguments_differ"]) == ("http", "attached", False)
+    for by, name in (("task", "shop.invoice"), ("identity", shop.ledger.get(job_id).identity), ("submitter", "")):
+        (saving,) = shop.get(f"/duplicates/summary?by={by}").json()
+        assert (saving["name"], saving["counts"]["attached"], saving["runs_saved"]) == (name, 1, 1)
 
 
 def test_an_unchanged_job_is_not_sent_again(shop: Shop) -> None:
@@ -86,29 +93,25 @@ def test_an_unchanged_job_is_not_sent_again(shop: Shop) -> None:
     assert (changed.status_code, changed.headers["etag"] == tag) == (200, False)
 
 
-@for_each("job_id", ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"])
-def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str) -> None:
-    """An unknown or invalid id is 404 on every route of a job."""
-    for part in PARTS:
-        response = shop.get(f"/jobs/{job_id}{part}")
-        assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json"), part
-
-
-def test_a_purged_job_is_gone(shop: Shop) -> None:
-    """On every route of a job a purged one is 410 with its final state, until its id is used again."""
-    job_id = shop.job_id()
-    ended = shop.failed(job_id)
+@for_each("job_id", ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb", ""])
+def test_a_job_that_is_none_has_no_route(shop: Shop, job_id: str) -> None:
+    """On every route of a job an unknown or invalid id is 404; a purged one is 410, until its id is used again."""
+    if job_id:
+        for part in PARTS:
+            response = shop.get(f"/jobs/{job_id}{part}")
+            assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json"), part
+        return
+    ended = shop.failed(shop.job_id())
     assert ended.finished_at is not None
-    assert shop.ledger.purge([job_id]) == [job_id]
-    routes = [("GET", part) for part in PARTS] + [("POST", "/cancel"), ("POST", "/redrive"), ("DELETE", "")]
-    for method, part in routes:
+    assert shop.ledger.purge([ended.id]) == [ended.id]
+    for method, part in [("GET", part) for part in PARTS] + [("POST", "/cancel"), ("POST", "/redrive"), ("DELETE", "")]:
         more: dict[str, Any] = {"json": {}} if method == "POST" else {}
-        details = problem(shop.request(method, f"/jobs/{job_id}{part}", **more), 410, "job-purged")
-        assert (details["job_id"], details["state"]) == (job_id, "failed")
+        details = problem(shop.request(method, f"/jobs/{ended.id}{part}", **more), 410, "job-purged")
+        assert (details["job_id"], details["state"]) == (ended.id, "failed")
         assert details["finished_at"] == format_timestamp(ended.finished_at)
         assert parse_timestamp(details["purged_at"]) >= ended.finished_at
-    shop.task.apply_async((7,), task_id=job_id)
-    assert shop.get(f"/jobs/{job_id}").json()["state"] == "queued"
+    shop.task.apply_async((7,), task_id=ended.id)
+    assert shop.get(f"/jobs/{ended.id}").json()["state"] == "queued"
 
 
 def test_a_wait_ends_when_the_job_is_purged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,19 +138,6 @@ def test_a_job_is_explained(shop: Shop) -> None:
     assert explained["sentences"][0] == known[0]
     shop.ledger.cancel(job_id)
     assert shop.get(f"/jobs/{job_id}/explanation").json()["stuck"] is None
-
-
-def test_history_and_duplicates_are_returned(shop: Shop) -> None:
-    """The history of a job, its duplicates, and the statistics of duplicates are returned."""
-    job_id = shop.job_id()
-    shop.submit()
-    shop.completed(job_id)
-    assert [line["event"] for line in shop.get(f"/jobs/{job_id}/history").json()] == ["submit", "claim", "complete"]
-    (duplicate,) = shop.get(f"/jobs/{job_id}/duplicates").json()
-    assert (duplicate["source"], duplicate["outcome"], duplicate["arguments_differ"]) == ("http", "attached", False)
-    for by, name in (("task", "shop.invoice"), ("identity", shop.ledger.get(job_id).identity), ("submitter", "")):
-        (saving,) = shop.get(f"/duplicates/summary?by={by}").json()
-        assert (saving["name"], saving["counts"]["attached"], saving["runs_saved"]) == (name, 1, 1)
 
 
 # --- waits and events -----------------------------------------------------------------------------------------------
@@ -336,23 +326,17 @@ def test_waits_are_limited_per_key(callers: Callers) -> None:
 
 
 def test_a_revoked_key_ends_its_streams(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The streams of a key end at the first keepalive after its revocation, those of other keys go on."""
-    monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.1)
+    """The streams of a revoked key end at the first keepalive, and before any event; those of other keys go on."""
     first, second = callers.clients
-    with stream(first, callers.events) as revoked, stream(second, callers.events) as valid:
-        callers.keys.revoke("first")
-        assert "event: state" not in list(revoked)
-        assert ": ping" in (next(valid) for _ in range(100))
+    with stream(first, callers.events) as waiting:
+        monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.1)
+        with stream(first, callers.events) as revoked, stream(second, callers.events) as valid:
+            callers.keys.revoke("first")
+            assert "event: state" not in list(revoked)
+            assert ": ping" in (next(valid) for _ in range(100))
+        app_state_of(callers.app).ledger.cancel(callers.job_id)
+        assert not [line for line in waiting if "canceled" in line]
     problem(first.get(callers.events), 401, "unauthorized")
-
-
-def test_a_revoked_key_gets_no_event(callers: Callers) -> None:
-    """A change of the job after the revocation is not sent, also before the next keepalive."""
-    (first, _), ledger = callers.clients, app_state_of(callers.app).ledger
-    with stream(first, callers.events) as lines:
-        callers.keys.revoke("first")
-        ledger.cancel(callers.job_id)
-        assert not [line for line in lines if "canceled" in line]
 
 
 @pytest.mark.parametrize(("ends", "answer"), [("job", (200, "completed")), ("key", (401, None))])
@@ -376,95 +360,54 @@ def test_a_wait_ends_early(callers: Callers, monkeypatch: pytest.MonkeyPatch, en
 # --- one poller for all waiters -------------------------------------------------------------------------------------
 
 
-INTERVAL = 0.05
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Return an SQLite ledger."""
-    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'ledger.db'}"))
-    yield ledger
-    ledger.close()
-
-
-@pytest.fixture
-def reads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the ids of the jobs of each read, as they are read."""
-    seen: list[list[str]] = []
-    get_many = ledger.store.get_many
-
-    def counted(job_ids: Sequence[str]) -> dict[str, Job]:
-        seen.append(list(job_ids))
-        return get_many(job_ids)
-
-    monkeypatch.setattr(ledger.store, "get_many", counted)
-    return seen
-
-
-async def _state(watcher: JobWatcher, job: Job, ready: asyncio.Semaphore) -> str:
-    """Wait for a change, and return the new state of the job."""
-    async with watcher.watch(job) as watch:
-        ready.release()
-        assert await watch.wait_for_change(PATIENCE)
-        return str(watch.job.state if watch.job else "gone")
-
-
 async def _wait_during(watcher: JobWatcher, jobs: Sequence[Job], act: Callable[[], object]) -> set[str]:
     """Let one wait for each of some jobs, call `act` meanwhile, and return the states that they got."""
     ready = asyncio.Semaphore(0)
-    waiting = [asyncio.create_task(_state(watcher, job, ready)) for job in jobs]
+
+    async def state_of(job: Job) -> str:
+        async with watcher.watch(job) as watch:
+            ready.release()
+            assert await watch.wait_for_change(PATIENCE)
+            return str(watch.job.state if watch.job else "gone")
+
+    waiting = [asyncio.create_task(state_of(job)) for job in jobs]
     for _ in waiting:
         await ready.acquire()
     await asyncio.to_thread(act)
     return set(await asyncio.gather(*waiting))
 
 
-def test_many_waiters_share_one_read(ledger: Ledger, reads: list[list[str]]) -> None:
-    """A thousand waiters for twenty jobs are all notified of their changes, and cost one read per interval."""
+def test_many_waiters_share_one_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand waiters for twenty jobs cost one read per interval, also after reads that fail, and none when gone."""
+    ledger, reads, failures, get_many = shop.ledger, list[list[str]](), [1, 2, 3], shop.ledger.store.get_many
     jobs = [ledger.submit(order(number)).job for number in range(20)]
 
-    def claim_all() -> None:
-        eventually(lambda: len(reads) >= 3)
-        for job in jobs:
-            claimed(ledger, job.id)
-
-    states = asyncio.run(_wait_during(JobWatcher(ledger, INTERVAL), jobs * 50, claim_all))
-    assert states == {"running"}
-    assert sorted(reads[0]) == sorted(job.id for job in jobs)
-    assert len(reads) < 1000
-
-
-def test_polling_stops_without_waiters(ledger: Ledger, reads: list[list[str]]) -> None:
-    """When the last waiter has left, polling stops; it starts again with the next."""
-    job = ledger.submit(order(1)).job
-
-    async def scenario() -> None:
-        watcher = JobWatcher(ledger, INTERVAL)
-        async with watcher.watch(job):
-            await asyncio.to_thread(eventually, lambda: reads)
-        assert watcher.watches == {}
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # the poller ends
-        reads.clear()
-        assert await _wait_during(watcher, [job], lambda: claimed(ledger, job.id)) == {"running"}
-        assert reads
-
-    asyncio.run(scenario())
-
-
-def test_polling_continues_after_an_error(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After failed reads the waiters are still notified of the next change, also that the job is deleted."""
-    job, get_many, failures = ledger.submit(order(1)).job, ledger.store.get_many, [1, 2, 3]
-
-    def fails_thrice(job_ids: Sequence[str]) -> dict[str, Job]:
+    def counted(job_ids: Sequence[str]) -> dict[str, Job]:
+        reads.append(list(job_ids))
         if failures:
             failures.pop()
             raise StoreUnavailableError("simulated")
         return get_many(job_ids)
 
-    def delete_later() -> None:
-        eventually(lambda: not failures)
-        ledger.cancel(job.id)
-        ledger.store.delete([job.id], sources=FINAL)
+    def claim_all() -> None:
+        eventually(lambda: len(reads) >= 6)
+        for job in jobs:
+            claimed(ledger, job.id)
 
-    monkeypatch.setattr(ledger.store, "get_many", fails_thrice)
-    assert asyncio.run(_wait_during(JobWatcher(ledger, INTERVAL), [job] * 2, delete_later)) <= {"canceled", "gone"}
+    def delete() -> None:
+        ledger.cancel(jobs[0].id)
+        ledger.complete(ledger.get(jobs[0].id), "1")
+        ledger.store.delete([jobs[0].id], sources=FINAL)
+
+    async def scenario() -> None:
+        watcher = JobWatcher(ledger, 0.05)
+        assert await _wait_during(watcher, jobs * 50, claim_all) == {"running"}
+        assert (sorted(reads[0]), len(reads) < 1000) == (sorted(job.id for job in jobs), True)
+        assert watcher.watches == {}
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # the poller ends
+        reads.clear()
+        assert await _wait_during(watcher, [ledger.get(jobs[0].id)] * 2, delete) <= {"running", "completed", "gone"}
+        assert reads
+
+    monkeypatch.setattr(ledger.store, "get_many", counted)
+    asyncio.run(scenario())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -116,76 +116,44 @@ def test_probes_and_scrapes_are_cached(own_shop: Shop, monkeypatch: pytest.Monke
     assert sorted(made) == ["connection", "totals"]
 
 
-def test_a_value_is_cached_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value or an exception is cached for its time to live, and concurrent callers wait for one load."""
-    now, entered, go_on = 0.0, threading.Event(), threading.Event()
-    monkeypatch.setattr(CLOCK, lambda: now)
-    results: Iterator[Any] = iter([1, 2, ValueError("three"), 4])
+@for_each("options, loads, calls", [
+    ({"seconds": 1.0}, [(0.0, 1), (0.0, 2), (0.0, ValueError("three")), (0.0, 4)],
+     [(0.0, 1), (0.9, 1), (1.0, 2), (1.9, 2), (2.0, None), (2.9, None), (3.0, 4)]),
+    ({"seconds": 1.0, "cost_factor": 9.0}, [(4.0, 1), (4.0, 2)], [(0.0, 1), (4.0, 1), (39.9, 1), (40.0, 2)]),
+    ({"seconds": 0.0, "cost_factor": 10.0, "free_seconds": 1.0}, [(1.0, 1), (1.0, 2), (3.0, 3)],
+     [(0.0, 1), (1.0, 2), (2.0, 3), (24.9, 3)]),
+])  # fmt: skip
+def test_a_value_is_cached_until_it_expires(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, float], loads: list[Any], calls: list[Any]
+) -> None:
+    """A value or an exception is cached for its time, or a multiple of what its load took beyond the free seconds."""
+    now, results = 0.0, iter(loads)
 
     def load() -> int:
-        entered.set()
-        go_on.wait(60)
-        result = next(results)
+        nonlocal now
+        seconds, result = next(results)
+        now += seconds
         if isinstance(result, Exception):
             raise result
         return int(result)
 
-    cached = TTLCache(load, 1.0)
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(cached) for _ in range(4)]
-        assert entered.wait(60)
-        go_on.set()
-        assert [each.result() for each in waiting] == [1] * 4
-    now = 1.0
-    assert [cached(), cached()] == [2, 2]
-    now = 2.0
-    for _ in range(2):
-        with pytest.raises(ValueError, match="three"):
-            cached()
-    now = 3.0
-    assert cached() == 4
-
-
-@for_each("options, durations, calls", [
-    ({"seconds": 1.0, "cost_factor": 9.0}, [4.0, 4.0], [(None, 4.0), (None, 4.0), (39.9, 4.0), (40.0, 44.0)]),
-    ({"seconds": 0.0, "cost_factor": 10.0, "free_seconds": 1.0}, [1.0, 1.0, 3.0],
-     [(None, 1.0), (None, 2.0), (None, 5.0), (24.9, 5.0)]),
-])  # fmt: skip
-def test_an_expensive_value_is_cached_longer(
-    options: dict[str, float], durations: list[float], calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A value is cached for a multiple of the time by which its load exceeds the free seconds; a cheap one is not."""
-    now, times = 0.0, iter(durations)
-
-    def load() -> float:
-        nonlocal now
-        now += next(times)
-        return now
-
     monkeypatch.setattr(CLOCK, lambda: now)
     cached = TTLCache(load, **options)
-    for at, value in calls:
-        now = now if at is None else at
-        assert cached() == value
+    for now, value in calls:  # noqa: B007 - the clock reads it
+        with nullcontext() if value else pytest.raises(ValueError, match="three"):
+            assert cached() == value
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_of_a_ledger_without_jobs(own_shop: Shop) -> None:
-    """Every metric is described, and one without labels is 0."""
+def test_totals_become_samples(own_shop: Shop) -> None:
+    """Every metric is described, buckets include smaller ones, any task is a label; unknown totals are ignored."""
     text = own_shop.get("/metrics").text
     for name, series in SERIES.items():
         assert f"# HELP {PREFIX}{name} {series.meaning}\n# TYPE {PREFIX}{name} {series.kind}\n" in text
-    metrics = samples(text)
-    assert set(metrics.values()) == {0.0}
-    assert {name for name, *labels in metrics if not labels} == {
-        PREFIX + name for name, series in SERIES.items() if not series.labels
-    }
-
-
-def test_totals_become_samples(own_shop: Shop) -> None:
-    """Buckets include smaller ones, any name of a task is a label, and totals that no version defines are ignored."""
+    unlabeled = {PREFIX + name for name, series in SERIES.items() if not series.labels}
+    assert ({name for name, *labels in samples(text) if not labels}, {*samples(text).values()}) == (unlabeled, {0.0})
     name = 'x"\n\\} forged'
     own_shop.ledger.store.increment({
         **{f'["run_seconds", "t", "{bound}"]': 1.0 for bound in ("0.5", "10", "+Inf")},
@@ -197,10 +165,6 @@ def test_totals_become_samples(own_shop: Shop) -> None:
     assert buckets == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3]
     assert (metrics["onejob_run_seconds_count", "t"], metrics["onejob_run_seconds_sum", "t"]) == (3, 5000.25)
     assert (metrics["onejob_claims_total", name], "future" in str(metrics)) == (2.0, False)
-
-
-def test_workers_and_metrics_at_the_command_line(own_shop: Shop) -> None:
-    """`onejob workers` lists the workers, and `onejob metrics` prints the same text as the server."""
     own_shop.ledger.store.heartbeat("celery@a", lasts=60.0)
     store = ("--store", str(own_shop.app.conf.onejob_store))
     assert [line.split()[0] for line in call(*store, "workers").output.splitlines()] == ["node", "celery@a"]
@@ -252,24 +216,18 @@ def test_the_instruments_observe_what_the_metrics_page_has(open_shop: Any) -> No
 # --- activity -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def busy(open_shop: Any) -> Shop:
-    """Return a shop with jobs and a duplicate, of which one completed and one failed; its counts are written."""
-    shop: Shop = open_shop()
-    ids = [shop.job_id(number) for number in range(2)]
-    shop.submit(0)
-    shop.submit(0, "strict")
-    shop.completed(ids[0])
-    shop.failed(ids[1])
-    shop.ledger.redrive(ids[1])
-    shop.ledger.close()
-    return shop
-
-
-def test_the_activity_of_a_ledger(busy: Shop) -> None:
-    """`GET /activity` returns the figures of the last hour by minute, or of the last week by hour, and no others."""
-    for query, period, slots in (("", "minute", 60), ("?period=hour", "hour", 168)):
-        found = busy.get(f"/activity{query}").json()
+def test_the_activity_of_a_ledger(own_shop: Shop) -> None:
+    """The figures of the last hour by minute, or week by hour, are the same over HTTP and at the command line."""
+    ids = [own_shop.job_id(number) for number in range(2)]
+    own_shop.submit(0)
+    own_shop.submit(0, "strict")
+    own_shop.completed(ids[0])
+    own_shop.failed(ids[1])
+    own_shop.ledger.redrive(ids[1])
+    own_shop.ledger.close()
+    command = ("--store", str(own_shop.app.conf.onejob_store), "activity")
+    for period, slots in (("minute", 60), ("hour", 168)):
+        found = own_shop.get(f"/activity?period={period}").json()
         assert (found["period"], len(found["slots"]), found["slots"][0]["begin"]) == (period, slots, found["begin"])
         totals = found["totals"]
         assert totals["submissions"] == {"admitted": 3, "attached": 1}
@@ -278,19 +236,14 @@ def test_the_activity_of_a_ledger(busy: Shop) -> None:
             ("shop.invoice", 1), ("shop.strict", 0),
         ]  # fmt: skip
         assert sum(sum(slot["submissions"].values()) for slot in found["slots"]) == 4
-    problem(busy.get("/activity?period=day"), 422, "invalid-request")
-
-
-def test_the_activity_at_the_command_line(busy: Shop) -> None:
-    """`onejob activity` prints a line for each slot with events, each task, and the totals; as JSON what HTTP has."""
-    command = ("--store", str(busy.app.conf.onejob_store), "activity")
-    by_time, by_task = (part.splitlines() for part in call(*command, "--period", "hour").output.split("\n\n"))
-    assert [line.split()[0] for line in by_task] == ["task", "shop.invoice", "shop.strict", "total"]
-    assert (by_time[0].split()[:3], by_time[-1].split()) == (["hour", "from", "submissions"], by_task[-1].split())
-    assert by_task[-1].split()[1:6] == ["4", "1", by_task[-1].split()[3], "2", "50.0%"]
-    printed, returned = json.loads(call(*command, "--json").output), busy.get("/activity").json()
-    assert printed.keys() == returned.keys()
-    assert (printed["totals"], printed["tasks"]) == (returned["totals"], returned["tasks"])
+        printed = json.loads(call(*command, "--period", period, "--json").output)
+        assert (printed.keys(), printed["totals"], printed["tasks"]) == (found.keys(), totals, found["tasks"])
+        by_time, by_task = (part.splitlines() for part in call(*command, "--period", period).output.split("\n\n"))
+        assert [line.split()[0] for line in by_task] == ["task", "shop.invoice", "shop.strict", "total"]
+        assert (by_time[0].split()[:3], by_time[-1].split()) == ([period, "from", "submissions"], by_task[-1].split())
+        assert by_task[-1].split()[1:6] == ["4", "1", by_task[-1].split()[3], "2", "50.0%"]
+    assert own_shop.get("/activity").json()["period"] == "minute"
+    problem(own_shop.get("/activity?period=day"), 422, "invalid-request")
 
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -24,12 +24,11 @@ from onejob.api.checked_request import BODY_LIMIT
 from onejob.api.problems import SECURITY_HEADERS
 from onejob.api.server import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
 from onejob.celery.app_state import app_state_of
-from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed
 from tests.http.serving import PATIENCE, serving
 from tests.http.shop import BROKER, STORE, build
-from tests.quiet import LogReader
+from tests.pages.browser import on_every_store
 from tests.services import Daemon, eventually, free_port, start_redis
 
 if TYPE_CHECKING:
@@ -226,18 +225,13 @@ def test_requests_at_once_are_limited(app: EchoApp) -> None:
 # --- trailers and bodies --------------------------------------------------------------------------------------------
 
 
-def test_a_trailer_is_no_header(app: EchoApp) -> None:
-    """Trailers are dropped, and cannot be mistaken for headers."""
+def test_trailers_are_limited_and_dropped(app: EchoApp) -> None:
+    """Trailers are no headers, and are limited like these, however large the body; so is a body that nobody reads."""
+    chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
     with serving(app) as served:
         with served.connect(CHUNKED + b"1\r\na\r\n0\r\nauthorization: Bearer x\r\ncontent-type: a\r\n\r\n") as client:
             names, size = json.loads(client.recv(65536).rpartition(b"\r\n")[2])
         assert (names, size) == (["host", "transfer-encoding"], 1)
-
-
-def test_nothing_after_a_head_is_without_end(app: EchoApp) -> None:
-    """Trailers are limited like headers, however large the body before them, and so is a body that nobody reads."""
-    chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
-    with serving(app) as served:
         for path in (b"GET /anything", b"POST /anything"):
             connection = served.connect(path + CHUNKED.partition(b"/anything")[2] + chunk, b"0\r\n")
             assert is_refused(connection, b"x-trailer: " + b"a" * 9_000 + b"\r\n")
@@ -246,13 +240,6 @@ def test_nothing_after_a_head_is_without_end(app: EchoApp) -> None:
 
 
 # --- what is no HTTP ------------------------------------------------------------------------------------------------
-
-
-def test_a_malformed_request_is_a_problem(app: EchoApp) -> None:
-    """What is not HTTP gets a problem with the security headers, as every other error does."""
-    with serving(app) as served:
-        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"):
-            assert read_problem(served.connect(sent))[:2] == (400, "bad-request")
 
 
 def statuses_of(server: ServerThread, *requests: bytes) -> list[bytes]:
@@ -274,8 +261,10 @@ BAD: dict[str, bytes] = {
 
 
 def test_invalid_http_is_refused(shop: Shop) -> None:
-    """Contradictory HTTP, and a body with two framings, is refused, and nothing after it is processed."""
+    """What is no HTTP is a problem, and contradictory HTTP is refused: nothing after it is processed."""
     with serving(shop.client.app) as server:
+        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"):
+            assert read_problem(server.connect(sent))[:2] == (400, "bad-request")
         for name, request in BAD.items():
             assert statuses_of(server, request) in ([b"400"], []), f"{name}: a reset may overtake the response"
         for coding in (b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"):
@@ -301,22 +290,12 @@ SEED = 1
 HANGUPS = 300
 
 
-def assert_others_are_answered(url: str, namespace: str = "unused") -> None:
-    """Assert that clients that disconnect at every stage of a request affect no others."""
-    with served(url, namespace, "memory://") as (app, server):
+@on_every_store
+def test_disconnects_do_not_affect_other_clients(store_address: StoreAddress) -> None:
+    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
+    with served(store_address.url, store_address.namespace, "memory://") as (app, server):
         count = hang_up(app, server, HANGUPS, 4, SEED)
     assert (count.held, count.asked > 0, count.hangups.total()) == (True, True, HANGUPS), count
-
-
-def test_disconnects_do_not_affect_other_clients(tmp_path: Path) -> None:
-    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
-    assert_others_are_answered(f"sqlite:///{tmp_path / 'ledger.db'}")
-
-
-@pytest.mark.deep
-def test_disconnects_affect_nobody_on_each_store(store_address: StoreAddress) -> None:
-    """The same holds on each store, whose connections are pooled differently."""
-    assert_others_are_answered(store_address.url, store_address.namespace)
 
 
 ROOT = Path(__file__).parents[2]
@@ -506,34 +485,3 @@ def test_shutdown_ends_streams_and_waits(environment: list[str], tmp_path: Path)
     assert {"onejob.jobs", "uvicorn.access", "uvicorn.error"} <= {record["logger"] for record in records}
     assert (log.count("[redacted]"), "GET /jobs?limit=7 " in log) == (len(WITH_KEY), True)
     assert [text for text in (KEY[7:], '"ERROR"') if text in log] == []
-
-
-# --- a worker -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def working(environment: list[str], log: Path) -> Iterator[Daemon]:
-    """Run a worker for the length of a block."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.http.shop", "worker", "-c", "1", "--without-gossip"]
-    worker = Daemon(["env", *environment, *command], log=log, cwd=ROOT)
-    try:
-        yield worker
-    finally:
-        worker.process.terminate()
-        worker.process.wait(PATIENT)
-
-
-def test_a_worker_runs_a_submitted_job(live: Live, environment: list[str], tmp_path: Path) -> None:
-    """A job submitted over HTTP runs on a worker, once, and its result is returned over HTTP."""
-    for job in live.ledger.find(Query(limit=1000)):
-        live.ledger.cancel(job.id)
-    with working(environment, tmp_path / "log"):
-        job_id = live.submitted(8)
-        headers = {"prefer": "wait=30"}
-        response = eventually(lambda: _ended(live.client.get(f"/jobs/{job_id}", headers=headers)), PATIENT)
-    assert (response["state"], response["result"], response["attempt"]) == ("completed", "invoice 8", 1)
-    assert [*LogReader(tmp_path / "log").troubles()] == []
-
-
-def _ended(response: Any) -> Any:
-    return response.json() if response.json()["finished_at"] else None

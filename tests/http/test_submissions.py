@@ -58,7 +58,7 @@ def test_the_response_is_its_model(shop: Shop) -> None:
 
 
 def test_the_conflict_policy_applies(shop: Shop) -> None:
-    """Replaced is 200, queued next 202 with a new id, and rejected, by the task or the request, 409 with the live job."""
+    """Replaced is 200, queued next 202 with a new id, rejected, by the task or the request, 409 with the live job."""
     first = shop.job_id(task="newest", kwargs={"document": 1, "text": "a"}, countdown=5)
     second = shop.submit(task="newest", kwargs={"document": 1, "text": "b"}, countdown=5)
     assert (second.status_code, second.json()["outcome"], second.json()["job"]["id"]) == (200, "replaced", first)
@@ -116,7 +116,7 @@ TWO_KEYS: list[dict[str, Any]] = [
 
 
 def test_an_idempotency_key_makes_retries_safe(shop: Shop) -> None:
-    """A repeated submission with a key, wherever it is, gets the first job, also after its end; two keys are refused."""
+    """A repeated submission with a key, wherever it is, gets the first job, also after its end; two keys are 422."""
     for more in TWO_KEYS:
         problem(shop.submit(**more), 422, "invalid-request")
     assert shop.ledger.find(Query()) == []
@@ -170,7 +170,7 @@ def test_a_job_can_be_due_later(shop: Shop) -> None:
 
 
 def test_each_task_has_its_schema(shop: Shop) -> None:
-    """The document has one schema for each exposed task, by `task`; without a key that one requires the answer is 400."""
+    """The document has one schema for each exposed task; without a key that one of them requires, the answer is 400."""
     document = shop.get("/openapi.json").json()
     body = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["discriminator"]["propertyName"] == "task"
