@@ -11,7 +11,7 @@ from uuid import UUID, uuid5
 from celery.result import ResultBase
 
 from onejob.celery.payload import dumps, encode_state, loads
-from onejob.celery.typed_body import build_step, dump_step
+from onejob.celery.typed import build_step, dump_step
 from onejob.errors import (
     ConfigurationError,
     JobCanceled,
@@ -29,7 +29,7 @@ from onejob.transactions.sessions import transaction_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onejob.celery.typed_body import TypedBody
+    from onejob.celery.typed import TypedBody
     from onejob.jobs.model import Job, Retention
     from onejob.ledger.ledger import Ledger
     from onejob.uniqueness.canonical_json import Limits

@@ -10,6 +10,7 @@ from celery import Celery, shared_task
 from onejob.celery.option_names import TASK_OPTIONS, check_definition_names
 from onejob.celery.options import check_definition
 from onejob.celery.task import Task
+from onejob.celery.typed import check_pydantic
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
         check_definition_names(name, options, base)
         given = {option: options.get(option, getattr(base, option)) for option in TASK_OPTIONS}
         check_definition(name, SimpleNamespace(**given), body, bound=bind)  # Celery binds the task at its first use
+        if given["typed"]:
+            check_pydantic(name, body)
         return decorator(body)
 
     return decorate

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.typed_body import TypedBody
+from onejob.celery.typed import TypedBody
 from onejob.config import check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, PermanentError
 from onejob.jobs.policy import check_seconds
