@@ -18,7 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from checks.project import check, differences, line_of
-from onejob.celery.prometheus import render_metrics
+from onejob.celery.worker.metrics import render_metrics
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import SERIES, Kind
 from onejob.stores import open_store

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from onejob.celery.worker.metrics_server import MetricsServer
+from onejob.celery.worker.metrics import MetricsServer
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError
 from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until

@@ -22,8 +22,8 @@ from starlette.testclient import TestClient
 import onejob.opentelemetry
 from checks.project import ROOT
 from onejob.api import create_app
-from onejob.celery.prometheus import render_metrics
-from onejob.celery.ttl_cache import TTLCache
+from onejob.celery.batching import TTLCache
+from onejob.celery.worker.metrics import render_metrics
 from onejob.errors import StoreUnavailableError
 from onejob.observability import tracing
 from onejob.observability.metrics import BOUNDS, PREFIX, SERIES
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NOWHERE = {"broker_url": "redis://127.0.0.1:1/0", "broker_write_url": "redis://127.0.0.1:1/0"}
 PATIENCE = 30.0
 LABELS = ("task", "outcome", "end", "state", "le")
-CLOCK = "onejob.celery.ttl_cache.time.monotonic"
+CLOCK = "onejob.celery.batching.time.monotonic"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from celery.worker import state as worker_state
 from kombu.transport import memory
 
 import onejob
-from onejob.celery.worker.queue_progress import ANY_RANK, LOOKS_PER_HEARTBEAT, QUEUE_LIMIT, QueueProgress, QueueWatch
+from onejob.celery.worker.messages import ANY_RANK, LOOKS_PER_HEARTBEAT, QUEUE_LIMIT, QueueProgress, QueueWatch
 from onejob.celery.worker.request import members_of
 from onejob.jobs.records import RESERVED_LIMIT, Registration
 from onejob.jobs.transitions import new_job

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -17,7 +17,6 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import Batcher
 from onejob.celery.payload import REPLACED
-from onejob.celery.result_meta import meta_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,14 +28,21 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 
+logger = logging.getLogger("onejob")
 T = TypeVar("T")
-POLL_INTERVAL = 0.05
+Meta: TypeAlias = dict[str, Any]
+"""A job's state and result as Celery's result backends return them."""
+WAIT_INTERVAL = 0.05
 """Seconds between two reads of the jobs that the coroutines of one event loop wait for."""
 REREAD_INTERVAL = 5.0
 """Seconds after which a waiting coroutine reads its job itself, so that it gets the error of a store that is away."""
 ELSEWHERE_INTERVAL = 0.5
 """Seconds between two reads of a result that is not in the ledger."""
 MAX_THREADS = 32
+POLL_INTERVAL = 0.25
+"""Seconds between two reads of the watched jobs."""
+READ_LIMIT = 100
+"""How many jobs are read at once."""
 
 
 class LoopReader:
@@ -53,7 +59,7 @@ class LoopReader:
         """What waits for changes of jobs in the ledger, which an earlier read has opened."""
         ledger = app_state_of(self.app).ledger
         if self._poller is None or self._poller.ledger is not ledger:
-            self._poller = JobPoller(ledger, POLL_INTERVAL)
+            self._poller = JobPoller(ledger, WAIT_INTERVAL)
         return self._poller
 
     async def run(self, function: Callable[[], T]) -> T:
@@ -88,14 +94,15 @@ async def read_job(app: Celery, job_id: str) -> Job:
 async def wait_for_end(
     app: Celery,
     job_id: str,
-    read_elsewhere: Callable[[], dict[str, Any]],
+    meta_of: Callable[[Job, Celery], Meta],
+    read_elsewhere: Callable[[], Meta],
     timeout: float | None,  # noqa: ASYNC109 - the message has it, as that of `get`
-) -> dict[str, Any]:
-    """Wait until a job has ended, and return its result as Celery's dict. Raises Celery's `TimeoutError`.
+) -> Meta:
+    """Wait until a job has ended, and return its result. Raises Celery's `TimeoutError`.
 
-    `read_elsewhere` returns the result of a job that is not in the ledger.
+    `meta_of` returns the result of a job, `read_elsewhere` that of one that is not in the ledger.
     """
-    read = partial(_read_meta, reader_of(app), job_id, read_elsewhere)
+    read = partial(_read_meta, reader_of(app), job_id, meta_of, read_elsewhere)
     job, meta = await read()
     scope = asyncio.timeout(timeout)
     try:
@@ -112,8 +119,8 @@ async def wait_for_end(
 
 
 async def _read_meta(
-    reader: LoopReader, job_id: str, read_elsewhere: Callable[[], dict[str, Any]]
-) -> tuple[Job | None, dict[str, Any]]:
+    reader: LoopReader, job_id: str, meta_of: Callable[[Job, Celery], Meta], read_elsewhere: Callable[[], Meta]
+) -> tuple[Job | None, Meta]:
     job = await reader.jobs.process(job_id)
     if job is not None and job.reason != REPLACED:
         return job, meta_of(job, reader.app)
@@ -133,14 +140,6 @@ async def _wait_for_change(reader: LoopReader, job: Job | None) -> None:
 
 
 # --- changes of jobs: one poller per event loop reads each watched job once per interval -----------------------------
-
-
-logger = logging.getLogger("onejob")
-
-POLL_INTERVAL = 0.25
-"""Seconds between two reads of the watched jobs."""
-READ_LIMIT = 100
-"""How many jobs are read at once."""
 
 
 class Watch:

@@ -1,18 +1,19 @@
-"""For type checkers only: the options of tasks and of calls, and Celery's signature with types."""
+"""For type checkers only: the options of tasks and of calls, and what onejob's classes inherit from Celery's.
+
+Nothing imports this at run time. Celery itself has no types, and the published ones (celery-types) may be absent or
+present in a user's project: with these declarations a checker reports the same in both.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict
 
 from typing_extensions import TypeVar, Unpack  # no dependency: every type checker has it built in
 
-from onejob.celery.celery_base import Untyped
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from onejob.celery.celery_base import CeleryTask
     from onejob.celery.result import AsyncResult
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor
@@ -22,6 +23,62 @@ Link: TypeAlias = "Signature[Any] | Sequence[Signature[Any]] | Mapping[str, Any]
 Item: TypeAlias = "tuple[Any, ...] | list[Any] | dict[str, Any] | Signature[Any]"
 """The arguments of one job in `submit_many`; a signature of the task has them checked."""
 Hook: TypeAlias = "Callable[..., object]"
+Untyped: Any = object
+"""A base class about which a checker knows nothing, so that what is not declared here is permitted."""
+
+
+class Request(Protocol):
+    """`self.request`: the message that runs, as Celery describes it."""
+
+    id: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    retries: int
+    hostname: str | None
+    headers: dict[str, Any] | None
+    delivery_info: Mapping[str, Any] | None
+    called_directly: bool
+    is_eager: bool
+    root_id: str | None
+    parent_id: str | None
+    correlation_id: str | None
+    group: str | None
+    eta: str | None
+    expires: str | None
+    timelimit: Sequence[float | None] | None
+    ignore_result: bool
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a member by its name."""
+
+
+class CeleryTask(Untyped):  # type: ignore[misc]
+    """What `onejob.Task` inherits from `celery.Task`."""
+
+    name: str
+    app: Any
+    backend: Any
+    max_retries: int | None
+    default_retry_delay: float
+    ignore_result: bool
+    serializer: str
+    expires: Any
+    priority: int | None
+    time_limit: float | None
+    soft_time_limit: float | None
+    MaxRetriesExceededError: type[Exception]
+    run: Callable[..., Any]
+    apply: Callable[..., Any]
+    chunks: Callable[[Iterable[Any], int], Any]
+    map: Callable[[Iterable[Any]], Any]
+    starmap: Callable[[Iterable[Any]], Any]
+    replace: Callable[[Any], Any]
+    add_to_chord: Callable[..., Any]
+
+    @property
+    def request(self) -> Request:
+        """The message that runs."""
+        raise NotImplementedError
 
 
 class CallOptions(TypedDict, total=False):

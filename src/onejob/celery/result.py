@@ -1,31 +1,64 @@
-"""The return value of `delay`: a Celery result that reads the ledger, so that no result backend is needed."""
+"""A Celery result that reads the ledger, so that no result backend is needed: what `delay` returns."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from celery import result as celery_result
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import TimeoutError  # noqa: A004 - the name that Celery's users catch
+from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
 from vine import promise
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.payload import REPLACED
-from onejob.celery.result_meta import CELERY_STATES, JobWithValues, meta_of
+from onejob.celery.options import options_of
+from onejob.celery.payload import REPLACED, decode_failure, decode_state, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job, values_of
+from onejob.jobs.value import value as value_type
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from typing_extensions import TypeVar
 
-    from onejob.celery.celery_base import CeleryResult
     from onejob.jobs.model import Admission, Outcome
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
+    Untyped: Any = object
+
+    class CeleryResult(Untyped):  # type: ignore[misc]
+        """What `onejob.AsyncResult` inherits from `celery.result.AsyncResult`."""
+
+        id: str
+        task_id: str
+        app: Any
+        parent: Any
+
+        state: str
+        status: str
+        info: Any
+        traceback: str | None
+        date_done: datetime | None
+        name: str | None
+        retries: int | None
+        ignored: bool
+        TimeoutError: type[Exception]
+        successful: Callable[[], bool]
+        failed: Callable[[], bool]
+        then: Callable[..., Any]
+        collect: Callable[..., Any]
+        as_tuple: Callable[[], Any]
+
+        @property
+        def children(self) -> Sequence[Any] | None:
+            """The results of what the task has submitted."""
+            raise NotImplementedError
 else:
     from typing import TypeVar
 
@@ -173,7 +206,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if parent is not None and propagate:
             await (parent.aget(timeout) if hasattr(parent, "aget") else asyncio.to_thread(parent.join, timeout))
         if self._cache is None:
-            self._cache = await wait_for_end(self.app, self.id, self._read, timeout)
+            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, timeout)
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
     def _has_ended(self, *, follow_parents: bool) -> bool:
@@ -241,3 +274,65 @@ class AsyncResult(CeleryResult, Generic[R_co]):
             "status": CELERY_STATES[State(error.state)], "result": error, "task_id": self.id, "traceback": None,
             "children": [],
         }  # fmt: skip
+
+
+# --- a job as a result shows it ---------------------------------------------------------------------------------------
+
+
+CELERY_STATES = {
+    State.QUEUED: states.PENDING,
+    State.RUNNING: states.STARTED,
+    State.RETRYING: states.RETRY,
+    State.COMPLETED: states.SUCCESS,
+    State.FAILED: states.FAILURE,
+    State.CANCELED: states.REVOKED,
+}
+
+
+@value_type(frozen=True, slots=True, kw_only=True)
+class JobWithValues(Job):
+    """A job whose `progress`, `result` and `error` are values instead of JSON."""
+
+    progress: Any
+    result: Any
+    error: Any
+    """The failure as a dict of `type`, `message` and `traceback`."""
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return a job with its values decoded."""
+        values = values_of(job)
+        return cls(**values | {name: loads(values[name] or "null") for name in ("progress", "result", "error")})
+
+
+def meta_of(job: Job, app: Any) -> dict[str, Any]:
+    """Return the result of a job as the dict that Celery's result backends return, with the value of a `typed` task.
+
+    Raises `InvalidPayloadError` for a value that does not fit the task any more.
+    """
+    failed = job.state is State.FAILED or (job.state is State.RETRYING and job.error is not None)
+    error = decode_failure(job.id, job.error) if failed else None
+    status, result = CELERY_STATES[job.state], error
+    if job.state is State.COMPLETED and job.result is not None:
+        result = _build_result(app.tasks.get(job.task), loads(job.result))
+    elif job.state is State.CANCELED:
+        result = TaskRevokedError(job.reason)
+    elif job.state is State.RUNNING and job.progress:
+        own, result = decode_state(loads(job.progress))
+        status = own or status
+    return {
+        "status": status,
+        "result": result,
+        "task_id": job.id,
+        "name": job.task,
+        "traceback": loads(job.error)["traceback"] if error and job.error else None,
+        "date_done": job.finished_at and datetime.fromtimestamp(job.finished_at, UTC),
+        "retries": job.retries,
+        "children": [],
+    }
+
+
+def _build_result(task: Any, value: Any) -> Any:
+    """Return what the body of a task returned; the JSON of another app's task."""
+    typed = options_of(task).typed if hasattr(task, "_onejob") else None
+    return value if typed is None else typed.build_result(value)

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
     from onejob.celery.call import Prepared
-    from onejob.celery.call_types import CallOptions, Item, Link, Signature, SubmissionOptions
-    from onejob.celery.celery_base import CeleryTask
+    from onejob.celery.call_types import CallOptions, CeleryTask, Item, Link, Signature, SubmissionOptions
     from onejob.jobs.model import Admission
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor

@@ -163,5 +163,5 @@ def workers(access: Access, *, as_json: bool) -> None:
 def metrics(access: Access) -> None:
     """Print the metrics as `GET /metrics` does, in the text format of Prometheus."""
     with needs_extra("metrics", "`onejob metrics`"):
-        from onejob.celery.prometheus import render_metrics
+        from onejob.celery.worker.metrics import render_metrics
     echo(render_metrics(access.ledger()).decode(), end="")

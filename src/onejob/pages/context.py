@@ -13,9 +13,9 @@ from onejob.api.job_reads import READ_AT_ONCE
 from onejob.api.problems import Problem
 from onejob.api.routes.jobs import ID_LIMIT, is_valid_id
 from onejob.celery.app_state import app_state_of
+from onejob.celery.batching import TTLCache
 from onejob.celery.options import tasks_of
 from onejob.celery.payload import Message, decode
-from onejob.celery.ttl_cache import TTLCache
 from onejob.errors import JobNotFoundError
 from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict

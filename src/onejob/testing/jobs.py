@@ -11,7 +11,7 @@ from celery import current_app, signals
 from onejob.celery.call import Call, Caller, build, dump_models
 from onejob.celery.options import options_of
 from onejob.celery.payload import dumps, loads
-from onejob.celery.result_meta import JobWithValues
+from onejob.celery.result import JobWithValues
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome

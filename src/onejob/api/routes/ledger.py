@@ -12,9 +12,9 @@ from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
+from onejob.celery.batching import TTLCache
 from onejob.celery.operations import connect_to_broker
-from onejob.celery.prometheus import CONTENT_TYPE, cached_metrics
-from onejob.celery.ttl_cache import TTLCache
+from onejob.celery.worker.metrics import CONTENT_TYPE, cached_metrics
 from onejob.jobs.records import Period
 from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity
 

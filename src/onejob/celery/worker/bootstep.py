@@ -19,9 +19,8 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
 from onejob.celery.webhooks import WebhookDispatcher
-from onejob.celery.worker.broker_acks import choose_acks
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
-from onejob.celery.worker.queue_progress import QueueWatch
+from onejob.celery.worker.messages import QueueWatch, choose_acks
 from onejob.celery.worker.request import Revocations, log_errors
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.worker.metrics_server import MetricsServer
+    from onejob.celery.worker.metrics import MetricsServer
     from onejob.celery.worker.request import Request
 
 logger = logging.getLogger("onejob")
@@ -72,8 +71,11 @@ class LedgerStep(bootsteps.StartStopStep):
         _check_pool(worker)
         settings = self.app_state.settings
         if settings.metrics_port:
-            from onejob.celery.worker.metrics_server import MetricsServer
-
+            try:
+                from onejob.celery.worker.metrics import MetricsServer
+            except ImportError as error:
+                msg = f'onejob_metrics_port needs a package ({error.name} is missing): pip install "onejob[metrics]"'
+                raise ConfigurationError(msg) from error
             self.metrics_server = MetricsServer(self.app_state.ledger, settings.metrics_address, settings.metrics_port)
         choose_acks(worker.consumer, settings.broker_acks)
         self.heartbeat.probe_file.create()

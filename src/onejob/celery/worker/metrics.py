@@ -1,4 +1,4 @@
-"""Serves the metrics of the ledger from a worker's parent process, for installations without the HTTP API."""
+"""The metrics of a ledger in the Prometheus text format, and a server of them in a worker's parent process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,77 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from onejob.celery.batching import TTLCache
 from onejob.celery.worker.heartbeat import Loop
 from onejob.errors import ConfigurationError
+from onejob.ledger.metric_values import accumulate, read_metrics
+from onejob.observability.metrics import PREFIX, SERIES, SUM, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
+
+    from prometheus_client.core import Metric
 
     from onejob.ledger.ledger import Ledger
+    from onejob.observability.metrics import Key, Series
 
 logger = logging.getLogger("onejob")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CACHE_SECONDS = 1.0
+"""How long a text is cached, so that frequent scrapes do not reach the store."""
+COST_FACTOR = 9.0
+"""Counting the jobs of a large ledger takes long: scraping may keep the store busy for a tenth of the time."""
+
+
+def cached_metrics(ledger: Ledger) -> TTLCache[bytes]:
+    """Return a function that renders the metrics at most once per second."""
+    return TTLCache(lambda: render_metrics(ledger), CACHE_SECONDS, cost_factor=COST_FACTOR)
+
+
+def render_metrics(ledger: Ledger) -> bytes:
+    """Return the text: the totals of all processes, and gauges computed from the ledger."""
+    registry = CollectorRegistry()
+    registry.register(_Metrics(ledger))
+    return generate_latest(registry)
+
+
+class _Metrics(Collector):
+    """A snapshot of the metrics of a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._totals = read_metrics(ledger)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each series with its values."""
+        for name, series in SERIES.items():
+            totals = self._totals.get(name, {})
+            build = _build_histogram if series.kind is Kind.HISTOGRAM else _build_scalar
+            yield build(name, series, totals)
+
+
+def _build_scalar(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
+    family_type = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
+    family = family_type(PREFIX + name, series.meaning, labels=series.labels)
+    for (_, *labels), total in (totals or ({} if series.labels else {(name,): 0.0})).items():
+        family.add_metric(labels, total)
+    return family
+
+
+def _build_histogram(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, series.meaning, labels=series.labels)
+    for labels in dict.fromkeys(key[1:-1] for key in totals):
+        buckets = {key[-1]: total for key, total in totals.items() if key[1:-1] == labels}
+        family.add_metric(labels, buckets=accumulate(buckets), sum_value=buckets.get(SUM, 0.0))
+    return family
+
+
+# --- a server for installations without the HTTP API ------------------------------------------------------------------
+
+
 RETRY_SECONDS = 5.0
 """How often a worker tries again to bind a port that is taken."""
 REQUEST_SECONDS = 10.0
@@ -31,11 +93,6 @@ class MetricsServer:
     """
 
     def __init__(self, ledger: Ledger, address: str, port: int) -> None:
-        try:
-            from onejob.celery.prometheus import cached_metrics
-        except ImportError as error:
-            msg = f'onejob_metrics_port needs a package ({error.name} is missing): pip install "onejob[metrics]"'
-            raise ConfigurationError(msg) from error
         self._place = (address, port)
         self._handler = _handler_of(cached_metrics(ledger))
         self._server: ThreadingHTTPServer | None = None
@@ -80,8 +137,6 @@ class _Server(ThreadingHTTPServer):
 
 
 def _handler_of(metrics: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
-    from onejob.celery.prometheus import CONTENT_TYPE
-
     class Handler(BaseHTTPRequestHandler):
         """Answers one request."""
 

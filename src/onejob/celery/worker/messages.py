@@ -1,0 +1,295 @@
+"""The messages of a worker: which of them it acknowledges, and which have left their queues.
+
+On Redis, kombu emulates acknowledgements: it copies each message that a worker has received to a hash, and deletes it
+there when a process of the pool has accepted it, each in a round trip of the worker's parent. The messages of jobs need
+no copy (`onejob_broker_acks`): a sweeper publishes a job again whose message is known to be gone.
+
+A clock is no evidence for that: a message may wait behind others for hours, and a copy of each makes the queue longer.
+Brokers deliver the messages of one queue and priority in the order of their publication, so a message has left its
+queue when the queue was seen empty, or when one that was published later has been received. After some seconds it must
+be with a live worker, which has registered that, or its job must have been claimed. Otherwise it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state as worker_state
+from kombu.transport import redis, virtual
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.options import tasks_of
+from onejob.celery.payload import MARK
+from onejob.celery.worker.heartbeat import LATE_FACTOR
+from onejob.celery.worker.request import members_of
+from onejob.errors import ConfigurationError
+from onejob.jobs.records import RESERVED_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from celery import Celery
+
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import WorkerInfo
+
+logger = logging.getLogger("onejob")
+RedisQoS: Any = redis.QoS  # the published types know a part of the class only
+VirtualQoS: Any = virtual.QoS
+BUILT_IN = "celery."
+"""How the names of Celery's own tasks begin, which every app has."""
+NAMED_TASKS = 5
+
+
+def choose_acks(consumer: Any, acks: bool | None) -> None:  # noqa: FBT001 - the value of the setting
+    """Have a worker's consumer acknowledge all messages, none, or (None) those of which the ledger has no job.
+
+    Also when it connects again. Connections of publishers, and of remote control, do not change. With False, raises
+    `ConfigurationError` for another broker than a Redis, and for an app with tasks whose messages a worker could lose.
+    """
+    if acks is True:
+        return
+    app = consumer.app
+    driver = str(app.connection_for_read().get_transport_cls().driver_type)
+    if acks is False:
+        _check_transport(driver)
+        _check_tasks(app)
+    if driver == "redis":
+        needs_none = partial(_is_of_job, app.tasks) if acks is None else _is_any
+        consumer.connection_for_read = partial(_connect, consumer, needs_none)
+
+
+def _connect(consumer: Any, needs_none: Callable[[Any], bool], heartbeat: Any = None) -> Any:
+    """Do what the consumer's own method of this name does, and choose how its messages are acknowledged."""
+    connection = consumer.ensure_connected(consumer.app.connection_for_read(heartbeat=heartbeat))
+    channel = connection.default_channel
+    if channel.QoS is redis.QoS:  # not a class of the application's own
+        channel.QoS = partial(ReceivedMessages, needs_none)
+    return connection
+
+
+def _is_of_job(tasks: Mapping[str, Any], message: Any) -> bool:
+    """Return whether the ledger has published a message, and its workers publish it again."""
+    headers = message.headers
+    is_marked = headers.get(MARK) is not None and headers.get(MARK) == headers.get("id")
+    return is_marked and hasattr(tasks.get(headers.get("task")), "_onejob")
+
+
+def _is_any(message: Any) -> bool:  # noqa: ARG001 - the signature of `_is_of_job`
+    return True
+
+
+class ReceivedMessages(RedisQoS):  # type: ignore[misc]
+    """The messages that a consumer has received and not handed to a process, which it returns when it stops.
+
+    Those that need no acknowledgement are kept in memory only.
+    """
+
+    def __init__(self, needs_none: Callable[[Any], bool], channel: Any) -> None:
+        super().__init__(channel)
+        self._needs_none = needs_none
+        self._uncopied: set[str] = set()
+        """The tags of the messages of which the broker has no copy."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Keep a message until it is acknowledged."""
+        if self._needs_none(message):
+            self._uncopied.add(delivery_tag)
+            VirtualQoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message."""
+        if delivery_tag in self._uncopied:
+            self._uncopied.discard(delivery_tag)
+            VirtualQoS.ack(self, delivery_tag)
+        else:
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's signature
+        """Drop a message, or return it to the broker."""
+        if delivery_tag not in self._uncopied:
+            super().reject(delivery_tag, requeue)
+            return
+        if requeue:
+            self._return(self._delivered[delivery_tag], leftmost=True)
+        self.ack(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Return all messages to the broker. For one that it does not accept, a sweeper publishes its job again."""
+        self._flush()
+        left = 0
+        for tag in [*self._uncopied]:  # threads may acknowledge meanwhile
+            message = self._delivered.pop(tag, None)
+            try:
+                if message is not None:
+                    self._return(message)
+            except Exception:  # noqa: BLE001 - the connection may be lost, or taken apart
+                left += 1
+        self._uncopied.clear()
+        if left:
+            logger.warning(
+                "%d received messages could not be returned to the broker: a sweeper publishes their jobs again", left
+            )
+        if self._delivered:
+            super().restore_unacked(client)
+
+    def _return(self, message: Any, *, leftmost: bool = False) -> None:
+        """Return a message as kombu returns its copy."""
+        where = message.delivery_info
+        with self.channel.conn_or_acquire() as client:
+            restore = self.channel._do_restore_message  # noqa: SLF001 - there is no public one
+            restore(message._raw, where["exchange"], where["routing_key"], client, leftmost)  # noqa: SLF001 - kombu's
+
+
+def _check_transport(driver: str) -> None:
+    if driver != "redis":
+        msg = (
+            f"onejob_broker_acks=False needs a Redis as the broker, and this one is {driver}: remove the setting, "
+            "since other brokers keep the acknowledgements themselves"
+        )
+        raise ConfigurationError(msg)
+
+
+def _check_tasks(app: Celery) -> None:
+    others = sorted(name for name in {*app.tasks} - {*tasks_of(app)} if not name.startswith(BUILT_IN))
+    if others:
+        more = f" and {len(others) - NAMED_TASKS} more" if len(others) > NAMED_TASKS else ""
+        msg = (
+            f"onejob_broker_acks=False would lose messages of {', '.join(others[:NAMED_TASKS])}{more} when a worker "
+            "dies, because the ledger recovers only tasks of class onejob.Task: give them base=onejob.Task, run them "
+            "in another app, or remove the setting, so that only messages of jobs are not acknowledged"
+        )
+        raise ConfigurationError(msg)
+
+
+# --- which messages have left their queues ----------------------------------------------------------------------------
+
+
+ANY_RANK = -(10**9)
+"""The priority rank of what is known about a whole queue. More urgent messages are delivered earlier."""
+LOOKS_PER_HEARTBEAT = 3
+"""How often a worker looks at its queues. It registers the messages that it has received with its next heartbeat."""
+QUEUE_LIMIT = 100
+"""How many queues a worker looks at, at most."""
+
+
+class QueueProgress:
+    """Until when the published messages of each queue have left it, as known since at least `margin` seconds.
+
+    `clock` returns seconds that only grow; the times of publications are the store's.
+    """
+
+    def __init__(self, margin: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._margin = margin
+        self._clock = clock
+        self._latest: deque[tuple[float, Mapping[tuple[str, int], float]]] = deque()
+        self._settled: dict[tuple[str, int], float] = {}
+
+    def observe(self, left: Mapping[tuple[str, int], float]) -> None:
+        """Add an observation: by queue and priority rank, until when its published messages have left it."""
+        self._latest.append((self._clock(), left))
+
+    def passed_in(self, job: Job) -> float | None:
+        """Return in how many seconds a job's message has left its queue for `margin` seconds; None: it may be there."""
+        now = self._clock()
+        while self._latest and self._latest[0][0] <= now - self._margin:
+            for place, until in self._latest.popleft()[1].items():
+                self._settled[place] = max(until, self._settled.get(place, until))
+        if _has_passed(self._settled, job):
+            return 0.0
+        since = next((at for at, left in self._latest if _has_passed(left, job)), None)
+        return None if since is None else since + self._margin - now
+
+
+def _has_passed(left: Mapping[tuple[str, int], float], job: Job) -> bool:
+    published_at = job.published_at or 0.0
+    return any(
+        until >= published_at and queue == job.queue and rank <= job.priority_rank
+        for (queue, rank), until in left.items()
+    )
+
+
+class QueueWatch:
+    """Looks at the queues of a worker now and then, and at the workers that have died."""
+
+    def __init__(
+        self, worker: Any, consumed: Callable[[], Iterable[str]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app_state = app_state_of(worker.app)
+        self._worker = worker
+        self._consumed = consumed
+        self._clock = clock
+        heartbeat = self._app_state.settings.heartbeat
+        self._interval = heartbeat / LOOKS_PER_HEARTBEAT
+        self._progress = QueueProgress(LATE_FACTOR * heartbeat, clock)
+        self._others: dict[str, None] = {}
+        """Queues that this worker does not consume, of jobs that it has seen."""
+        self._next_look = 0.0
+        self._workers: list[WorkerInfo] | None = None
+
+    def look(self) -> None:
+        """Observe the queues, and have the jobs of dead workers published again, if it is time to."""
+        self._workers = None
+        if self._clock() < self._next_look:
+            return
+        self._next_look = self._clock() + self._interval
+        ledger, settings = self._app_state.ledger, self._app_state.settings
+        for dead in ledger.take_dead_workers():
+            ledger.mark_lost(dead.reserved)
+        left = self._find_empty()
+        for job in self._take_received():
+            place = (job.queue, job.priority_rank)
+            # Jobs of one batch have one time, and of two submitters the later one may have published first.
+            left[place] = max(max(job.created_at, job.run_at) - settings.publish_timeout, left.get(place, 0.0))
+        self._progress.observe(left)
+
+    def take_over(self, node: str) -> None:
+        """Have the jobs published again whose messages an earlier process of this node has held."""
+        ledger = self._app_state.ledger
+        for worker in ledger.workers():
+            if worker.name == node:
+                ledger.mark_lost(worker.reserved)
+
+    def gone_in(self, job: Job) -> float | None:
+        """Return in how many seconds the message of a published job is known to be gone; None: it may be delivered."""
+        if len(self._others) < QUEUE_LIMIT:
+            self._others[job.queue] = None
+        passed_in = self._progress.passed_in(job)
+        return None if passed_in == 0 and self._is_held(job) else passed_in
+
+    def _is_held(self, job: Job) -> bool:
+        if job.id in self.reserved():
+            return True
+        if self._workers is None:
+            self._workers = self._app_state.ledger.workers()
+        return any(worker.has_message_of(job) for worker in self._workers)
+
+    def reserved(self) -> tuple[str, ...]:
+        """Return the ids of the jobs whose messages this worker holds, running or not yet."""
+        buckets = getattr(self._worker.consumer, "task_buckets", {})  # of the tasks with a rate limit
+        limited = [request for bucket in [*buckets.values()] if bucket for request, _ in members_of(bucket.contents)]
+        ids = {str(request.id) for request in (*members_of(worker_state.reserved_requests), *limited)}
+        return tuple(sorted(ids))[:RESERVED_LIMIT]
+
+    def _find_empty(self) -> dict[tuple[str, int], float]:
+        """Return until when the messages have left the queues that are empty."""
+        queues = dict.fromkeys([*self._consumed(), *self._others])
+        now = self._app_state.ledger.read_clock()
+        try:
+            lengths = self._app_state.publisher.queue_lengths(queues)
+        except Exception as error:  # noqa: BLE001 - any error of the transport: then nothing is known
+            logger.info("the broker does not report the lengths of its queues: %r", error)
+            return {}
+        return {(name, ANY_RANK): now for name, length in lengths.items() if length == 0}
+
+    def _take_received(self) -> Iterable[Job]:
+        """Return the jobs whose messages this worker has received last, by queue and priority, since the last look."""
+        received = self._app_state.received
+        ids = [received.pop(place) for place in [*received]]
+        return self._app_state.ledger.get_many(ids).values() if ids else ()
