@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from onejob.celery.batching import TTLCache
 from onejob.celery.worker.heartbeat import Loop
 from onejob.errors import ConfigurationError
-from onejob.ledger.metric_values import accumulate, read_metrics
+from onejob.ledger.stats import accumulate, read_metrics
 from onejob.observability.metrics import PREFIX, SERIES, SUM, Kind
 
 if TYPE_CHECKING:
