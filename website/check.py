@@ -72,9 +72,9 @@ def faults(site: Path) -> list[str]:
 
 
 def omissions(site: Path) -> list[str]:
-    """Return what a built site lacks: pages, entries of its search, names of the reference, ways on from 404.html."""
+    """Return what a built site lacks: pages, as Markdown too, entries of its search and of llms.txt, names, ways on."""
     sections = navigation(INDEX.read_text(encoding="utf-8"))
-    places = {place.replace(".md", ".html") for pages in sections.values() for _, place in pages}
+    places = {page.place.replace(".md", ".html") for pages in sections.values() for page in pages} | {"index.html"}
     index = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     searched = {item["location"].partition("#")[0] for item in index}
     missing = {place for place in places if not (site / place).is_file()}
@@ -85,8 +85,20 @@ def omissions(site: Path) -> list[str]:
         *(f"{place} is not built" for place in sorted(missing)),
         *(f"{place} is not in the search" for place in sorted(places - searched)),
         *(f"reference/python.html has no anchor for {name}" for name in sorted(set(onejob.__all__) - anchors)),
+        *_without_markdown(site, {place.replace(".html", ".md") for place in places}),
         *(f"404.html leads to {way}, which is not there" for way in ways if not (site / way).is_file()),
         *(["404.html leads to few pages"] if len(ways) < WAYS_ON else []),
+    ]
+
+
+def _without_markdown(site: Path, pages: set[str]) -> list[str]:
+    """Return the pages that have no Markdown beside their HTML, or that llms.txt does not list with a description."""
+    listed = set(
+        re.findall(r"^- \[.+\]\(<?https://[^/]+/onejob/([^)>]+)>?\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    )
+    return [
+        *(f"llms.txt does not list {page}" for page in sorted(pages - listed)),
+        *(f"{page} is not there as Markdown" for page in sorted(pages | listed) if not (site / page).is_file()),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The diagrams of the pages: the lifecycle, drawn from its rules, and a submission, in the reader's colours."""
+"""The diagrams of the pages: the idea, the lifecycle from its rules, a submission; in the reader's colours."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ svg { color-scheme: light dark; font: 15px system-ui, sans-serif; }
 .back { fill: #ffffff; } .box { fill: #f3f4f6; stroke: #6b7280; } .end { fill: #e0e7ff; stroke: #4f46e5; }
 .line { fill: none; stroke: #4b5563; stroke-width: 1.4; } .open { stroke-dasharray: 5 4; } .head { fill: #4b5563; }
 text { fill: #111827; } .name { font-weight: 600; font-size: 17px; }
+.code { font-family: ui-monospace, monospace; }
 .note { fill: #4b5563; } .on { paint-order: stroke; stroke: #ffffff; stroke-width: 5px; }
 @media (prefers-color-scheme: dark) {
 .back { fill: #0e1116; } .box { fill: #1f2430; stroke: #9ca3af; } .end { fill: #25285a; stroke: #818cf8; }
@@ -97,6 +98,21 @@ def submission() -> str:
     return _svg(960, bottom + 16, "A submission, its duplicate, and the run of the job", [*lines, *boxes, *steps])
 
 
+def idea() -> str:
+    """Return the home page's picture as SVG: two clicks, one job in the ledger, one run, one id for both."""
+    boxes = [_box(95, 75, "first click", "box"), _box(95, 205, "second click", "box"), _box(585, 140, "one run", "end")]
+    ledger = [
+        '<rect class="end" x="280" y="40" width="130" height="200" rx="8"/>',
+        _text(345, 108, "ledger", "name"),
+        _text(345, 145, "one job", "note"),
+        _text(345, 172, "id 7f3a", "code"),
+    ]
+    clicks = [_exchange(172, 278, y, "invoice(42)", "id 7f3a") for y in (75, 205)]
+    run = _exchange(412, 508, 140, "claim", "result")
+    title = "Two clicks, one job in the ledger, one run; both clicks get the same id"
+    return _svg(680, 280, title, [*boxes, *ledger, *clicks, run])
+
+
 def _svg(width: int, height: int, title: str, parts: list[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">\n<title>{title}</title>'
     return "\n".join(
@@ -112,6 +128,13 @@ def _box(x: int, y: int, name: str, kind: str) -> str:
 def _arrow(route: Route, label: str, *, fenced: bool) -> str:
     kind = "line" if fenced else "line open"
     return f'<path class="{kind}" d="{route.path}" marker-end="url(#head)"/>\n{_text(route.x, route.y, label, "on")}'
+
+
+def _exchange(start: int, end: int, y: int, question: str, answer: str) -> str:
+    middle = (start + end) // 2
+    there = Route(f"M{start} {y - 10} H{end}", middle, y - 18)
+    back = Route(f"M{end} {y + 10} H{start}", middle, y + 30)
+    return f"{_arrow(there, question, fenced=True)}\n{_arrow(back, answer, fenced=False)}"
 
 
 def _message(y: int, source: str, target: str, text: str) -> str:

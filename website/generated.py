@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 GENERATED: Mapping[str, Callable[[], str]] = {
+    "images/idea.svg": diagrams.idea,
     "images/lifecycle.svg": diagrams.lifecycle,
     "images/submission.svg": diagrams.submission,
     "reference/cli.md": tables.cli,

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
+HOME = DOCS / "home.md"
 FROM_ROOT = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "CHANGELOG.md": "changes.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
-"""The pages outside docs/, and their names on the site. The README is its first page."""
+"""The pages outside docs/, and their names on the site."""
+RENAMED = {"docs/home.md": "index.md", **FROM_ROOT}
+"""The pages that have another name on the site than in docs/."""
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
-_ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\) \|", re.MULTILINE)
+_ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\) \| (.*) \|$", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
-Navigation = dict[str, list[tuple[str, str]]]
-"""By section, the title of each page and its place on the site."""
+
+class Entry(NamedTuple):
+    """A page of the navigation: its title, its place on the site, and what the index says of it."""
+
+    title: str
+    place: str
+    content: str = ""
+
+
+Navigation = dict[str, list[Entry]]
+"""The pages of each section."""
 
 
 def navigation(index: str) -> Navigation:
@@ -31,23 +44,22 @@ def navigation(index: str) -> Navigation:
     return {name: pages for name, pages in sections.items() if pages}
 
 
-def _pages(text: str) -> list[tuple[str, str]]:
+def _pages(text: str) -> list[Entry]:
     """Return the pages that the rows of a table link to; a folder stands for all of its pages."""
     pages = []
-    for title, target in _ROW.findall(text):
+    for title, target, content in _ROW.findall(text):
         place = (DOCS / target).resolve()
         if place.is_dir():
-            pages += [(title_of(page), str(page.relative_to(DOCS))) for page in sorted(place.glob("*.md"))]
+            pages += [Entry(title_of(page), site_name(page)) for page in sorted(place.glob("*.md"))]
         else:
-            pages.append((title, site_name(place)))
+            pages.append(Entry(title, site_name(place), content))
     return pages
 
 
 def site_name(page: Path) -> str:
-    """Return the place on the site of a page of the repository. Raises `ValueError` for one that is not on the site."""
-    if page.is_relative_to(DOCS):
-        return str(page.relative_to(DOCS))
-    return FROM_ROOT[str(page.relative_to(ROOT))]
+    """Return the place on the site of a page of the repository. Raises `KeyError` for one that is not on the site."""
+    place = str(page.relative_to(ROOT))
+    return RENAMED[place] if place in RENAMED or not page.is_relative_to(DOCS) else str(page.relative_to(DOCS))
 
 
 def title_of(page: Path) -> str:
@@ -61,5 +73,5 @@ def title_of(page: Path) -> str:
 
 def outside(sections: Navigation) -> list[str]:
     """Return the pages of docs/ that are not in the navigation."""
-    inside = {place for pages in sections.values() for _, place in pages}
-    return sorted({str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if page != INDEX} - inside)
+    inside = {page.place for pages in sections.values() for page in pages}
+    return sorted({site_name(page) for page in DOCS.rglob("*.md") if page not in {INDEX, HOME}} - inside)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from website.navigation import DOCS, FROM_ROOT, INDEX, ROOT, navigation, outside, site_name
+from website.navigation import DOCS, FROM_ROOT, INDEX, ROOT, Entry, navigation, outside, site_name
 
 if TYPE_CHECKING:
     from website.navigation import Navigation
@@ -38,20 +39,35 @@ def stage(folder: Path) -> None:
     for file in (HERE / "theme").rglob("*.html"):
         _put(folder / file.relative_to(HERE), file.read_bytes())
     config = (HERE / "zensical.toml").read_text(encoding="utf-8")
-    config = config.replace("[project]\n", f"[project]\n{_nav(sections)}\n", 1)
+    config = config.replace("[project]\n", f"[project]\n{_nav(sections)}\n", 1) + _llms(sections)
     _put(folder / "zensical.toml", config.replace('"src"', f'"{ROOT / "src"}"').encode())
 
 
 def _nav(sections: Navigation) -> str:
     """Return the navigation as the generator's configuration."""
-    lines = ["nav = [", '    { "Overview" = "index.md" },']
+    lines = ["nav = [", '    { "Home" = "index.md" },']
     for section, pages in sections.items():
-        entries = [f'{{ "{title}" = "{place}" }}' for title, place in pages if not place.startswith(LAST)]
-        last = [f'{{ "{title}" = "{place}" }}' for title, place in pages if place.startswith(LAST)]
+        entries = [f'{{ "{page.title}" = "{page.place}" }}' for page in pages if not page.place.startswith(LAST)]
+        last = [f'{{ "{page.title}" = "{page.place}" }}' for page in pages if page.place.startswith(LAST)]
         if last:
             entries.append(f'{{ "Decisions" = [{", ".join(last)}] }}')
         lines.append(f'    {{ "{section}" = [{", ".join(entries)}] }},')
     return "\n".join([*lines, "]"])
+
+
+def _llms(sections: Navigation) -> str:
+    """Return the sections of llms.txt: each page with what the index says of it, as text."""
+    lines = ["\n[project.plugins.llmstxt.sections]"]
+    home = Entry("Home", "index.md", "the idea in one picture, three ways to begin, and the words of these pages")
+    for section, pages in {"Home": [home], **sections}.items():
+        entries = [f"{{ {json.dumps(page.place)} = {json.dumps(_plain(page.content))} }}" for page in pages]
+        lines.append(f'"{section}" = [{", ".join(entries)}]')
+    return "\n".join([*lines, ""])
+
+
+def _plain(text: str) -> str:
+    """Return a cell of a table without its marks and links."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("`", "")
 
 
 def _copy(source: Path, pages: Path) -> Path:
