@@ -85,13 +85,13 @@ def omissions(site: Path) -> list[str]:
         *(f"{place} is not built" for place in sorted(missing)),
         *(f"{place} is not in the search" for place in sorted(places - searched)),
         *(f"reference/python.html has no anchor for {name}" for name in sorted(set(onejob.__all__) - anchors)),
-        *_without_markdown(site, {place.replace(".html", ".md") for place in places}),
+        *without_markdown(site, {place.replace(".html", ".md") for place in places}),
         *(f"404.html leads to {way}, which is not there" for way in ways if not (site / way).is_file()),
         *(["404.html leads to few pages"] if len(ways) < WAYS_ON else []),
     ]
 
 
-def _without_markdown(site: Path, pages: set[str]) -> list[str]:
+def without_markdown(site: Path, pages: set[str]) -> list[str]:
     """Return the pages that have no Markdown beside their HTML, or that llms.txt does not list with a description."""
     listed = set(
         re.findall(r"^- \[.+\]\(<?https://[^/]+/onejob/([^)>]+)>?\)", (site / "llms.txt").read_text(), re.MULTILINE)

@@ -69,7 +69,7 @@ def test_the_site_is_read_without_another_host(browser: Browser, address: str) -
     assert [url for url in requests if not url.startswith(address)] == []
     assert faults == []
     page.set_viewport_size({"width": 360, "height": 740})
-    for place in ("index", "lifecycle", "settings", "guides/api", "measurements"):
+    for place in ("index", "overview", "lifecycle", "settings", "guides/api", "measurements", "comparison"):
         page.goto(f"{address}{place}.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
     page.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.cases import for_each
-from website.check import faults
+from website.check import faults, without_markdown
 from website.navigation import DOCS, ROOT
 from website.stage import relinked, target_on_site
 
@@ -18,10 +18,10 @@ REPOSITORY = "https://github.com/onejob/onejob"
 @for_each("target, expected", [
     ("../identity.md#types", "../identity.md#types"), ("../README.md", "../index.md"), ("#here", "#here"),
     ("../../src/onejob/errors.py", f"{REPOSITORY}/blob/main/src/onejob/errors.py"),
-    ("../../examples", f"{REPOSITORY}/tree/main/examples"), ("../../README.md#identity", "../index.md#identity"),
-    ("../decisions", "../decisions/0001-redis-keys.md"), (REPOSITORY, REPOSITORY),
+    ("../../examples", f"{REPOSITORY}/tree/main/examples"), ("../../README.md#identity", "../overview.md#identity"),
+    ("../home.md", "../index.md"), ("../decisions/0001-redis-keys.md"), (REPOSITORY, REPOSITORY),
     (f"{REPOSITORY}/blob/main/docs/lifecycle.md", "../lifecycle.md"),
-    (f"{REPOSITORY}#transactions", "../index.md#transactions"), ("https://example.org/a#b", "https://example.org/a#b"),
+    (f"{REPOSITORY}#transactions", "../overview.md#transactions"), ("https://example.org/a#b", "https://example.org/a#b"),
 ])  # fmt: skip
 def test_links_lead_to_pages_or_to_the_repository(target: str, expected: str) -> None:
     """A link to a page leads to it on the site, and a link to another file leads to the repository."""
@@ -51,4 +51,17 @@ def test_faults_of_a_site_are_seen(tmp_path: Path) -> None:
         "a.html: loads gone.png, which is not there",
         "a.html: loads https://cdn.example/x.js",
         "style.css: loads https://fonts.example/a.css",
+    ]
+
+
+def test_a_page_that_models_cannot_read_is_seen(tmp_path: Path) -> None:
+    """Each page is in llms.txt, and is there as Markdown; what llms.txt lists besides is there, too."""
+    (tmp_path / "llms.txt").write_text(
+        "# onejob\n\n- [A](<https://onejob.example/onejob/a.md>): the first\n- [C](https://onejob.example/onejob/c/d.md)\n"
+    )
+    (tmp_path / "a.md").write_text("# A")
+    (tmp_path / "b.md").write_text("# B")
+    assert without_markdown(tmp_path, {"a.md", "b.md"}) == [
+        "llms.txt does not list b.md",
+        "c/d.md is not there as Markdown",
     ]

@@ -198,8 +198,9 @@ def test_serve_reports_configuration_errors(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_guides_apps_work(tmp_path: Path) -> None:
-    """The task of docs/guides/api.md accepts the requests of that page, whose app with users keeps these apart."""
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "api.md").read_text()
+    """The task of docs/guides/api.md accepts the requests of that page; the app of api-access.md keeps users apart."""
+    guides = Path(__file__).parents[2] / "docs" / "guides"
+    page = "".join((guides / name).read_text(encoding="utf-8") for name in ("api.md", "api-access.md"))
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     settings = f"\napp.conf.onejob_store = 'sqlite:///{tmp_path / 'l.db'}'\n\n@app.task"
     shop = blocks[0].replace("redis://localhost:6379/0", "memory://").replace("\n@app.task", settings)
