@@ -19,7 +19,7 @@ REPOSITORY = "https://github.com/onejob/onejob"
     ("../identity.md#types", "../identity.md#types"), ("../README.md", "../index.md"), ("#here", "#here"),
     ("../../src/onejob/errors.py", f"{REPOSITORY}/blob/main/src/onejob/errors.py"),
     ("../../examples", f"{REPOSITORY}/tree/main/examples"), ("../../README.md#identity", "../overview.md#identity"),
-    ("../home.md", "../index.md"), ("../decisions/0001-redis-keys.md"), (REPOSITORY, REPOSITORY),
+    ("../home.md", "../index.md"), ("../decisions", "../decisions/0001-redis-keys.md"), (REPOSITORY, REPOSITORY),
     (f"{REPOSITORY}/blob/main/docs/lifecycle.md", "../lifecycle.md"),
     (f"{REPOSITORY}#transactions", "../overview.md#transactions"), ("https://example.org/a#b", "https://example.org/a#b"),
 ])  # fmt: skip
