@@ -132,6 +132,17 @@ def test_a_refused_message_stays_in_the_ledger(rabbit: House, channel: Any, queu
     assert [rabbit.runs(key) for key, _ in items] == [1] * 6
 
 
+def test_a_stopping_worker_has_acknowledged_all(rabbit: House, channel: Any, queue: str) -> None:
+    """Acknowledgements that wait for others are sent before a worker ends: nothing is delivered again."""
+    rabbit.use_lease(LEASE)
+    worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10)
+    results = [rabbit.play.delay(f"job-{number}", ["return"]) for number in range(3)]
+    assert [result.get(PATIENCE) for result in results] == ["job-0", "job-1", "job-2"]
+    worker.sigterm()
+    worker.await_end()
+    assert ready(channel, queue) == 0
+
+
 # --- messages without confirms ----------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""When a message is known to be gone: what has left a queue, and since when."""
+"""The messages of a worker: which are acknowledged together, and when one is known to be gone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ from celery.worker import state as worker_state
 from kombu.transport import memory
 
 import onejob
-from onejob.celery.worker.messages import ANY_RANK, LOOKS_PER_HEARTBEAT, QUEUE_LIMIT, QueueProgress, QueueWatch
+from onejob.celery.worker.messages import (
+    ACK_DELAY,
+    ANY_RANK,
+    LOOKS_PER_HEARTBEAT,
+    MAX_ACKS,
+    QUEUE_LIMIT,
+    BatchedAcks,
+    QueueProgress,
+    QueueWatch,
+)
 from onejob.celery.worker.request import members_of
 from onejob.jobs.records import RESERVED_LIMIT, Registration
 from onejob.jobs.transitions import new_job
 from onejob.testing import isolated
+from tests.cases import for_each
 from tests.contract.support import ManualClock, submission
 
 if TYPE_CHECKING:
@@ -263,3 +273,78 @@ def test_a_set_that_grows_meanwhile_is_read_whole() -> None:
                 yield member
 
     assert members_of(Growing()) == [1, 2]
+
+
+# --- acknowledgements to an AMQP broker -------------------------------------------------------------------------------
+
+
+class Channel:
+    """What a worker writes to a channel whose messages have the tags 1, 2, ...; 4 and 91 are no jobs'."""
+
+    def __init__(self, prefetch: int, processes: int) -> None:
+        self.written: list[Any] = []
+        self.timers: list[Any] = []
+        pool, qos = SimpleNamespace(num_processes=processes), SimpleNamespace(value=prefetch)
+        hub = SimpleNamespace(call_later=self.call_later)
+        BatchedAcks(SimpleNamespace(pool=pool, qos=qos, hub=hub), lambda message: message.delivery_tag not in {4, 91}, self)
+
+    def call_later(self, seconds: float, function: Any) -> Any:
+        assert seconds == ACK_DELAY
+        self.timers.append(function)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(function))
+
+    def message_to_python(self, tag: int) -> Any:
+        return SimpleNamespace(delivery_tag=tag)
+
+    def basic_ack(self, tag: int, *, multiple: bool = False) -> None:
+        self.written.append((tag, multiple))
+
+    def basic_reject(self, tag: int, *, requeue: bool) -> None:
+        self.written.append((tag, "rejected"))
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        self.written.append(consumer_tag)
+
+
+@for_each(
+    "prefetch, acked, written",
+    [
+        (8, [1, 2, 3], [(3, True)]),
+        (8, [2, 3, 1], [(3, True)]),
+        (8, [1, 2, 3, 5, 6], [(3, True)]),
+        (8, [1, 5, 2], [(2, True), (5, False)]),
+        (8, [3, 5, 6], [(3, False), (5, False), (6, False)]),
+        (8, [1, 5, 6, 2, 3, 4, 7], [(1, True), (5, False), (6, False), (4, False), (7, True)]),
+        (8, [1, 2, 4, 3, 5, 6], [(4, False), (3, True)]),
+        (8, [4, 1, 2, 3, 5, 6, 7], [(4, False), (3, True), (7, True)]),
+        (8, [1, "timer"], [(1, True)]),
+        (8, [1, "timer", 2, 3, 5], [(1, True), (3, True), (5, False)]),
+        (8, [1, "stop", 2], [(1, True), "stop", (2, True)]),
+        (8, [1, -2, 3, 5], [(2, "rejected"), (3, True), (5, False)]),
+        (8, [91, 1], [(91, False)]),
+        (3, [1, 2], [(1, True), (2, True)]),
+        (2, [1, 2], [(1, True), (2, True)]),
+        (0, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
+        (1000, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
+    ],
+)
+def test_jobs_messages_are_acknowledged_together(prefetch: int, acked: Any, written: list[Any]) -> None:
+    """Acknowledgements of jobs share a frame if all before it are settled, and no process waits for a message by that.
+
+    A worker that stops, and a timer, leave none behind; messages of other tasks are acknowledged at once.
+    """
+    channel = Channel(prefetch, processes=2)
+    for tag in [*range(1, 40), 91]:
+        channel.message_to_python(tag)
+    for each in acked:
+        if each == "timer":
+            (fire,) = channel.timers
+            fire()
+        elif each == "stop":
+            channel.basic_cancel("stop")
+        elif each < 0:
+            channel.basic_reject(-each, requeue=False)
+        else:
+            channel.basic_ack(each)
+    assert channel.written == written
+    assert len(channel.timers) <= 1

@@ -43,6 +43,10 @@ VirtualQoS: Any = virtual.QoS
 BUILT_IN = "celery."
 """How the names of Celery's own tasks begin, which every app has."""
 NAMED_TASKS = 5
+MAX_ACKS = 16
+"""How many messages are acknowledged together at most."""
+ACK_DELAY = 0.1
+"""Seconds for which an acknowledgement waits for the next one, at most."""
 
 
 def choose_acks(consumer: Any, acks: bool | None) -> None:  # noqa: FBT001 - the value of the setting
@@ -58,18 +62,23 @@ def choose_acks(consumer: Any, acks: bool | None) -> None:  # noqa: FBT001 - the
     if acks is False:
         _check_transport(driver)
         _check_tasks(app)
+    needs_none = partial(_is_of_job, app.tasks) if acks is None else _is_any
     if driver == "redis":
-        needs_none = partial(_is_of_job, app.tasks) if acks is None else _is_any
-        consumer.connection_for_read = partial(_connect, consumer, needs_none)
+        consumer.connection_for_read = partial(_connect, consumer, partial(_keep_in_memory, needs_none))
+    elif driver == "amqp" and consumer.hub is not None:  # not with eventlet and gevent
+        consumer.connection_for_read = partial(_connect, consumer, partial(BatchedAcks, consumer, needs_none))
 
 
-def _connect(consumer: Any, needs_none: Callable[[Any], bool], heartbeat: Any = None) -> Any:
-    """Do what the consumer's own method of this name does, and choose how its messages are acknowledged."""
+def _connect(consumer: Any, prepare: Callable[[Any], object], heartbeat: Any = None) -> Any:
+    """Do what the consumer's own method of this name does, and prepare the channel of its messages."""
     connection = consumer.ensure_connected(consumer.app.connection_for_read(heartbeat=heartbeat))
-    channel = connection.default_channel
+    prepare(connection.default_channel)
+    return connection
+
+
+def _keep_in_memory(needs_none: Callable[[Any], bool], channel: Any) -> None:
     if channel.QoS is redis.QoS:  # not a class of the application's own
         channel.QoS = partial(ReceivedMessages, needs_none)
-    return connection
 
 
 def _is_of_job(tasks: Mapping[str, Any], message: Any) -> bool:
@@ -145,6 +154,89 @@ class ReceivedMessages(RedisQoS):  # type: ignore[misc]
         with self.channel.conn_or_acquire() as client:
             restore = self.channel._do_restore_message  # noqa: SLF001 - there is no public one
             restore(message._raw, where["exchange"], where["routing_key"], client, leftmost)  # noqa: SLF001 - kombu's
+
+
+class BatchedAcks:
+    """Acknowledges the messages of jobs to an AMQP broker together: one frame for several, which wait `ACK_DELAY`.
+
+    Celery acknowledges a message when a process of the pool has accepted it, with a write to the socket for each. If
+    the worker dies before, the broker delivers the messages again, and their jobs are not claimed again.
+    """
+
+    def __init__(self, consumer: Any, is_of_job: Callable[[Any], bool], channel: Any) -> None:
+        self._consumer = consumer
+        self._is_of_job = is_of_job
+        self._of_jobs: set[int] = set()
+        """The tags of the messages of jobs that are not acknowledged."""
+        self._waiting: set[int] = set()
+        self._settled: set[int] = set()
+        """The tags that were acknowledged or rejected, after one that was not."""
+        self._settled_to = 0
+        self._timer: Any = None
+        self._canceled = False
+        self._receive, channel.message_to_python = channel.message_to_python, self.receive
+        self._ack, channel.basic_ack = channel.basic_ack, self.ack
+        self._reject, channel.basic_reject = channel.basic_reject, self.reject
+        self._cancel, channel.basic_cancel = channel.basic_cancel, self.cancel
+
+    def receive(self, raw: Any) -> Any:
+        """Return a message that was received."""
+        message = self._receive(raw)
+        if self._is_of_job(message):
+            self._of_jobs.add(message.delivery_tag)
+        return message
+
+    def ack(self, delivery_tag: int, *options: Any, **named: Any) -> None:
+        """Acknowledge a message: now, or with the next ones."""
+        if delivery_tag not in self._of_jobs:
+            self._ack(delivery_tag, *options, **named)
+            self._settle({delivery_tag})
+            return
+        self._of_jobs.discard(delivery_tag)
+        self._waiting.add(delivery_tag)
+        if len(self._waiting) >= self._limit():
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._consumer.hub.call_later(ACK_DELAY, self.flush)
+
+    def reject(self, delivery_tag: int, *options: Any, **named: Any) -> None:
+        """Reject a message."""
+        self._of_jobs.discard(delivery_tag)
+        self._reject(delivery_tag, *options, **named)
+        self._settle({delivery_tag})
+
+    def cancel(self, *options: Any, **named: Any) -> Any:
+        """End the consumption of a queue: the worker may stop."""
+        self._canceled = True
+        self.flush()
+        return self._cancel(*options, **named)
+
+    def flush(self) -> None:
+        """Acknowledge what waits."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        waiting, self._waiting = self._waiting, set()
+        self._settle(waiting)
+        together = {tag for tag in waiting if tag <= self._settled_to}
+        if together:
+            self._ack(max(together), multiple=True)
+        for tag in sorted(waiting - together):  # an earlier message is not acknowledged yet
+            self._ack(tag)
+
+    def _limit(self) -> int:
+        """Return how many messages may wait: so many that no process of the pool waits for a message meanwhile."""
+        if self._canceled:
+            return 1
+        prefetch: int = self._consumer.qos.value or MAX_ACKS * 4
+        processes: int = self._consumer.pool.num_processes
+        return max(1, min(MAX_ACKS, (prefetch - processes) // 2))
+
+    def _settle(self, tags: set[int]) -> None:
+        self._settled |= tags
+        while self._settled_to + 1 in self._settled:
+            self._settled_to += 1
+            self._settled.discard(self._settled_to)
 
 
 def _check_transport(driver: str) -> None:
