@@ -357,6 +357,7 @@ def watch_canvas(request: Any, job: Job) -> None:
 
 def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
     """Record that Celery has dispatched the links, chain and chord part of a job that just ended."""
+    # Celery sends the signals of a run's end after it has called links and chain, and counted the chord's part.
     job = getattr(getattr(sender, "request", None), "onejob", None)
     if job is not None and job.canvas_pending:
         try:
@@ -368,6 +369,7 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
 
 def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
     """Handle an error of Celery after a run, most often of the result backend."""
+    # Sent by Celery's tracer, in the child, for whatever is raised outside the body: no hook of the task is called.
     if not hasattr(sender, "_onejob"):
         return
     try:

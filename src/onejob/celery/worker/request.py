@@ -67,13 +67,14 @@ class Request(CeleryRequest):  # type: ignore[misc]
         """The onejob state of the worker's app."""
         return app_state_of(self.app)
 
-    # --- hooks of Celery --------------------------------------------------------------------------------------------
+    # --- hooks of Celery: its main thread calls them in the parent process, some from signal handlers ----------------
 
     def revoked(self) -> bool:
         """Return whether the message is dropped: it has expired or is revoked, and its job, if any, is canceled.
 
         A message whose copy runs, or whose job was redriven, is no reason to cancel that job.
         """
+        # Called twice: when the message has arrived, and right before the pool gets it (`execute_using_pool`).
         expired = self.expires is not None and datetime.now(self.expires.tzinfo) > self.expires
         if self._already_revoked or not (expired or self.id in worker_state.revoked):
             return self._report_revoked()
@@ -105,6 +106,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Send the run a signal. The job ends when the run exits, or when the heartbeat kills it."""
+        # Called by `revoke(terminate=True)`; again when a child accepts a message whose id was revoked meanwhile.
         with log_errors(self.id):
             self.app_state.ledger.cancel(self.id, force=True, reason="terminated on request")
         signaled_requests.add(self)
@@ -121,6 +123,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
         If that fails, the sweeper has the canvas notified.
         """
+        # Called by the pool's timer, before the pool kills the child: so the child is killed here.
         if not soft:
             self.fail_timed_out(TimeLimitExceeded(timeout))
         super().on_timeout(soft, timeout)
@@ -130,6 +133,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Recover the job of a child that died; leave every other failure to Celery."""
+        # Called for an exception that the child has sent (by `on_success`, with `return_ok`), and by the pool if
+        # the child died, was revoked, or exceeded its hard time limit.
         error = exc_info.exception
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
         ended = self._already_revoked or self._already_cancelled
