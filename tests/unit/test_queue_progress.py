@@ -286,7 +286,8 @@ class Channel:
         self.timers: list[Any] = []
         pool, qos = SimpleNamespace(num_processes=processes), SimpleNamespace(value=prefetch)
         hub = SimpleNamespace(call_later=self.call_later)
-        BatchedAcks(SimpleNamespace(pool=pool, qos=qos, hub=hub), lambda message: message.delivery_tag not in {4, 91}, self)
+        consumer = SimpleNamespace(pool=pool, qos=qos, hub=hub)
+        BatchedAcks(consumer, lambda message: message.delivery_tag not in {4, 91}, self)
 
     def call_later(self, seconds: float, function: Any) -> Any:
         assert seconds == ACK_DELAY
