@@ -19,7 +19,6 @@ from onejob.api import create_app, router
 from onejob.api.server import check_host
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
-from tests.cases import for_each
 from tests.celery.test_async import end
 from tests.cli.command import call
 from tests.http.conftest import LOCAL, Shop, problem
@@ -63,18 +62,26 @@ print(call(1, f"/v1/jobs/{{mine}}/redrive", {{}}).status_code, call(9, "/v1/jobs
 """What the readers of the guide do, and the users of its second app."""
 
 
-@for_each("prefix", ["", "/v1"])
-def test_one_line_mounts_the_api(celery_app: celery.Celery, prefix: str) -> None:
-    """Mounted in an app, the API responds under its prefix, errors included, and does not affect other routes."""
+def test_one_line_mounts_the_api(celery_app: celery.Celery, tmp_path: Path) -> None:
+    """Mounted in an app, also beside another, the API has its tasks under its prefix, and affects no other route."""
+
+    def other(word: str) -> None: ...
+
     app = FastAPI()
-    app.include_router(router(celery_app, prefix=prefix))
+    for prefix, each in (("", celery_app), ("/v1", celery_app), ("/b", exposing(tmp_path, "other.task", other))):
+        app.include_router(router(each, prefix=prefix))
     app.get("/own")(lambda: {"mine": True})
-    shop = Shop(celery_app, TestClient(app, **LOCAL))
-    response = shop.post(f"{prefix}/jobs", {"task": "shop.invoice", "kwargs": {"order_id": 7}})
-    assert response.headers["location"] == f"{prefix}/jobs/{response.json()['job']['id']}"
-    assert shop.get(response.headers["location"]).status_code == 200
-    problem(shop.post(f"{prefix}/jobs", {"task": "shop.invoice"}), 422, "invalid-request")
+    shop, body = Shop(celery_app, TestClient(app, **LOCAL)), {"task": "shop.invoice", "kwargs": {"order_id": 7}}
+    for prefix in ("", "/v1"):
+        response = shop.post(f"{prefix}/jobs", body)
+        assert response.headers["location"] == f"{prefix}/jobs/{response.json()['job']['id']}"
+        assert shop.get(response.headers["location"]).status_code == 200
+        problem(shop.post(f"{prefix}/jobs", {"task": "shop.invoice"}), 422, "invalid-request")
     assert [shop.get(path).json() for path in ("/own", "/nowhere")] == [{"mine": True}, {"detail": "Not Found"}]
+    theirs = {"task": "other.task", "kwargs": {"word": "x"}}
+    assert [shop.post(*sent).status_code for sent in (("/jobs", theirs), ("/b/jobs", body), ("/b/jobs", theirs))] == [
+        422, 422, 202,
+    ]  # fmt: skip
 
 
 def exposing(tmp_path: Path, name: str, body: Any) -> celery.Celery:
@@ -86,51 +93,38 @@ def exposing(tmp_path: Path, name: str, body: Any) -> celery.Celery:
     return app
 
 
-def test_two_apps_can_be_mounted(celery_app: celery.Celery, tmp_path: Path) -> None:
-    """Routers of two Celery apps in one web app have the tasks of their own app only."""
-
-    def other(word: str) -> None: ...
-
-    app = FastAPI()
-    for prefix, each in (("/a", celery_app), ("/b", exposing(tmp_path, "other.task", other))):
-        app.include_router(router(each, prefix=prefix))
-    client, body = TestClient(app, **LOCAL), {"task": "other.task", "kwargs": {"word": "x"}}
-    assert [client.post(f"{prefix}/jobs", json=body).status_code for prefix in ("/a", "/b")] == [422, 202]
-
-
 # --- configurations -------------------------------------------------------------------------------------------------
 
 
-@for_each("name, value", [
+FORMATS = (
     ("accept_content", ["json", "pickle"]), ("accept_content", ["application/x-yaml"]),
     ("result_accept_content", ["pickle"]), ("task_serializer", "marshal"), ("result_serializer", "yaml"),
     ("event_serializer", "pickle"),
-])  # fmt: skip
-def test_formats_other_than_json_are_refused(tmp_path: Path, name: str, value: Any) -> None:
-    """An app that reads or writes anything but JSON, also by its media type, cannot be exposed over HTTP."""
-    app = build(f"sqlite:///{tmp_path / 'l.db'}", **{name: value})
-    for start in (router, create_app):
-        with pytest.raises(ConfigurationError, match=f"{name} has .*: a message in another format"):
-            start(app)
-    assert router(build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=["application/json"])).routes
+)  # fmt: skip
 
 
-def test_an_app_that_cannot_be_exposed_is_refused(tmp_path: Path) -> None:
-    """An app without exposed tasks, or with type hints that are not JSON, is refused when the router is created."""
+def test_an_app_that_cannot_be_exposed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other formats than JSON, no exposed task, hints that are not JSON, and other hosts without keys, are refused."""
 
     def odd(a: subprocess.Popen[bytes]) -> None: ...
 
+    for name, value in FORMATS:
+        app = build(f"sqlite:///{tmp_path / 'l.db'}", **{name: value})
+        for start in (router, create_app):
+            with pytest.raises(ConfigurationError, match=f"{name} has .*: a message in another format"):
+                start(app)
+    assert router(build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=["application/json"])).routes
     with pytest.raises(ConfigurationError, match="exposes no task"):
         router(exposing(tmp_path, "", odd))
     with pytest.raises(ConfigurationError, match="task odd is exposed, but its type hints cannot be validated as JSON"):
         router(exposing(tmp_path, "odd", odd))
-
-
-@for_each("host", ["0.0.0.0", "::", "10.1", "example.org", ""])  # noqa: S104 - that it is refused is the point
-def test_without_keys_the_server_binds_to_loopback(host: str) -> None:
-    """Without API keys the server refuses every other address, and the error says how to create keys."""
-    with pytest.raises(ConfigurationError, match="onejob keys add"):
-        check_host(host, None)
+    for host in ("0.0.0.0", "::", "10.1", "example.org", ""):  # noqa: S104 - that it is refused is the point
+        with pytest.raises(ConfigurationError, match="onejob keys add"):
+            check_host(host, None)
+    (tmp_path / "elsewhere.py").write_text("import celery\napp = celery.Celery('x', broker='memory://')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = call("serve", "elsewhere:app")
+    assert (run.exit_code, "onejob has no store" in run.output, "loopback only" in run.output) == (1, True, True)
 
 
 HERE = {"host": "127.0.0.1:8000"}
@@ -148,13 +142,18 @@ REQUESTS = [
 
 
 def test_where_nobody_authenticates_only_this_machine_is_answered(celery_app: celery.Celery) -> None:
-    """The standalone app and a router that know no clients answer requests of this machine alone, through no proxy."""
-    mounted, opened = FastAPI(), FastAPI()
+    """An app, a router and a dashboard that know no users answer this machine alone, through no proxy, on each path."""
+    mounted, opened, pages = FastAPI(), FastAPI(), FastAPI()
     mounted.include_router(router(celery_app))
     opened.include_router(router(celery_app, open=True))
-    for app in (create_app(celery_app), mounted, opened):
+    pages.mount("", onejob.dashboard(celery_app))
+    own = ("/jobs", "/healthz", "/metrics", "/openapi.json")
+    for app, paths in (
+        (create_app(celery_app), own), (mounted, own[:3]), (opened, own[:3]),
+        (pages, ("/jobs", "/palette")),
+    ):  # fmt: skip
         for client, headers, status in REQUESTS:
-            for path in ("/jobs", "/healthz"):
+            for path in paths:
                 found = asyncio.run(status_of(app, path, client, headers))
                 assert found == (200 if app is opened else status), (path, client, headers)
 
@@ -185,16 +184,6 @@ def test_the_server_is_an_optional_dependency() -> None:
     """Without the packages of the server the library works, and the commands that need some name their extra."""
     run = subprocess.run([sys.executable, "-c", NO_SERVER], capture_output=True, text=True, check=True)
     assert re.findall(r"onejob\[(\w+)\]", run.stdout) == ["server", "metrics"]
-
-
-def test_serve_reports_configuration_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`onejob serve` reports a configuration error in one sentence."""
-    (tmp_path / "elsewhere.py").write_text("import celery\napp = celery.Celery('x', broker='memory://')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    run = call("serve", "elsewhere:app")
-    assert run.exit_code == 1
-    assert "onejob has no store" in run.output
-    assert "loopback only" in run.output
 
 
 def test_the_guides_apps_work(tmp_path: Path) -> None:

@@ -20,18 +20,13 @@ from tests.http.conftest import LOCAL, REMOTE, Shop, bearer, problem
 if TYPE_CHECKING:
     from tests.http.conftest import Standing
 
+BODY = b'{"args": [{"4111": 1}, 2], "kwargs": {"cards": {"4112": 3}}, "dry_run": true, "job_ids": ["a", "b"]}'
 ADDRESS = REMOTE["client"][0]
 
 
 @pytest.fixture
-def guarded(keyed: Shop) -> Shop:
-    """Return the shop for an operator."""
-    return keyed.named("operate")
-
-
-@pytest.fixture
-def counting(standing: Standing) -> Shop:
-    """Return the same shop with an API that has refused nobody so far, since it counts refusals."""
+def guarded(standing: Standing) -> Shop:
+    """Return the shop for an operator, with an API that has refused nobody so far, since it counts refusals."""
     web = create_app(standing.app, standing.keys.path)
     shop = Shop(standing.app, TestClient(web, raise_server_exceptions=False, **REMOTE), standing.texts)
     return shop.named("operate")
@@ -44,7 +39,14 @@ def log(shop: Shop, *names: str) -> list[Any]:
     return [tuple(each[name] for name in names or ("action", "target", "outcome")) for each in response.json()]
 
 
-def test_every_operation_is_recorded(guarded: Shop) -> None:
+def refuse() -> None:
+    """Refuse a request, as the app of a router does."""
+    raise HTTPException(401, "log in")
+
+
+def test_every_operation_is_recorded(
+    guarded: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What changes jobs is recorded with the key's name, its address and the outcome; submissions and reads are not."""
     job_id = guarded.job_id(countdown=3600)
     for path in (f"/jobs/{job_id}", "/jobs", "/dead", "/dead/groups", "/healthz", "/readyz", "/audit"):
@@ -65,29 +67,37 @@ def test_every_operation_is_recorded(guarded: Shop) -> None:
     ]  # fmt: skip
     assert {*log(guarded, "actor", "source", "address")} == {("operate", "http", ADDRESS)}
 
+    def fail(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("no store")
 
-def test_refusals_are_recorded(counting: Shop, standing: Standing) -> None:
+    monkeypatch.setattr(guarded.ledger.store, "append_audit", fail)
+    job_id = guarded.job_id(8)
+    assert guarded.post(f"/jobs/{job_id}/cancel").status_code == 200, "a failure of the log fails no action"
+    assert f"the audit log has no entry of cancel {job_id}: no store" in caplog.text
+
+
+def test_refusals_are_recorded(guarded: Shop, standing: Standing) -> None:
     """A bad or expired key, a missing role and an unseen job are recorded, with the name of a valid key."""
     trial = standing.keys.add("trial", Role.READ, expires_at=time.time() - 1.0)
-    counting.get("/jobs", headers=bearer("onejob_wrong"))
-    counting.named("submit").post("/jobs/x/cancel")
-    counting.named("read").get("/jobs/nobodys")
-    counting.get("/jobs", headers=bearer(trial))
-    assert log(counting, "actor", "action", "target", "outcome") == [
+    guarded.get("/jobs", headers=bearer("onejob_wrong"))
+    guarded.named("submit").post("/jobs/x/cancel")
+    guarded.named("read").get("/jobs/nobodys")
+    guarded.get("/jobs", headers=bearer(trial))
+    assert log(guarded, "actor", "action", "target", "outcome") == [
         ("trial", "list_jobs", "", "unauthorized"), ("read", "get_job", "nobodys", "job-not-found"),
         ("submit", "cancel", "x", "forbidden"), ("", "list_jobs", "", "unauthorized"),
     ]  # fmt: skip
-    assert "onejob_wrong" not in counting.get("/audit").text
+    assert "onejob_wrong" not in guarded.get("/audit").text
 
 
-def test_refusals_cannot_fill_the_log(counting: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_cannot_fill_the_log(guarded: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many refused requests make one entry per window, whatever paths they use; the next one has their number."""
     for number in range(50):
-        counting.get(f"/jobs/{number}", headers=bearer(f"onejob_{number}"))
-    assert log(counting, "count", "target") == [(1, "0")]
+        guarded.get(f"/jobs/{number}", headers=bearer(f"onejob_{number}"))
+    assert log(guarded, "count", "target") == [(1, "0")]
     monkeypatch.setattr(request_audit, "REFUSAL_WINDOW", 0.0)
-    counting.get("/jobs/last", headers=bearer("onejob_x"))
-    assert log(counting, "count", "target") == [(50, "last"), (1, "0")]
+    guarded.get("/jobs/last", headers=bearer("onejob_x"))
+    assert log(guarded, "count", "target") == [(50, "last"), (1, "0")]
 
 
 HOSTILE: tuple[dict[str, Any], ...] = (
@@ -117,18 +127,6 @@ def test_nobody_can_erase_the_log(guarded: Shop, standing: Standing) -> None:
     assert len(refused) == len(set(refused)) <= 4
 
 
-def test_names_of_data_are_data() -> None:
-    """Of a body the log has the names of fields and of arguments, and nothing of what is in an argument."""
-    body = b'{"args": [{"4111": 1}, 2], "kwargs": {"cards": {"4112": 3}}, "dry_run": true, "job_ids": ["a", "b"]}'
-    found = request_audit.describe(request_audit.fields_of_json(body))
-    assert found == "args (2) kwargs.cards dry_run=true job_ids (2)"
-
-
-def refuse() -> None:
-    """Refuse a request, as the app of a router does."""
-    raise HTTPException(401, "log in")
-
-
 def test_no_key_is_in_the_log(guarded: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """API keys in URLs and bodies are neither in the audit log nor in its logger, whose lines are printable."""
     caplog.set_level(logging.INFO, "onejob.audit")
@@ -145,18 +143,5 @@ def test_no_key_is_in_the_log(guarded: Shop, caplog: pytest.LogCaptureFixture) -
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
     assert lines[-1].startswith("http operate_many actor='operate'")
-
-
-def test_a_failure_fails_no_action(
-    guarded: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An action takes place although the audit log cannot be written; the log of the process says so."""
-    job_id = guarded.job_id()
-
-    def fail(*_: Any, **__: Any) -> None:
-        msg = "no store"
-        raise StoreUnavailableError(msg)
-
-    monkeypatch.setattr(guarded.ledger.store, "append_audit", fail)
-    assert guarded.post(f"/jobs/{job_id}/cancel").status_code == 200
-    assert f"the audit log has no entry of cancel {job_id}: no store" in caplog.text
+    found = request_audit.describe(request_audit.fields_of_json(BODY))
+    assert found == "args (2) kwargs.cards dry_run=true job_ids (2)", "of what is in an argument it has nothing"

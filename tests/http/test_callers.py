@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import httpx2
 import pytest
@@ -260,12 +260,9 @@ def test_a_refusal_of_the_app_is_passed_on(celery_app: Celery, status: int) -> N
 
 def test_dependencies_of_the_router_authenticate(celery_app: Celery) -> None:
     """With dependencies of its own a router answers whom they accept, wherever from; health checks need none."""
-    accepting, refusing = (
-        _mounted(celery_app, dependencies=[Depends(check)]) for check in (lambda: None, _refuse(401))
-    )
-    assert accepting.submit().status_code == 202
-    problem(refusing.get("/jobs"), 401, "refused")
-    assert refusing.get("/healthz").status_code == 200
+    accepted, refused = (_mounted(celery_app, dependencies=[Depends(each)]) for each in (lambda: None, _refuse(401)))
+    assert [shop.submit().status_code for shop in (accepted, refused)] == [202, 401]
+    assert refused.get("/healthz").status_code == 200
 
 
 def test_hostile_cookies_are_refused_unread(celery_app: Celery, standing: Standing) -> None:
@@ -314,6 +311,7 @@ def test_a_middleware_may_set_the_submitter(celery_app: Celery, own_jobs: bool) 
 
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
+Tenants: TypeAlias = tuple[Shop, Shop, Shop, Shop]
 JOB_ROUTES = [
     ("GET", ""), ("GET", "/events"), ("GET", "/duplicates"), ("GET", "/history"), ("POST", "/cancel"),
     ("POST", "/cancel?force=true"), ("POST", "/redrive"), ("POST", "/run-now"), ("DELETE", ""),
@@ -321,27 +319,10 @@ JOB_ROUTES = [
 
 
 @pytest.fixture
-def one(keyed: Shop) -> Shop:
-    """Return a tenant."""
-    return keyed.named("one")
-
-
-@pytest.fixture
-def two(keyed: Shop) -> Shop:
-    """Return another tenant."""
-    return keyed.named("two")
-
-
-@pytest.fixture
-def staff(keyed: Shop) -> Shop:
-    """Return a client that sees everything."""
-    return keyed.named("operate")
-
-
-@pytest.fixture
-def limited(keyed: Shop) -> Shop:
-    """Return a client that is limited to the task `shop.invoice`."""
-    return keyed.named("limited")
+def tenants(keyed: Shop) -> Tenants:
+    """Return two tenants, a client that sees everything, and one that is limited to the task `shop.invoice`."""
+    one, two, staff, limited = (keyed.named(name) for name in ("one", "two", "operate", "limited"))
+    return one, two, staff, limited
 
 
 def call(shop: Shop, method: str, path: str) -> Any:
@@ -354,8 +335,9 @@ def ids(response: Any) -> list[str]:
     return [job["id"] for job in response.json()["jobs"]]
 
 
-def test_equal_submissions_of_tenants_are_two_jobs(one: Shop, two: Shop, staff: Shop) -> None:
+def test_equal_submissions_of_tenants_are_two_jobs(tenants: Tenants) -> None:
     """Submissions of one tenant attach to its own jobs only, also with a shared idempotency key."""
+    one, two, staff, limited = tenants
     mine, others = one.submit(1).json(), two.submit(1).json()
     assert [each["outcome"] for each in (mine, others)] == ["admitted"] * 2
     assert mine["job"]["identity"] != others["job"]["identity"]
@@ -367,10 +349,17 @@ def test_equal_submissions_of_tenants_are_two_jobs(one: Shop, two: Shop, staff: 
         problem(strict.submit(9, "strict"), 409, "duplicate-job")
     assert {job["submitter"] for job in one.get("/jobs").json()["jobs"]} == {"one"}
     assert ids(one.get(f"/jobs?identity={others['job']['identity']}")) == []
+    body = {"task": "shop.invoice", "kwargs": {"order_id": 5}}
+    fifth = one.job_id(5)
+    found, *checks = (each.post("/duplicates/check", body).json() for each in (one, two, staff, limited))
+    assert (found["outcome"], found["existing"]["id"]) == ("attached", fifth)
+    assert [(each["outcome"], each["existing"]) for each in checks] == [("admitted", None)] * 3
+    problem(limited.post("/duplicates/check", body | {"task": "shop.strict"}), 403, "forbidden")
 
 
-def test_a_tenant_reads_and_operates_only_its_jobs(one: Shop, two: Shop, staff: Shop) -> None:
+def test_a_tenant_reads_and_operates_only_its_jobs(tenants: Tenants) -> None:
     """Lists, counts, dead letters and statistics of a tenant have its own jobs only; a full key sees all of them."""
+    one, two, staff, _ = tenants
     mine, others = one.job_id(1), two.job_id(1)
     for tenant, number in ((one, 1), (two, 3)):
         for _ in range(number):
@@ -396,8 +385,9 @@ def test_a_tenant_reads_and_operates_only_its_jobs(one: Shop, two: Shop, staff: 
     assert two.get(f"/jobs/{others}").json()["state"] == "queued"
 
 
-def test_foreign_and_unknown_ids_are_indistinguishable(one: Shop, two: Shop) -> None:
+def test_foreign_and_unknown_ids_are_indistinguishable(tenants: Tenants) -> None:
     """For live, ended, failed, purged and unknown ids of others, each route returns the same 404."""
+    one, two, _, _ = tenants
     live, failed, canceled, purged = (two.job_id(number) for number in (1, 2, 3, 4))
     two.failed(failed)
     for job_id in (canceled, purged):
@@ -414,8 +404,9 @@ def test_foreign_and_unknown_ids_are_indistinguishable(one: Shop, two: Shop) -> 
     problem(waited, 404, "job-not-found")
 
 
-def test_bulk_operations_are_of_visible_jobs(one: Shop, two: Shop, limited: Shop) -> None:
+def test_bulk_operations_are_of_visible_jobs(tenants: Tenants) -> None:
     """A bulk operation, and the groups of dead letters, have only the caller's jobs, whatever is named."""
+    one, two, _, limited = tenants
     mine, foreign, strict = (
         each.failed(each.job_id(1, task)).id
         for each, task in ((one, "invoice"), (two, "invoice"), (two, "strict"))
@@ -438,28 +429,18 @@ def test_bulk_operations_are_of_visible_jobs(one: Shop, two: Shop, limited: Shop
     assert {job.id for job in one.ledger.find(Query())} == {strict, live}
 
 
-def test_a_check_is_made_for_the_caller(one: Shop, two: Shop, staff: Shop, limited: Shop) -> None:
-    """A duplicate check finds the caller's own job, and no job of a tenant for others; other tasks are refused."""
-    mine = one.job_id(1)
-    body = {"task": "shop.invoice", "kwargs": {"order_id": 1}}
-    found = one.post("/duplicates/check", body).json()
-    assert (found["outcome"], found["existing"]["id"]) == ("attached", mine)
-    for tenant in (two, staff, limited):
-        other = tenant.post("/duplicates/check", body).json()
-        assert (other["outcome"], other["existing"]) == ("admitted", None)
-    problem(limited.post("/duplicates/check", body | {"task": "shop.strict"}), 403, "forbidden")
-
-
 @for_each("path", ["/metrics", "/activity", "/audit", "/jobs/any/explanation"])
-def test_routes_about_all_jobs_are_refused(one: Shop, limited: Shop, staff: Shop, path: str) -> None:
+def test_routes_about_all_jobs_are_refused(tenants: Tenants, path: str) -> None:
     """A caller that is limited to own jobs or to tasks reads no metrics, activity, audit log or explanation."""
+    one, _, staff, limited = tenants
     for shop in (one, limited):
         problem(shop.get(path), 403, "forbidden")
     assert staff.get(path).status_code == (404 if "any" in path else 200)
 
 
-def test_a_key_limited_to_tasks_uses_only_these(limited: Shop, staff: Shop) -> None:
+def test_a_key_limited_to_tasks_uses_only_these(tenants: Tenants) -> None:
     """A key with tasks submits, sees, counts and operates only the jobs of these tasks."""
+    _, _, staff, limited = tenants
     invoice, strict = staff.job_id(1), staff.job_id(1, "strict")
     staff.submit(1, "strict")
     attached = limited.submit(1).json()
@@ -473,15 +454,3 @@ def test_a_key_limited_to_tasks_uses_only_these(limited: Shop, staff: Shop) -> N
         problem(call(limited, method, f"/jobs/{strict}{path}"), 404, "job-not-found")
     assert limited.post(f"/jobs/{invoice}/cancel").status_code == 200
     assert staff.ledger.get(strict).state == "queued"
-
-
-def test_jobs_in_python_are_those_of_the_key(one: Shop, two: Shop) -> None:
-    """A job of Python for a submitter with own jobs is that of the key of this name; one from before is another's."""
-    foreign = one.task.delay(1)
-    with onejob.submitter("one"):
-        assert one.task.apply_async((1,), idempotency_key="k").id == foreign.id
-    with onejob.submitter("one", own_jobs=True):
-        mine = one.task.delay(1)
-    assert (one.job_id(1), mine.id == foreign.id) == (mine.id, False)
-    assert one.job_id(1, idempotency_key="k") != foreign.id
-    problem(two.get(f"/jobs/{mine.id}"), 404, "job-not-found")
