@@ -81,8 +81,10 @@ def test_filters_select_what_they_say(any_sample: Sample, monkeypatch: pytest.Mo
             assert [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", limit="20", **parameters))] == expected
 
 
-def test_pages_have_each_job_once_while_others_are_submitted(browser: Browser, sample: Sample) -> None:
-    """Page after page shows each job exactly once, newest first, while jobs are submitted; links keep the filter."""
+def test_pages_have_each_job_once_while_others_are_submitted(
+    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page after page has each job once while jobs are submitted; links keep the filter, also if a search stopped."""
     before, shown = [*sample.jobs()], []
     for number, ids in enumerate(walk(browser, "/jobs", "jobs", "cursor", limit="20")):
         shown.append(ids)
@@ -92,10 +94,6 @@ def test_pages_have_each_job_once_while_others_are_submitted(browser: Browser, s
     page = browser.page("/jobs", task="shop.send_invoice", limit="20", submitter="cron & co")
     link = next(link for link in page.links if "state=failed" in link)
     assert link == "/ops/jobs?task=shop.send_invoice&limit=20&submitter=cron+%26+co&state=failed"
-
-
-def test_a_search_that_stopped_links_the_rest(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of a search that stopped early says so, and its link goes on with the same filter."""
     monkeypatch.setattr(lists, "deadline", lambda: lambda: True)
     monkeypatch.setattr(search, "WINDOW", 5)
     page = browser.page("/jobs", reason="no such reason", limit="20")
@@ -158,22 +156,18 @@ def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample)
     assert browser.get("/jobs/").headers["location"] == "/ops/jobs"
 
 
-def test_a_worker_is_late_after_two_thirds_of_a_lease() -> None:
-    """A heartbeat is late after two thirds of a lease, since a worker with runs sends three per lease, however long."""
-    app = Celery("shop", set_as_current=False)
-    app.conf.update(onejob_store="sqlite:///:unused:", onejob_lease=300.0, onejob_heartbeat=10.0)
-    worker = WorkerInfo("celery@one", 1000.0)
-    assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
-
-
 def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
-    """The page of workers has under each worker what it runs, and apart what the workers ran that are gone."""
+    """Under each worker is what it runs, apart what those ran that are gone; late is one after 2/3 of a lease."""
     gone = sample.start(sample.submit("shop.study_plan", project="of nobody").job, GONE)
     shown = browser.json("/workers")
     assert {each["name"]: [run["id"] for run in each["runs"]] for each in shown["workers"]} == {
         NODES[0]: [sample.named["running"]], NODES[1]: []
     }  # fmt: skip
     assert [(each["name"], [run["id"] for run in each["runs"]]) for each in shown["lost"]] == [(GONE, [gone.id])]
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(onejob_store="sqlite:///:unused:", onejob_lease=300.0, onejob_heartbeat=10.0)
+    worker = WorkerInfo("celery@one", 1000.0)
+    assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------
@@ -184,28 +178,27 @@ def trial(browser: Browser, task: str, arguments: str) -> Any:
     return browser.json("/duplicates", task=task, arguments=arguments)["trial"]
 
 
-@for_each("task, arguments, said", [
+WRONG = (
     ("shop.study_plan", "{", "not valid JSON"), ("shop.study_plan", "7", "a JSON object"),
     ("shop.study_plan", "null", "a JSON object"), ("shop.study_plan", "[" * 499, "not valid JSON"),
     ("no.such.task", "{}", "no onejob task named 'no.such.task'"), ("shop.study_plan", "{}", "project"),
     ("shop.study_plan", '{"project": "x", "course": 1}', "course"), ("shop.study_plan", "[1, 2, 3]", ""),
     ("shop.study_plan", '{"project": NaN}', ""),
-])  # fmt: skip
-def test_the_box_says_what_is_wrong(browser: Browser, task: str, arguments: str, said: str) -> None:
-    """Texts that are no JSON, unknown tasks and wrong arguments are answered with the reason, beside the box."""
-    found = trial(browser, task, arguments)
-    assert found["answer"] is None
-    assert said in found["error"]
-    assert " ".join(found["error"].split()) in browser.page("/duplicates", task=task, arguments=arguments).text
+)  # fmt: skip
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("shop.study_plan", {"project": "running"}), ("shop.study_plan", {"project": "new"}),
+    ("shop.index_document", {"document": 7, "text": "second"}),
+)  # fmt: skip
 
 
 def test_the_box_tells_what_a_submission_gets(browser: Browser, sample: Sample) -> None:
-    """The box names the outcome and the job that a submission of this call then gets, and stores and counts nothing."""
-    calls: list[tuple[str, dict[str, Any]]] = [
-        ("shop.study_plan", {"project": "running"}), ("shop.study_plan", {"project": "new"}),
-        ("shop.index_document", {"document": 7, "text": "second"}),
-    ]  # fmt: skip
-    for task, kwargs in calls:
+    """The box names the outcome and the job that a submission of a call then gets, or what is wrong; it stores none."""
+    for task, arguments, said in WRONG:
+        found = trial(browser, task, arguments)
+        assert (found["answer"], said in found["error"]) == (None, True), arguments
+        page = browser.page("/duplicates", task=task, arguments=arguments)
+        assert " ".join(found["error"].split()) in page.text
+    for task, kwargs in CALLS:
         before = sample.jobs(), browser.json("/duplicates")["groups"]
         answers = [trial(browser, task, json.dumps(given))["answer"] for given in (kwargs, [*kwargs.values()])]
         assert (sample.jobs(), browser.json("/duplicates")["groups"]) == before
@@ -216,7 +209,7 @@ def test_the_box_tells_what_a_submission_gets(browser: Browser, sample: Sample) 
 
 
 def test_rules_are_in_words(browser: Browser) -> None:
-    """The page says for each task which arguments count, for how long, and what happens to a duplicate."""
+    """The page says for each task which calls are equal, and has duplicates by hour of the day of the viewer's zone."""
     rules = {rule["task"]: rule for rule in browser.json("/duplicates")["rules"]}
     assert {name: (rule["unique_on"], rule["window"], rule["on_duplicate"]) for name, rule in rules.items()} == {
         "shop.study_plan": ("project", "until it has ended", "attach"),
@@ -224,10 +217,6 @@ def test_rules_are_in_words(browser: Browser) -> None:
         "shop.daily_report": ("region", "for each day@Europe/Berlin", "attach"),
         "shop.index_document": ("document", "until it has ended", "replace"),
     }
-
-
-def test_days_and_hours_are_those_of_the_viewer(browser: Browser) -> None:
-    """Duplicates by hour of the day are those of the zone of the viewer, and as many as in another zone."""
     totals = []
     for zone in ("UTC", "Asia/Tokyo"):
         browser.client.cookies.set("onejob_zone", zone)
