@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import unescape
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,18 @@ ERROR = json.dumps({"type": "E", "message": ""})
 PAYLOAD = '{"task": "shop.study_plan", "args": [], "kwargs": {"project": "odd"}}'
 
 
-def submit(sample: Sample, job_id: str, **values: Any) -> Job:
-    """Submit a job under an id."""
+def submission(job_id: str, **values: Any) -> Submission:
+    """Return the submission of a job under an id."""
     defaults: dict[str, Any] = {
         "task": "shop.study_plan", "identity": f"identity of {job_id}", "fingerprint": "f", "nonce": f"nonce {job_id}",
         "payload": PAYLOAD, "options": "{}", "lease": 30.0,
     }  # fmt: skip
-    return sample.ledger.submit(Submission(id=job_id, **(defaults | values))).job
+    return Submission(id=job_id, **(defaults | values))
+
+
+def submit(sample: Sample, job_id: str, **values: Any) -> Job:
+    """Submit a job under an id."""
+    return sample.ledger.submit(submission(job_id, **values)).job
 
 
 @for_each("job_id", [
@@ -85,37 +91,26 @@ def test_a_job_whose_payload_is_no_message_is_shown(browser: Browser, sample: Sa
     assert browser.get(f"/edit/{job_id}").status_code == 422
 
 
-def test_a_percent_sign_in_an_id_is_one(sample: Sample) -> None:
-    """Over a real connection the page of a job whose id looks like an escape is that of this job."""
-    submit(sample, "%2F")
-    with serving(mounted(sample.app, authorize=lambda _request: ("ann", "read"))) as served:
-        assert httpx2.get(f"{served.url}/ops/jobs/%252F?format=json").json()["job"]["id"] == "%2F"
-
-
-def test_an_unknown_job_is_a_page(browser: Browser, sample: Sample) -> None:
-    """What never was a job, or can be no id, is a 404 page; a deleted job is a 410 that says how it ended."""
+def test_what_cannot_be_shown_or_done_is_a_page(browser: Browser, sample: Sample) -> None:
+    """No job is 404, a deleted one a 410 that says how it ended, a wrong state 409, an unknown operation 422."""
     for path in ("/jobs/unknown", "/jobs/" + "x" * 300, "/jobs/%00", "/edit/unknown", "/edit/", "/live?job=%00"):
         response = browser.client.get(f"/ops{path}")
         assert (response.status_code, "<main" in response.text) == (404, True), path
+    for job_id in ("unknown", "%00", ""):
+        assert browser.post(f"/operate/{job_id}", operation="cancel").status_code == 404
+        assert browser.post(f"/edit/{job_id}", args="[]", kwargs="{}").status_code == 404
+    for operation, status in (("cancel", 409), ("explode", 422)):
+        assert browser.post(f"/operate/{sample.named['double']}", operation=operation).status_code == status
+    for name in ("queued", "running", "double", "canceled"):
+        assert browser.get(f"/edit/{sample.named[name]}").status_code == 409
+        assert "/ops/edit/" not in browser.page(f"/jobs/{sample.named[name]}").source
     browser.posted("/bulk/run", ("id", sample.named["failed"]), operation="delete")
     response = browser.get(f"/jobs/{sample.named['failed']}")
     assert (response.status_code, "failed" in HtmlPage(response.text).text) == (410, True)
 
 
-def test_an_operation_that_does_not_apply_is_refused(browser: Browser, sample: Sample) -> None:
-    """An operation on no job is a 404 page, in a state that does not allow it a 409, and an unknown one a 422."""
-    for job_id in ("unknown", "%00", ""):
-        assert browser.post(f"/operate/{job_id}", operation="cancel").status_code == 404
-        assert browser.post(f"/edit/{job_id}", args="[]", kwargs="{}").status_code == 404
-    assert browser.post(f"/operate/{sample.named['double']}", operation="cancel").status_code == 409
-    assert browser.post(f"/operate/{sample.named['double']}", operation="explode").status_code == 422
-    for name in ("queued", "running", "double", "canceled"):
-        assert browser.get(f"/edit/{sample.named[name]}").status_code == 409
-        assert "/ops/edit/" not in browser.page(f"/jobs/{sample.named[name]}").source
-
-
-def test_a_crashed_job_shows_both_runs(browser: Browser, sample: Sample) -> None:
-    """The timeline of a job whose worker died has the lost run and the one that completed, in order, with the nodes."""
+def test_a_job_shows_its_runs_duplicates_webhooks_and_followers(browser: Browser, sample: Sample) -> None:
+    """A page has the runs in order, the lost one, too, each duplicate, the newest first, webhooks and followers."""
     shown = browser.json(f"/jobs/{sample.named['crashed']}")
     assert [(span["kind"], span["label"]) for span in shown["spans"] if span["kind"] != "waiting"] == [
         ("lost", "attempt 1 on west@web-3: lost"), ("completed", "attempt 2 on south@web-2: completed"),
@@ -125,10 +120,6 @@ def test_a_crashed_job_shows_both_runs(browser: Browser, sample: Sample) -> None
     assert source.count('<rect class="lost"') == source.count('<rect class="completed"') == 1
     times = [span[name] for span in shown["spans"] for name in ("begin", "end")]
     assert times == sorted(times)
-
-
-def test_a_job_shows_its_duplicates_and_webhooks(browser: Browser, sample: Sample) -> None:
-    """The page of a job has each duplicate, the newest first, and the deliveries of its webhooks."""
     shown = browser.json(f"/jobs/{sample.named['double']}")
     assert [each["arguments_differ"] for each in shown["duplicates"]] == [True, False, False, False]
     assert [each["url"] for each in shown["webhooks"]] == ["https://example.org/hooks/invoices"]
@@ -136,18 +127,14 @@ def test_a_job_shows_its_duplicates_and_webhooks(browser: Browser, sample: Sampl
     text = browser.page(f"/jobs/{sample.named['double']}").text
     assert "https://example.org/hooks/invoices" in text
     assert "differ in what does not count" in text
-
-
-def test_followers_and_the_job_that_they_follow_link_each_other(browser: Browser, sample: Sample) -> None:
-    """A follower links the job that it ends as, and that job links its followers."""
-    first = submit(sample, "first")
-    follower = Submission(
-        id="follower", task=first.task, identity=first.identity, fingerprint="f", nonce="n2", payload=PAYLOAD,
-        options="{}", lease=30.0,
-    )  # fmt: skip
+    first = submit(sample, "first", delay=8e9)
+    follower = replace(submission("follower"), identity=first.identity)
     assert sample.ledger.follow(follower, follows_id=first.id) is not None
-    assert f"/ops/jobs/{first.id}" in browser.page("/jobs/follower").links
-    assert "/ops/jobs/follower" in browser.page(f"/jobs/{first.id}").links
+    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):  # it is due at the end of the calendar
+        browser.client.cookies.set("onejob_zone", zone)
+        assert f"/ops/jobs/{first.id}" in browser.page("/jobs/follower").links
+        assert "/ops/jobs/follower" in browser.page(f"/jobs/{first.id}").links
+        assert "follower" in browser.page("/jobs").source
     assert browser.json("/jobs/follower")["followed"]["id"] == first.id
     assert "result" not in browser.json(f"/jobs/{first.id}")["followers"][0]
 
@@ -226,23 +213,17 @@ def test_wrong_arguments_are_refused(browser: Browser, sample: Sample, args: str
     assert sample.jobs() == before
 
 
-def test_the_latest_times_have_a_page_in_every_zone(browser: Browser, sample: Sample) -> None:
-    """A job that is due at the end of the calendar has a page, in every time zone."""
-    submit(sample, "late", delay=8e9)
-    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
-        browser.client.cookies.set("onejob_zone", zone)
-        for path in ("/jobs/late", "/jobs"):
-            assert "late" in browser.page(path).source
-
-
 @on_every_store
 def test_every_job_has_a_page(any_sample: Sample) -> None:
-    """On every store each job of the sample has a page, and its JSON has the state that the ledger has."""
+    """On every store each job has a page, and its JSON the ledger's state; over HTTP also one that looks escaped."""
     browser = browser_of(any_sample)
     for job in any_sample.jobs().values():
         browser.page(f"/jobs/{job.id}")
     for job_id in any_sample.named.values():
         assert browser.json(f"/jobs/{job_id}")["job"]["state"] == any_sample.ledger.get(job_id).state
+    submit(any_sample, "%2F")
+    with serving(mounted(any_sample.app, authorize=lambda _request: ("ann", "read"))) as served:
+        assert httpx2.get(f"{served.url}/ops/jobs/%252F?format=json").json()["job"]["id"] == "%2F"
 
 
 SECRET = "s3cret-4711"  # noqa: S105 - what the tests look for
@@ -310,13 +291,16 @@ def test_what_is_hidden_is_nowhere(sample: Sample, jobs: dict[str, Job], redact:
         assert SECRET not in browser.post("/bulk/preview", *fields, operation=operation).text
 
 
-def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job]) -> None:
-    """The hook gets the job with its values, and the name of each."""
+def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job], hidden: Browser) -> None:
+    """The hook gets the job with its values, and the name of each, false ones, too; if it raises, no value is shown."""
     seen: dict[tuple[str, str], Any] = {}
 
     def note(job: Job, name: str, value: Any) -> Any:
         seen[job.id, name] = value
         return value
+
+    def fail(_job: Job, _name: str, value: Any) -> Any:
+        raise ValueError(value)
 
     browser = browser_of(sample, redact=note)
     for job in jobs.values():
@@ -327,20 +311,18 @@ def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job]) -> None:
     assert seen[failed, "step load"] == {"found": SECRET}
     assert seen[failed, "error"]["message"] == f"no {SECRET}"
     assert SECRET in seen[failed, "reason"]
-
-
-@for_each("value", [False, 0, "", [], {}])
-def test_empty_values_are_hidden_too(sample: Sample, hidden: Browser, value: Any) -> None:
-    """The hook decides about every result, also about one that is false."""
-    job = sample.submit("shop.study_plan", project=f"empty {value!r}").job
-    sample.ledger.complete(sample.start(job), json.dumps(value))
-    assert hidden.json(f"/jobs/{job.id}")["job"]["result"] == HIDDEN
+    for value in (False, 0, "", [], {}):
+        job = sample.submit("shop.study_plan", project=f"empty {value!r}").job
+        sample.ledger.complete(sample.start(job), json.dumps(value))
+        assert hidden.json(f"/jobs/{job.id}")["job"]["result"] == HIDDEN
+    response = browser_of(sample, redact=fail).get(f"/jobs/{failed}")
+    assert (response.status_code, SECRET in response.text) == (500, False)
 
 
 def test_hidden_values_cannot_be_searched_edited_or_copied(
     sample: Sample, hidden: Browser, jobs: dict[str, Job]
 ) -> None:
-    """With a hook no values are searched for, guessed, edited or copied."""
+    """With a hook no values are searched for, guessed, edited or copied; a group of dead letters is redriven still."""
     failed = jobs["failed"].id
     assert hidden.get("/duplicates", by="identity").status_code == 422
     guess = json.dumps({"project": f"{SECRET} queued"})
@@ -358,25 +340,11 @@ def test_hidden_values_cannot_be_searched_edited_or_copied(
     assert hidden.get(f"/edit/{failed}").status_code == 403
     assert hidden.post(f"/edit/{failed}", args="[]", kwargs='{"project": "x"}').status_code == 403
     assert sample.ledger.get(failed).state == "failed"
-
-
-def test_a_hidden_group_is_operated(sample: Sample, hidden: Browser, jobs: dict[str, Job]) -> None:
-    """A group of dead letters whose message is hidden is redriven as one that is shown."""
     groups = hidden.json("/dead")["groups"]
-    index = next(number for number, group in enumerate(groups) if group["job_ids"] == [jobs["failed"].id])
+    index = next(number for number, group in enumerate(groups) if group["job_ids"] == [failed])
     assert groups[index]["pattern"] is None
     forms = [form for form in hidden.page("/dead").forms if form.action == "/ops/bulk/preview"]
     preview = HtmlPage(hidden.post_pairs("/bulk/preview", [*forms[index].fields, ("operation", "redrive")]).text)
     assert "1 job will be redriven" in preview.text
     hidden.submit(preview, "/bulk/run")
-    assert sample.ledger.get(jobs["failed"].id).state == "queued"
-
-
-def test_a_hook_that_fails_hides_everything(sample: Sample, jobs: dict[str, Job]) -> None:
-    """When the hook raises, the page is an error that shows no value."""
-
-    def fail(_job: Job, _name: str, value: Any) -> Any:
-        raise ValueError(value)
-
-    response = browser_of(sample, redact=fail).get(f"/jobs/{jobs['failed'].id}")
-    assert (response.status_code, SECRET in response.text) == (500, False)
+    assert sample.ledger.get(failed).state == "queued"

@@ -53,11 +53,6 @@ async def reading(events: AsyncGenerator[bytes, None]) -> AsyncIterator[Next]:
         yield lambda: asyncio.create_task(read())
 
 
-def changes_of(sample: Sample) -> AsyncGenerator[bytes, None]:
-    """Return the stream of an open list."""
-    return stream_changes(ChangeFeed(sample.ledger, Event()), lambda: True)
-
-
 async def after(act: Callable[[int], object], event: asyncio.Task[bytes]) -> bytes:
     """Act again and again until there is an event: the poller may not have read yet what was there before."""
     for number in itertools.count():
@@ -104,20 +99,8 @@ def test_a_change_is_an_event(any_sample: Sample) -> None:
         assert asyncio.run(watch(act)) == [CHANGE, CHANGE], name
 
 
-def test_without_a_change_pages_reload_now_and_then(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet stream tells that nothing has changed, and after a longer time to reload what is not counted."""
-    monkeypatch.setattr(live, "CURRENT_SECONDS", 0.125)
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.25)
-
-    async def watch() -> list[bytes]:
-        async with reading(changes_of(sample)) as next_event:
-            return [await next_event() for _ in range(7)]
-
-    assert asyncio.run(watch()) == [CHANGE, *[CURRENT, CURRENT, CHANGE] * 2]
-
-
 def test_each_change_is_one_event(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens right after the first event, or while a slow client takes one, is the next event, once."""
+    """A change is one event, also right after the first or while a client is slow; a quiet stream reloads at times."""
 
     async def watch() -> list[bytes]:
         feed = ChangeFeed(sample.ledger, Event())
@@ -130,64 +113,44 @@ def test_each_change_is_one_event(sample: Sample, monkeypatch: pytest.MonkeyPatc
             await asyncio.to_thread(act, 10_000)
             await asyncio.wait_for(change.wait(), PATIENCE)
             seen.append(await next_event())
-            monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
-            return [*seen, await next_event()]
+            monkeypatch.setattr(live, "CURRENT_SECONDS", 0.125)
+            monkeypatch.setattr(live, "QUIET_SECONDS", 0.25)
+            return seen + [await next_event() for _ in range(6)]
 
-    assert asyncio.run(watch()) == [CHANGE, CHANGE, CHANGE, CURRENT]
-
-
-def test_a_store_that_is_away_does_not_end_the_stream(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the store does not respond the stream waits, and goes on when it responds again."""
-    totals, failures = sample.ledger.store.totals, itertools.count()
-
-    def fail_first() -> dict[str, float]:
-        if next(failures) < 5:
-            raise StoreUnavailableError("it is away")
-        return totals()
-
-    monkeypatch.setattr(sample.ledger.store, "totals", fail_first)
-
-    async def watch() -> bytes:
-        async with reading(changes_of(sample)) as next_event:
-            await next_event()
-            return await after(actions(sample)["a submission"], next_event())
-
-    assert asyncio.run(watch()) == CHANGE
-    assert next(failures) > 6
+    assert asyncio.run(watch()) == [CHANGE, CHANGE, CHANGE, *[CURRENT, CURRENT, CHANGE] * 2]
 
 
 def test_many_pages_need_one_poller(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many pages are open one task reads the ledger, and it ends once the last page is closed."""
-    pollers: list[Any] = []
-    reads, has_read_often = itertools.count(), Event()
-    read, poll = live.read_version, ChangeFeed._poll
+    """One task reads the ledger for all pages, also after a store was away, and ends once the last page is closed."""
+    pollers, reads = list[Any](), itertools.count()
+    totals, poll = sample.ledger.store.totals, ChangeFeed._poll
 
-    def counted(ledger: Any) -> Any:
-        if next(reads) > 5:
-            has_read_often.set()
-        return read(ledger)
+    def fail_first() -> dict[str, float]:
+        if next(reads) < 5:
+            raise StoreUnavailableError("it is away")
+        return totals()
 
     async def noted(feed: ChangeFeed) -> None:
         pollers.append(asyncio.current_task())
         await poll(feed)
 
-    monkeypatch.setattr(live, "read_version", counted)
+    monkeypatch.setattr(sample.ledger.store, "totals", fail_first)
     monkeypatch.setattr(ChangeFeed, "_poll", noted)
 
-    async def watch() -> None:
+    async def watch() -> list[bytes]:
         feed = ChangeFeed(sample.ledger, Event())
         streams = [stream_changes(feed, lambda: True) for _ in range(50)]
         for stream in streams:
             await anext(stream)
         waiting = [asyncio.create_task(anext(stream)) for stream in streams]
-        assert await asyncio.to_thread(has_read_often.wait, PATIENCE)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await after(actions(sample)["a submission"], waiting[0])
+        seen = await asyncio.gather(*waiting)
+        await asyncio.gather(*(stream.aclose() for stream in streams))
         await asyncio.wait_for(pollers[0], PATIENCE)
+        return seen
 
-    asyncio.run(watch())
-    assert len(pollers) == 1
+    assert set(asyncio.run(watch())) == {CHANGE}
+    assert (next(reads) > 6, len(pollers)) == (True, 1)
 
 
 def test_a_job_is_watched_until_it_is_deleted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,29 +277,23 @@ def test_updates_at_once_read_once(sample: Sample, built: list[str]) -> None:
     assert built == ["jobs"]
 
 
-def test_what_a_person_does_and_opens_is_never_stale(sample: Sample, built: list[str]) -> None:
-    """A page that a person opens is read from the ledger, and so is the next update after an action."""
-    browser, failed = browser_of(sample), sample.named["failed"]
-    assert failed in browser.get("/jobs?state=failed", UPDATE).text
-    sample.ledger.redrive(failed)
-    assert failed in browser.get("/jobs?state=failed", UPDATE).text
-    assert failed not in browser.page("/jobs", state="failed").source
-    browser.post(f"/operate/{failed}", operation="cancel")
-    assert failed not in browser.get("/jobs?state=failed", UPDATE).text
-    assert len(built) >= 3
-
-
 def test_the_cache_is_bounded(sample: Sample, built: list[str]) -> None:
-    """Pages of jobs, which may be large, are not kept, and of lists only so many, whatever host they are asked of."""
-    browser = browser_of(sample)
+    """Pages of jobs are not kept, and of lists only so many, whatever host they are asked of; no action leaves any."""
+    browser, failed = browser_of(sample), sample.named["failed"]
     for host in ("a", "b"):
-        browser.get(f"/jobs/{sample.named['failed']}", UPDATE)
+        browser.get(f"/jobs/{failed}", UPDATE)
         browser.get("/workers", UPDATE | {"host": host})
     assert built == ["job", "workers", "job"]
     for number in range(ENTRIES):
         browser.get("/workers", UPDATE, x=number)
     browser.get("/workers", UPDATE)
     assert len(built) == 3 + ENTRIES + 1
+    assert failed in browser.get("/jobs?state=failed", UPDATE).text
+    sample.ledger.redrive(failed)
+    assert failed in browser.get("/jobs?state=failed", UPDATE).text
+    assert failed not in browser.page("/jobs", state="failed").source, "a page that a person opens is never stale"
+    browser.post(f"/operate/{failed}", operation="cancel")
+    assert failed not in browser.get("/jobs?state=failed", UPDATE).text
 
 
 def test_a_page_that_was_being_built_during_an_action_is_not_kept() -> None:
@@ -358,20 +315,15 @@ def test_a_page_that_was_being_built_during_an_action_is_not_kept() -> None:
         assert [first.result(), second, cache.get("/jobs", lambda: "after")] == ["before", "after", "after"]
 
 
-def test_updates_differ_by_query_and_zone(browse: Callable[..., Browser], built: list[str]) -> None:
-    """Pages with other parameters, and viewers in another time zone, get their own page."""
-    browser = browse()
+def test_updates_differ_by_query_zone_and_user(browse: Callable[..., Browser], built: list[str]) -> None:
+    """Other parameters and another time zone get their own page, which only those get who may see it."""
+    role: list[Any] = [("ann", "edit")]
+    browser = browse(authorize=lambda _request: role[0])
     assert browser.get("/jobs?state=running", UPDATE).text != browser.get("/jobs?state=failed", UPDATE).text
     in_utc = browser.get("/duplicates", UPDATE, format="json").json()["hours"]
     browser.client.cookies.set("onejob_zone", "Asia/Tokyo")
     assert browser.get("/duplicates", UPDATE, format="json").json()["hours"] != in_utc
     assert built == ["jobs", "jobs", "duplicates", "duplicates"]
-
-
-def test_updates_are_for_those_who_may_see_them(browse: Callable[..., Browser]) -> None:
-    """A page in the cache is shown only to those whom the dashboard lets in."""
-    role: list[Any] = [("ann", "edit")]
-    browser = browse(authorize=lambda _request: role[0])
     assert browser.get("/audit", UPDATE).status_code == 200
     for role[0] in (("ben", "read"), None):
         assert browser.get("/audit", UPDATE).status_code == 403
