@@ -40,7 +40,7 @@ GROWING = {"runs", "runs_per_minute"}
 
 
 def test_every_page_has_json_and_every_list_csv(browser: Browser, sample: Sample) -> None:
-    """Each page links its JSON; each list its CSV with the same rows, in which no name anywhere is a formula."""
+    """Each page links its JSON, each list its CSV (RFC 4180) with the same rows, in which no cell is a formula."""
     attacked = attack(sample, FORMULA)
     browser.post("/bulk/run", scope="matching", operation="run_now", filter="")  # an entry of the audit log
     for path in (*LISTS, "/", "/palette"):
@@ -59,6 +59,14 @@ def test_every_page_has_json_and_every_list_csv(browser: Browser, sample: Sample
         found = [cell for row in table for cell in row.values()]
         assert [cell for cell in found if cell.startswith(("=", "+", "-", "@", "\t", "\r"))] == []
         assert f"'{attacked.name}" in {cell[: len(FORMULA) + 1] for cell in found}, path
+    for text in TEXTS:
+        sample.ledger.cancel(sample.submit("shop.study_plan", project=text).job.id, reason=text)
+    response = browser.get("/jobs", format="csv", limit="50")
+    assert response.headers["content-disposition"] == 'attachment; filename="onejob-jobs.csv"'
+    rows = list(csv.DictReader(io.StringIO(response.text, newline=""), strict=True))
+    assert {*TEXTS.values()} <= {row["reason"] for row in rows[: len(TEXTS)]}
+    assert not [cell for row in rows for cell in row.values() if cell and cell[0] in "=+-@\t\r\n"]
+    assert re.search("[^\r]\n[^\r]", response.text.replace("newline \n end", "")) is None
 
 
 TEXTS = {
@@ -68,18 +76,6 @@ TEXTS = {
     "x;=1+1": "x;'=1+1", "x\t -1": "x\t' -1", "a=b-c": "a=b-c",
 }  # fmt: skip
 """Texts, and what a cell has for them."""
-
-
-def test_csv_is_rfc_4180_without_formulas(browser: Browser, sample: Sample) -> None:
-    """Cells with quotes, commas and line breaks survive, and one that a spreadsheet would execute is quoted."""
-    for text in TEXTS:
-        sample.ledger.cancel(sample.submit("shop.study_plan", project=text).job.id, reason=text)
-    response = browser.get("/jobs", format="csv", limit="50")
-    assert response.headers["content-disposition"] == 'attachment; filename="onejob-jobs.csv"'
-    rows = list(csv.DictReader(io.StringIO(response.text, newline=""), strict=True))
-    assert set(TEXTS.values()) <= {row["reason"] for row in rows[: len(TEXTS)]}
-    assert not [cell for row in rows for cell in row.values() if cell and cell[0] in "=+-@\t\r\n"]
-    assert re.search("[^\r]\n[^\r]", response.text.replace("newline \n end", "")) is None
 
 
 @for_each("path, status, kind", [
@@ -119,16 +115,14 @@ NAMES = {
 }  # fmt: skip
 
 
-def test_the_vendored_script_is_the_published_one(browser: Browser) -> None:
-    """The script that is not ours is the published file of its version, and the documentation names both."""
-    served = browser.get(f"/static/{static_version()}/htmx.min.js").content
-    assert hashlib.sha256(served).hexdigest() == HTMX_SHA256
-    documented = (ROOT / "SECURITY.md").read_text()
-    assert [text for text in ("htmx 4.0.1", "0BSD", HTMX_SHA256) if text not in documented] == []
+OTHER_FILES = (
+    "none.js", "..", "%2e%2e", "../app.py", "..%2fapp.py", "..%2f..%2fapp.py", "%2fetc%2fpasswd", "style.css%00", "",
+    "....//app.py", "STYLE.CSS", "style.css%2f..%2f..%2fapp.py",
+)  # fmt: skip
 
 
 def test_static_files_are_cached_for_ever(browser: Browser) -> None:
-    """Each file has a URL with the version of all, under which it may be cached, and not under another version's."""
+    """Each file, of which one is the published script, may be cached under the version of all; no other is served."""
     assert {each.name for each in (files("onejob.pages") / "static").iterdir()} == NAMES.keys()
     links = re.findall(r'(?:src|href)="(/ops/static/[^"]+)"', browser.page("/").source)
     assert {link.rpartition("/")[2] for link in links} == NAMES.keys()
@@ -139,17 +133,14 @@ def test_static_files_are_cached_for_ever(browser: Browser) -> None:
         assert response.headers["content-type"] == NAMES[link.rpartition("/")[2]]
     other = browser.get("/static/another/style.css")
     assert (other.status_code, other.headers["cache-control"]) == (200, "no-store")
-
-
-@for_each("name", [
-    "none.js", "..", "%2e%2e", "../app.py", "..%2fapp.py", "..%2f..%2fapp.py", "%2fetc%2fpasswd", "style.css%00", "",
-    "....//app.py", "STYLE.CSS", "style.css%2f..%2f..%2fapp.py",
-])  # fmt: skip
-def test_no_other_file_is_served(browser: Browser, name: str) -> None:
-    """No name and no path leads to another file."""
-    response = browser.client.get(f"/ops/static/{static_version()}/{name}", follow_redirects=True)
-    assert response.status_code == 404 or "<main" in response.text
-    assert "def " not in response.text
+    for name in OTHER_FILES:
+        response = browser.client.get(f"/ops/static/{static_version()}/{name}", follow_redirects=True)
+        assert response.status_code == 404 or "<main" in response.text
+        assert "def " not in response.text
+    served = browser.get(f"/static/{static_version()}/htmx.min.js").content
+    assert hashlib.sha256(served).hexdigest() == HTMX_SHA256
+    documented = (ROOT / "SECURITY.md").read_text()
+    assert [text for text in ("htmx 4.0.1", "0BSD", HTMX_SHA256) if text not in documented] == []
 
 
 ERRORS = {"/jobs/unknown": 404, "/nowhere": 404, "/jobs?limit=1": 422, "/static/x/none.js": 404, "/operate/x": 405}

@@ -8,7 +8,6 @@ import re
 import secrets
 import subprocess
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -25,15 +24,13 @@ from onejob.celery.app_state import app_state_of
 from onejob.errors import StoreUnavailableError
 from onejob.pages import live
 from onejob.pages.app import create_app_with_dashboard
-from onejob.pages.endpoints import DELETED
+from onejob.pages.endpoints import DELETED, Endpoints
 from tests.cases import for_each
 from tests.http.conftest import problem
 from tests.http.serving import PATIENCE, SERVERS, serving_wsgi
 from tests.pages.browser import BASE, SAME_ORIGIN, Browser, HtmlPage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.requests import Request
 
     from onejob.api.api_keys import KeyFile
@@ -43,9 +40,10 @@ PACKAGES = ("fastapi", "starlette", "jinja2", "uvicorn", "pydantic")
 ELSEWHERE: tuple[dict[str, Any], ...] = ({"base_url": "http://evil.example"}, {"client": ("203.0.113.9", 1)})
 
 
-def test_serve_has_the_dashboard_and_the_api(sample: Sample) -> None:
-    """The standalone app has the dashboard below /dashboard, to which / leads, and the API where it was."""
-    browser = Browser(create_app_with_dashboard(sample.app), base="/dashboard")
+def test_serve_has_the_dashboard_and_the_api(sample: Sample, keys: KeyFile) -> None:
+    """The standalone app has the dashboard below /dashboard, to which / leads, and the API, with the same keys."""
+    app = create_app_with_dashboard(sample.app)
+    browser = Browser(app, base="/dashboard")
     for path in ("/", "/dashboard"):
         response = browser.client.get(path)
         assert (response.status_code, response.headers["location"]) == (307, "/dashboard/")
@@ -59,16 +57,15 @@ def test_serve_has_the_dashboard_and_the_api(sample: Sample) -> None:
     problem(browser.client.get("/nowhere"), 404, "not-found")
     body = {"task": "shop.study_plan", "kwargs": {"project": "over HTTP"}}
     assert browser.client.post("/jobs", json=body).status_code == 202
-
-
-def test_serve_asks_for_the_same_keys(sample: Sample, keys: KeyFile) -> None:
-    """With keys people log in with the keys of the API, and the cookie of their session opens no API route."""
-    app = create_app_with_dashboard(sample.app, keys.path)
-    browser = Browser(app, base="/dashboard", base_url="http://jobs.example.org", client=("203.0.113.9", 1))
+    app.state.closing.set()  # which ends the streams of both
+    assert browser.get("/live").text.startswith("event: change")
+    assert browser.get("/live", job=sample.named["running"]).status_code == 200
+    keyed = create_app_with_dashboard(sample.app, keys.path)
+    browser = Browser(keyed, base="/dashboard", base_url="http://jobs.example.org", client=("203.0.113.9", 1))
     assert browser.get("/").headers["location"] == "/dashboard/login"
     assert browser.post("/login", key=keys.add("ann", Role.READ)).status_code == 303
     browser.page("/jobs")
-    assert browser.client.get("/jobs").status_code == 401
+    assert browser.client.get("/jobs").status_code == 401, "a session opens no route of the API"
 
 
 def test_an_app_that_exposes_nothing_has_the_dashboard_alone(sample: Sample) -> None:
@@ -88,15 +85,6 @@ def test_an_app_that_exposes_nothing_has_the_dashboard_alone(sample: Sample) -> 
             for path in ("/", "/jobs", "/dashboard", "/dashboard/jobs", "/dashboard/static/x/style.css"):
                 assert stranger.get(path).status_code == 403
     app_state_of(bare).ledger.close()
-
-
-def test_a_shutdown_closes_both(sample: Sample) -> None:
-    """The event that ends the streams of the API ends those of the dashboard."""
-    app = create_app_with_dashboard(sample.app)
-    app.state.closing.set()
-    browser = Browser(app, base="/dashboard")
-    assert browser.get("/live").text.startswith("event: change")
-    assert browser.get("/live", job=sample.named["running"]).status_code == 200
 
 
 NEEDS = {"fastapi": "dashboard", "jinja2": "dashboard", "starlette": "dashboard", "a2wsgi": "wsgi_dashboard"}
@@ -148,15 +136,6 @@ def flask_app(sample: Sample) -> flask.Flask:
     return app
 
 
-@contextmanager
-def visitor(url: str, user: str | None = "eve") -> Iterator[httpx2.Client]:
-    """Yield a client that keeps its cookies, logged in as a user."""
-    with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
-        if user is not None:
-            assert client.get(f"/login/{user}").text == "welcome"
-        yield client
-
-
 @pytest.fixture
 def mounted(sample: Sample) -> Client:
     """Return a client of the dashboard alone, below `BASE`."""
@@ -171,8 +150,14 @@ def get(client: Client, path: str, *, address: str = "127.0.0.1", host: str = "l
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_pages_work_below_a_prefix(sample: Sample, server: str) -> None:
-    """Behind a WSGI server each page, its links, its files and its forms work below the prefix of the dispatcher."""
-    with serving_wsgi(flask_app(sample), server) as url, visitor(url) as client:
+    """Behind a WSGI server pages, links, files and forms work below a prefix, for whom the session of Flask names."""
+    with serving_wsgi(flask_app(sample), server) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
+        assert client.get(f"{BASE}/jobs").headers["location"] == "/login"
+        job_id = sample.named["queued"]
+        assert client.get("/login/rita").text == "welcome"
+        fields = {"operation": "cancel", "csrf_token": "of no page"}
+        assert client.post(f"{BASE}/operate/{job_id}", data=fields, headers=SAME_ORIGIN).status_code == 403
+        assert client.get("/login/eve").text == "welcome"
         for path in ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/audit"):
             response = client.get(BASE + path)
             assert response.status_code == 200, (path, response.text)
@@ -180,25 +165,12 @@ def test_the_pages_work_below_a_prefix(sample: Sample, server: str) -> None:
         (file,) = re.findall(r'href="([^"]+\.css)"', client.get(f"{BASE}/jobs").text)
         assert file.startswith(f"{BASE}/static/")
         assert client.get(file).headers["content-type"] == "text/css; charset=utf-8"
-        job_id = sample.named["queued"]
         form = HtmlPage(client.get(f"{BASE}/jobs/{job_id}").text).form(f"{BASE}/operate/{job_id}")
+        assert sample.ledger.get(job_id).state == "queued"
         sent = client.post(form.action, data=dict(form.fields) | {"operation": "cancel"}, headers=SAME_ORIGIN)
         assert (sent.status_code, sent.headers["location"]) == (303, f"{BASE}/jobs/{job_id}")
         assert sample.ledger.get(job_id).state == "canceled"
         assert sample.audited("actor", "address") == [("eve", "127.0.0.1")]
-
-
-def test_the_session_of_flask_decides(sample: Sample) -> None:
-    """`authorize` reads the session of Flask: nobody is redirected, and a reader cannot send a form."""
-    with serving_wsgi(flask_app(sample)) as url:
-        with visitor(url, None) as nobody:
-            assert nobody.get(f"{BASE}/jobs").headers["location"] == "/login"
-        with visitor(url, "rita") as reader:
-            assert reader.get(f"{BASE}/jobs").status_code == 200
-            job_id = sample.named["queued"]
-            fields = {"operation": "cancel", "csrf_token": "of no page"}
-            assert reader.post(f"{BASE}/operate/{job_id}", data=fields, headers=SAME_ORIGIN).status_code == 403
-            assert sample.ledger.get(job_id).state == "queued"
 
 
 @for_each("status, request_", [
@@ -208,6 +180,8 @@ def test_the_session_of_flask_decides(sample: Sample) -> None:
 def test_without_a_hook_only_this_machine_is_served(mounted: Client, status: int, request_: dict[str, str]) -> None:
     """Without `authorize` and keys a request from another address, through a proxy, or to another host, is refused."""
     assert get(mounted, "/jobs", **request_).status_code == status
+    for odd in ({"PATH_INFO": f"{BASE}/jobs/\xff"}, {"QUERY_STRING": "task=\xe9"}):  # neither UTF-8 nor ASCII
+        assert mounted.get(f"{BASE}/jobs", environ_overrides=odd).status_code == 400
 
 
 def test_an_open_page_asks_again(mounted: Client, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,23 +207,11 @@ def test_an_open_page_asks_again(mounted: Client, sample: Sample, monkeypatch: p
     assert ask(query, seen) == ("change", DELETED)
     assert get(mounted, f"/live{query}", **{"Last-Event-ID": DELETED}).status_code == 410
 
-
-def test_while_the_store_is_away_pages_ask_again(
-    mounted: Client, sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the store does not respond the answer has no event, so that the browser goes on asking."""
-
     def fail() -> dict[str, float]:
         raise StoreUnavailableError("it is away")
 
-    monkeypatch.setattr(sample.ledger.store, "totals", fail)
-    assert get(mounted, "/live").text == "retry: 2000\n\n"
-
-
-def test_a_path_that_is_no_text_is_refused(mounted: Client) -> None:
-    """A path that is not UTF-8, or a query with raw bytes, is a bad request and no error of the server."""
-    assert mounted.get(BASE, environ_overrides={"PATH_INFO": f"{BASE}/jobs/\xff"}).status_code == 400
-    assert mounted.get(f"{BASE}/jobs", environ_overrides={"QUERY_STRING": "task=\xe9"}).status_code == 400
+    monkeypatch.setattr(Endpoints, "_read_version", lambda *_: fail())
+    assert get(mounted, "/live").text == "retry: 2000\n\n", "no event, so that the browser goes on asking"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
