@@ -47,6 +47,12 @@ def states(sample: Sample, job_ids: list[str]) -> set[State]:
     return {sample.ledger.get(job_id).state for job_id in job_ids}
 
 
+def queue(sample: Sample, jobs: int) -> list[str]:
+    """Submit jobs that wait, and return their ids."""
+    numbers = range(1000, 1000 + jobs)
+    return [sample.submit("shop.index_document", "batch", document=number, text="").job.id for number in numbers]
+
+
 def break_night(sample: Sample, jobs: int) -> list[str]:
     """Let jobs fail eight hours ago, with one error, and return their ids."""
     failed = []
@@ -58,15 +64,10 @@ def break_night(sample: Sample, jobs: int) -> list[str]:
     return failed
 
 
-def queue(sample: Sample, jobs: int) -> list[str]:
-    """Submit jobs that wait, and return their ids."""
-    numbers = range(1000, 1000 + jobs)
-    return [sample.submit("shop.index_document", "batch", document=number, text="").job.id for number in numbers]
-
-
-def test_last_night_is_redriven(tabs: Tabs, served: Dashboard) -> None:
-    """The error that killed the jobs of the night is a group, which is redriven whole after a preview of its number."""
-    failed = break_night(served.sample, 7)
+def test_last_night_is_redriven(tabs: Tabs, served: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of errors is redriven whole after a preview; all that match are canceled, portion by portion."""
+    monkeypatch.setattr("onejob.pages.actions.PORTION", 10)
+    failed, waiting = break_night(served.sample, 7), queue(served.sample, 23)
     page = tabs.open(served.url())
     page.get_by_role("link", name="Dead letters", exact=True).first.click()
     page.get_by_label("Since").fill("12h")
@@ -82,13 +83,7 @@ def test_last_night_is_redriven(tabs: Tabs, served: Dashboard) -> None:
     page.get_by_role("link", name="Back", exact=True).click()
     expect(page).to_have_url(re.compile(r"/dead\?task=&since=12h$"))
     expect(page.locator("main")).not_to_contain_text("TimeoutError")
-
-
-def test_all_that_match_are_canceled(tabs: Tabs, served: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All jobs that match a filter are canceled, portion by portion without a click, also those that are not listed."""
-    monkeypatch.setattr("onejob.pages.actions.PORTION", 10)
-    waiting = queue(served.sample, 23)
-    page = tabs.open(served.url("/jobs?task=shop.index_document&submitter=batch&limit=20"))
+    page.goto(served.url("/jobs?task=shop.index_document&submitter=batch&limit=20"))
     expect(page.locator("[data-row]")).to_have_count(20)
     page.get_by_label("Apply to").select_option("all that match")
     press(page, "Cancel…")
@@ -189,9 +184,9 @@ def test_the_palette_is_used_by_keys(tabs: Tabs, served: Dashboard) -> None:
 # --- the browser ------------------------------------------------------------------------------------------------------
 
 
-def test_the_theme_is_remembered(tabs: Tabs, served: Dashboard) -> None:
-    """The theme is the system's until it is switched, and is remembered then, on all pages."""
-    page = tabs.open(served.url(), color_scheme="dark")
+def test_the_theme_and_the_zone_are_those_of_the_reader(tabs: Tabs, served: Dashboard) -> None:
+    """The theme is the system's until it is switched, and remembered then; a time is an age, and exact in the zone."""
+    page = tabs.open(served.url(), color_scheme="dark", timezone_id="America/St_Johns")
     for background in (DARK, LIGHT, DARK):
         expect(page.locator("body")).to_have_css("background-color", background)
         page.goto(served.url("/workers"))
@@ -202,14 +197,11 @@ def test_the_theme_is_remembered(tabs: Tabs, served: Dashboard) -> None:
     page.emulate_media(color_scheme="light")
     page.reload()
     expect(page.locator("body")).to_have_css("background-color", LIGHT)
-
-
-def test_times_are_those_of_the_reader(tabs: Tabs, served: Dashboard) -> None:
-    """A time is shown as an age, with the exact time in the reader's zone when it is pointed at, on the first page."""
     job = served.sample.ledger.get(served.sample.named["completed"])
     at = datetime.fromtimestamp(job.created_at, ZoneInfo("America/St_Johns"))
     exact = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} {at:%Z}"
-    page = tabs.open(served.url("/jobs?argument=order_id=4711&state=completed"), timezone_id="America/St_Johns")
+    page.context.clear_cookies()
+    page.goto(served.url("/jobs?argument=order_id=4711&state=completed"))
     expect(page.locator("[data-row] time")).to_have_attribute("title", exact)
     expect(page.locator("[data-row] time")).to_have_text(re.compile(r"^\d+ min ago$"))
     page.goto(served.job_url("completed"))
