@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -237,19 +238,27 @@ def create_app(
     for error_type in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error_type, handle_exception)
     app.add_middleware(DirectRoutes, routes=api.routes)  # the innermost, so that all others precede every route
-    if keys is None:
+    return protect(app, is_local=keys is None)
+
+
+App = TypeVar("App", bound=Starlette)
+
+
+def protect(app: App, *, is_local: bool, headers: Headers = ()) -> App:
+    """Add to all responses of an app the security headers, of which `headers` take precedence; return the app.
+
+    `is_local`: it accepts only requests from this machine.
+    """
+    if is_local:
         app.add_middleware(LocalOnlyMiddleware)
-    app.add_middleware(SecurityHeadersMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware, headers=headers)
     return app
 
 
 class SecurityHeadersMiddleware:
-    """Adds the security headers that a response does not set itself, such as a 404 of the app.
+    """Adds the security headers that a response does not set itself, such as a 404 of the app."""
 
-    `headers`: those that take precedence over `SECURITY_HEADERS`.
-    """
-
-    def __init__(self, app: ASGIApp, headers: Headers = ()) -> None:
+    def __init__(self, app: ASGIApp, headers: Headers) -> None:
         self._app = app
         self._headers = headers
 

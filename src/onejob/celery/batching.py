@@ -100,7 +100,12 @@ class Batcher(Generic[Item, Result]):
                 _resolve(future, result)
 
     async def _resolve_deferred(self, deferred: Pending[Result], future: asyncio.Future[Result]) -> None:
-        _resolve(future, await asyncio.get_running_loop().run_in_executor(self._deferred_threads, deferred.compute))
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._deferred_threads, deferred.compute)
+        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of its item
+            _resolve(future, error)
+        else:
+            _resolve(future, result)
 
     def _results(self, items: list[Item]) -> Sequence[Result | Pending[Result] | Exception]:
         try:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
-from onejob.api.app import LocalOnlyMiddleware, SecurityHeadersMiddleware, create_app
+from onejob.api.app import create_app, protect
 from onejob.api.problems import handle_exception
 from onejob.celery.options import options_of, tasks_of
 from onejob.pages.access import Access
@@ -74,10 +74,7 @@ def dashboard(
         routes.append(Route("/logout", endpoints.logout, methods=["POST"]))
     handlers: Any = {404: endpoints.not_found, 405: endpoints.wrong_method, Exception: handle_exception}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    if access.is_local:
-        app.add_middleware(LocalOnlyMiddleware)
-    app.add_middleware(SecurityHeadersMiddleware, headers=PAGE_HEADERS)
-    return app
+    return protect(app, is_local=access.is_local, headers=PAGE_HEADERS)
 
 
 PATH = "/dashboard"
@@ -100,10 +97,7 @@ def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: 
 def _create_app_without_api(keys: Keys) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})
     app.state.closing = Event()
-    if keys is None:
-        app.add_middleware(LocalOnlyMiddleware)
-    app.add_middleware(SecurityHeadersMiddleware)
-    return app
+    return protect(app, is_local=keys is None)
 
 
 def mount_dashboard(app: FastAPI, pages: Starlette) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from onejob.api.job_reads import READ_AT_ONCE
 from onejob.api.problems import Problem
-from onejob.api.routes.jobs import ID_LIMIT, is_valid_id
+from onejob.api.routes.jobs import read_job
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import TTLCache
 from onejob.celery.options import tasks_of
 from onejob.celery.payload import Message, decode
-from onejob.errors import JobNotFoundError
 from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
@@ -102,9 +101,7 @@ class Context:
 
     def job(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
-        if not is_valid_id(job_id):
-            raise JobNotFoundError(job_id[:ID_LIMIT])
-        return self.ledger.get(job_id)
+        return read_job(self.ledger, job_id)
 
     def redacted(self, job: Job, name: str, value: Any) -> Any:
         """Return a value of a job as it may be shown."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from onejob.jobs.visibility import Visibility
     from onejob.ledger.explain import Explanation
     from onejob.ledger.ledger import Ledger
+    from onejob.ledger.reader import JobReader
     from onejob.ledger.stats import DuplicateSummary
 
 ID_LIMIT = 255
@@ -150,9 +151,7 @@ class JobRoutes:
 
         Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`.
         """
-        if not is_valid_id(job_id):
-            raise JobNotFoundError(job_id[:ID_LIMIT])
-        return permissions.reader(self.ledger).get(job_id)
+        return read_job(permissions.reader(self.ledger), job_id)
 
     def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Pending[Job] | Exception]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
@@ -164,13 +163,7 @@ class JobRoutes:
             visible = _if_visible(job, permissions.visibility)
         except Exception as error:  # noqa: BLE001 - the app's `may` failed for this request, not for its batch
             return error
-        return visible or Pending(partial(self._get_or_error, job_id, permissions))
-
-    def _get_or_error(self, job_id: str, permissions: Permissions) -> Job | Exception:
-        try:
-            return self.get(job_id, permissions)
-        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
-            return error
+        return visible or Pending(partial(self.get, job_id, permissions))
 
     async def handle_get_job(self, request: Request) -> Response:
         """Respond to `GET /jobs/{job_id}`."""
@@ -338,6 +331,13 @@ def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:
 def _caller_of(request: Request) -> str:
     """Return whose event streams and long polls are counted together: an API key's, or an address's."""
     return request.state.caller.name or f"address {request.client.host if request.client else ''}"
+
+
+def read_job(reader: JobReader, job_id: str) -> Job:
+    """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
+    if not is_valid_id(job_id):
+        raise JobNotFoundError(job_id[:ID_LIMIT])
+    return reader.get(job_id)
 
 
 def is_valid_id(text: str) -> bool:
