@@ -109,7 +109,8 @@ def test_an_app_that_cannot_be_exposed_is_refused(tmp_path: Path, monkeypatch: p
     def odd(a: subprocess.Popen[bytes]) -> None: ...
 
     for name, value in FORMATS:
-        app = build(f"sqlite:///{tmp_path / 'l.db'}", **{name: value})
+        given: Any = {name: value}
+        app = build(f"sqlite:///{tmp_path / 'l.db'}", **given)
         for start in (router, create_app):
             with pytest.raises(ConfigurationError, match=f"{name} has .*: a message in another format"):
                 start(app)

@@ -171,7 +171,7 @@ def test_a_key_opens_a_session(login: Login) -> None:
     problem(browser.get("/jobs", format="json"), 401, "unauthorized")
     text = login.file.add("ann", Role.READ)
     for sent in ({"csrf_token": WRONG}, {"headers": {"sec-fetch-site": "cross-site"}}):
-        assert browser.post("/login", key=text, **sent).status_code == 403  # type: ignore[arg-type] # headers
+        assert browser.post("/login", key=text, **sent).status_code == 403
     assert SESSION not in browser.client.cookies
     response = browser.post("/login", key=f" {text} ")
     assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/")

@@ -311,7 +311,8 @@ def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job], hidden: 
     assert seen[failed, "step load"] == {"found": SECRET}
     assert seen[failed, "error"]["message"] == f"no {SECRET}"
     assert SECRET in seen[failed, "reason"]
-    for value in (False, 0, "", [], {}):
+    empty: tuple[Any, ...] = (False, 0, "", [], {})
+    for value in empty:
         job = sample.submit("shop.study_plan", project=f"empty {value!r}").job
         sample.ledger.complete(sample.start(job), json.dumps(value))
         assert hidden.json(f"/jobs/{job.id}")["job"]["result"] == HIDDEN
