@@ -268,6 +268,11 @@ def _requeue(act: Act) -> None:
     raise Reject("as the test requested", requeue=True)
 
 
+def _unstorable_step(act: Act) -> Any:
+    act.announce("InvalidPayloadError(\"the value of step 'set' cannot be stored as JSON")
+    return onejob.current_job().step("set", lambda: {1, 2})
+
+
 def _unstorable(act: Act) -> object:
     act.announce("InvalidPayloadError('the result cannot be stored as JSON")
     return object()
@@ -292,6 +297,7 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "requeue": _requeue,
     "kill": _kill,
     "unstorable": _unstorable,
+    "unstorable_step": _unstorable_step,
     "mutate": _mutate,
     "retry": lambda act: act.retry(countdown=float(act.argument or 0)),
     "retry_for": lambda act: act.retry(exc=LookupError(act.argument), countdown=3600),

@@ -42,7 +42,7 @@ class Pair:
 
     def __init__(self, house: House, **settings: Any) -> None:
         self.house = house
-        self.app = house.another_app(**settings)
+        self.app = house.another_app(accept_content=["json", "yaml", "pickle"], **settings)
         self.broker = Broker(self.app, 2.0)
         house.at_close.callback(self.broker.close)
         routing = app_state_of(self.app).routing

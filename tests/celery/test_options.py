@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,8 @@ WRONG_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "did you mean unique_on": [{"unque_on": lambda a: a}],
     "did you mean lease": [{"leese": 60}],
     "did you mean requires_key": [{"requires_keys": True}],
+    "time_limit='1' is not a number of seconds": [{"time_limit": "1"}],
+    "serializer=5 is not the name of a serializer": [{"serializer": 5}],
     "onejob_webhook_secrets": [{"webhook_url": "https://hooks.example/"}],
 }  # fmt: skip
 
@@ -174,6 +177,34 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
     for call in calls:
         with pytest.raises(InvalidArgumentsError, match=hint):
             call()
+    assert jobs(app) == []
+
+
+@for_each(
+    "name, value",
+    [
+        *[("priority", value) for value in ("high", -1, 256, 1.5, True, [1])],
+        *[("retries", value) for value in ("x", -1)],
+        *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5")],
+        ("eta", "in an hour"), ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
+        ("time_limit", "1"), ("soft_time_limit", True), ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_message_can_have_is_refused_by_name(app: celery.Celery, name: str, value: object) -> None:
+    """A value of an option with which no message could be sent, or no job stored, raises an error that names both."""
+    task: Any = app.tasks.get("defined") or define(app)
+    with pytest.raises(InvalidArgumentsError, match=f"^{name}={re.escape(repr(value))} is "):
+        task.apply_async((1,), **{name: value})
+    assert jobs(app) == []
+
+
+@for_each("options", [{"unque_on": ["a"]}, {"raise_on_duplicate": True}, {"lease": -1}])
+def test_each_call_of_a_refused_definition_fails(app: celery.Celery, options: dict[str, Any]) -> None:
+    """A task with an option that does not exist or cannot work is never submitted, however often it is called."""
+    task: Any = app.task(_rest, name=f"refused-{[*options]}", shared=False, base=onejob.Task, **options)
+    for _ in range(3):
+        with pytest.raises(ConfigurationError, match="refused-"):
+            task.delay(1)
     assert jobs(app) == []
 
 

@@ -55,6 +55,18 @@ def test_no_wait_is_redelivered(house: House) -> None:
     house.assert_quiet()
 
 
+def test_a_message_with_a_priority_of_any_kind_runs(house: House) -> None:
+    """A worker survives whatever a producer has written as the priority of a message, and runs its job."""
+    sent = [
+        house.app.send_task("play", (str(priority), ["return"]), priority=priority).id
+        for priority in ("high", [1], -3, 300)
+    ]
+    house.worker("-c", "1")
+    ends = [house.play.AsyncResult(each).get(PATIENCE) for each in sent]
+    assert ends == ["high", "[1]", "-3", "300"]
+    house.assert_quiet()
+
+
 @on_every_store("house")
 @provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
 def test_a_canvas_continues_after_a_crash_before_its_dispatch(house: House) -> None:

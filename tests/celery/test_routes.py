@@ -51,7 +51,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
     "serializer": ({}, {"serializer": "typo"}, SerializerNotInstalled),
     "compression": ({}, {"compression": "typo"}, InvalidArgumentsError),
     "router": ({"task_routes": [broken_router]}, {}, ZeroDivisionError),
-    "encoding": ({}, {"serializer": "yaml"}, EncodeError),
+    "encoding": ({"accept_content": ["json", "yaml"]}, {"serializer": "yaml"}, EncodeError),
+    "content that workers refuse": ({}, {"serializer": "pickle"}, InvalidArgumentsError),
 }
 
 

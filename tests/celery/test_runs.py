@@ -71,6 +71,7 @@ ENDS: dict[str, Case] = {
     "is retried until it cannot be": Case(["raise:always"], ValueError, 3, 2, task="play_auto", says="always"),
     "is retried after another error": Case(["raise", "return:x"], "x", 2, 1, task="play_picky"),
     "fails for good": Case(["permanent:no use"], PermanentError, task="play_greedy", says="no use"),
+    "keeps what cannot be stored": Case(["unstorable_step"], InvalidPayloadError, task="play_greedy", says="the value"),
     "fails for good by its class": Case(["lookup:no use"], LookupError, task="play_picky", says="no use"),
     "retries what fails for good": Case(["retry_caught:lookup"], LookupError, task="play_picky"),
     **{f"ignores as {name}": Case(["ignore"], TaskRevokedError, task=name, says="Ignore") for name in ACKS},

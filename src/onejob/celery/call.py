@@ -106,7 +106,7 @@ def prepare(call: Call) -> Prepared:
         check_key(call)
     if call.webhook_url is not None:
         check_webhook_url(call.task, call.webhook_url)
-    if call.task_id is not None and call.caller.submitter.own_jobs:
+    if call.task_id is not None:
         _check_task_id(call, call.task_id)
     return Prepared(call, build(call))
 
@@ -180,7 +180,7 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
         nonce=new_nonce(), payload=payload,
         options=with_parents(plan.options, own_options) if own_options else plan.options,
         route=plan.route, priority_rank=plan.priority_rank, lease=definition.lease, delay=delay,
-        expires_in=None if expires is None else seconds_until(expires), retries=options.get("retries") or 0,
+        expires_in=None if expires is None else seconds_until(expires, "expires"), retries=_retries_of(options),
         follows=follows, canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
@@ -213,7 +213,12 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
 
 
 def _check_task_id(call: Call, task_id: str) -> None:
-    """Raise `InvalidArgumentsError` if the task id of a submitter with own jobs is that of another one's job."""
+    """Raise `InvalidArgumentsError` for what is no id, and for another submitter's job if this one has own jobs."""
+    if not isinstance(task_id, str) or not task_id:
+        msg = f"task_id={task_id!r:.100} is not the id of a job: write text, such as str(uuid.uuid4())"
+        raise InvalidArgumentsError(msg)
+    if not call.caller.submitter.own_jobs:
+        return
     job = app_state_of(call.task.app).ledger.get_or_none(task_id)
     if job is not None and job.submitter != call.caller.submitter.name:
         msg = f"task_id {task_id!r} cannot be used for a new job: omit it, or choose a random one"
@@ -284,22 +289,35 @@ def _merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
 
 def delay_of(options: Mapping[str, Any]) -> float:
     """Return the seconds until a job with these options is due, at least 0. Raises as `seconds_until` does."""
-    when = options.get("countdown") or options.get("eta")
-    return max(0.0, seconds_until(when) or 0.0) if when else 0.0
+    name = "countdown" if options.get("countdown") else "eta"
+    when = options.get(name)
+    return max(0.0, seconds_until(when, name)) if when else 0.0
 
 
-def seconds_until(when: Any) -> float | None:
+def seconds_until(when: Any, name: str) -> float:
     """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
 
-    Raises `InvalidArgumentsError` for a time farther away than `MAX_DELAY`, which not every calendar can represent.
+    Raises `InvalidArgumentsError`, with the `name` of the option, for anything else, and for a time farther away than
+    `MAX_DELAY`, which not every calendar can represent.
     """
-    if when is None:
-        return None
-    seconds = when if isinstance(when, int | float) else _seconds_until_datetime(when)
+    try:
+        seconds = when if isinstance(when, int | float) else _seconds_until_datetime(when)
+    except (ValueError, AttributeError):
+        msg = f"{name}={when!r:.100} is no time: write a number of seconds, a datetime, or ISO 8601 text"
+        raise InvalidArgumentsError(msg) from None
     if not abs(seconds) <= MAX_DELAY:  # written so that it is true of NaN, too
-        msg = f"{when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
+        msg = f"{name}={when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
         raise InvalidArgumentsError(msg)
     return seconds
+
+
+def _retries_of(options: Mapping[str, Any]) -> int:
+    """Return how often the job was retried. Raises `InvalidArgumentsError` for what is no number of retries."""
+    retries = options.get("retries") or 0
+    if not isinstance(retries, int) or retries < 0:
+        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
+        raise InvalidArgumentsError(msg)
+    return retries
 
 
 def _seconds_until_datetime(when: Any) -> float:

@@ -1,18 +1,21 @@
-"""Refuses names of settings and options that are misspelt, or that belong to other libraries: they would do nothing."""
+"""Refuses names of settings and options that would do nothing, and values of options with which no message is sent."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+
+from kombu import Exchange, Queue
 
 from onejob.config import NAMES
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator
 
 TASK_OPTIONS = (
     "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
@@ -97,6 +100,37 @@ def check_call_options(options: Mapping[str, Any]) -> None:
         error = _call_error(option)
         if error is not None and option not in stamps:
             raise InvalidArgumentsError(error)
+
+
+MAX_PRIORITY = 255
+MESSAGE_OPTIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "headers": ((Mapping,), "a mapping"),
+    "queue": ((str, Queue), "the name of a queue, or a kombu.Queue"),
+    "exchange": ((str, Exchange), "the name of an exchange, or a kombu.Exchange"),
+    "routing_key": ((str,), "text"),
+    "serializer": ((str,), "the name of a serializer"),
+    "time_limit": ((int, float), "a number of seconds"),
+    "soft_time_limit": ((int, float), "a number of seconds"),
+}
+"""Of options of a message: the types that they may have, in code and in words."""
+
+
+def is_priority(given: object) -> bool:
+    """Return whether brokers accept this as the priority of a message."""
+    return type(given) is int and 0 <= given <= MAX_PRIORITY
+
+
+def check_option_values(options: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgumentsError` for an option of a message, of a task or a call, that no broker could be given."""
+    priority = options.get("priority")
+    if priority is not None and not is_priority(priority):
+        msg = f"priority={priority!r:.100} is not a priority: write an integer from 0 to {MAX_PRIORITY}"
+        raise InvalidArgumentsError(msg)
+    for name, (kinds, expected) in MESSAGE_OPTIONS.items():
+        given = options.get(name)
+        if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):
+            msg = f"{name}={given!r:.100} is not {expected}"
+            raise InvalidArgumentsError(msg)
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.option_names import MESSAGE_OPTIONS, check_option_values
 from onejob.celery.typed import TypedBody
 from onejob.config import check_lease
-from onejob.errors import ConfigurationError, InvalidArgumentsError, PermanentError
+from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
 from onejob.jobs.policy import check_seconds
 from onejob.uniqueness.identity import Identifier
 from onejob.uniqueness.on_duplicate import conflict_policy_of
@@ -92,6 +93,7 @@ class TaskOptions:
         _check_permanent(name, task.permanent_for)
         _check_flags(name, task)
         _check_body(name, body)
+        _check_message_options(name, task)
         window = window_of(name, task.unique_until, task.unique_for)
         if window is not None:
             settings.check_window(name, window.longest)
@@ -109,7 +111,7 @@ class TaskOptions:
             unique_for=task.unique_for,
             window=window,
             lease=task.lease or settings.lease,
-            permanent=(PermanentError, *task.permanent_for),
+            permanent=(PermanentError, InvalidPayloadError, *task.permanent_for),
             webhook_url=task.webhook_url,
             expose=task.expose,
             requires_key=task.requires_key,
@@ -165,6 +167,15 @@ def _check_flags(name: str, task: Any) -> None:
     if task.typed and getattr(task, "_dump_pydantic_arguments", None) is not None:
         msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
         raise ConfigurationError(msg)
+
+
+def _check_message_options(name: str, task: Any) -> None:
+    """Raise `ConfigurationError` for a default of an option of messages with which no message could be sent."""
+    try:
+        check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
+    except InvalidArgumentsError as error:
+        msg = f"task {name}: {error}"
+        raise ConfigurationError(msg) from None
 
 
 def _check_exposed(options: TaskOptions) -> None:

@@ -11,8 +11,9 @@ from celery.utils.nodenames import gethostname
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 from kombu.compression import encoders, get_encoder
-from kombu.serialization import dumps
+from kombu.serialization import dumps, prepare_accept_content, registry  # type: ignore[attr-defined] # of the types
 
+from onejob.celery.option_names import check_option_values
 from onejob.celery.payload import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
 from onejob.jobs.route import Route
@@ -108,11 +109,13 @@ class Routing:
         if not self._app.finalized:
             self._app.finalize(auto=True)
         options = {name: value for name, value in options.items() if value is not None}
+        check_option_values(options)
         _check_time_limits(task, options)
         shared = key is not None and _SIMPLE.issuperset(map(type, options.values()))
         if scope is not None:
             options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
         route, sent_options = self.resolve(task, args, kwargs, options)
+        self._check_accepted(sent_options)
         plan = Plan(
             route=route, options=encode_options(sent_options, self._limits),
             priority_rank=self.priority_rank(sent_options), canvas=has_canvas(options), sent_options=sent_options,
@@ -212,6 +215,19 @@ class Routing:
             if serializer not in _ALWAYS_ENCODE:
                 message = decode(payload)
                 dumps((message.args, message.kwargs, {name: options.get(name) for name in CANVAS}), serializer)
+
+    def _check_accepted(self, options: Mapping[str, Any]) -> None:
+        """Raise `InvalidArgumentsError` for a serializer whose messages no worker of this app accepts."""
+        serializer, _ = self._encoding(options)
+        accepted = self._app.conf.accept_content
+        content_type = registry.name_to_type.get(serializer)
+        if content_type is not None and accepted and content_type not in (prepare_accept_content(accepted) or ()):
+            with noting_unpublishable():
+                msg = (
+                    f"serializer={serializer!r} is not in accept_content={sorted(accepted)}, so workers refuse such "
+                    "messages: use 'json', in which arguments are stored anyway, or add it to accept_content"
+                )
+                raise InvalidArgumentsError(msg)
 
     def _encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
         """Return the serializer and the compression of a message with these options."""

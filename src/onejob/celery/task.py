@@ -63,7 +63,7 @@ class Task(CeleryTask, Generic[P, R_co]):
       one more is queued after it. `"replace"` also restarts the countdown.
     - `max_wait`: seconds after its first submission until which `"replace"` may delay a job. Default: 60.
     - `permanent_for`: a tuple of exception classes after which the job fails without a retry, whatever `autoretry_for`
-      says. `onejob.PermanentError` is always one of them.
+      says. `onejob.PermanentError`, and `onejob.InvalidPayloadError` for a value that cannot be stored, always are.
     - `webhook_url`: the URL that is notified when a job ends, over HTTPS and signed. Needs `onejob[webhooks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
     - `typed`: whether dataclasses and pydantic models, where the annotations of the body name them, are arguments and
@@ -95,8 +95,7 @@ class Task(CeleryTask, Generic[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and install the worker step that renews leases and sweeps the ledger."""
         super().on_bound(app)
-        check_task_options(str(cls.name), cls, Task, cls._onejob_foreign_options)
-        cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
+        cls._onejob = _resolve_options(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
             cast("Any", app).AsyncResult = app.subclass_with_self(Result)
@@ -104,8 +103,9 @@ class Task(CeleryTask, Generic[P, R_co]):
     @property
     def _onejob(self) -> TaskOptions:
         """The resolved options. Binding a class replaces this property by its value."""
-        # Celery marks a task as bound before `on_bound` has returned, so another thread can get here first.
-        return TaskOptions.of(type(self), self.app)
+        # Celery marks a task as bound before `on_bound` has returned, so another thread can get here first. So does
+        # each call of a task whose options `on_bound` has refused, since Celery binds a task once.
+        return _resolve_options(type(self), self.app)
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -344,3 +344,9 @@ class Task(CeleryTask, Generic[P, R_co]):
         if typed is not None:
             body = typed.wrap(body)
         return execute_message(self, request, body)  # type: ignore[no-any-return]
+
+
+def _resolve_options(cls: type[Task[..., Any]], app: Celery) -> TaskOptions:
+    """Return the options of a task's class. Raises `ConfigurationError` for those that do not exist or cannot work."""
+    check_task_options(str(cls.name), cls, Task, cls._onejob_foreign_options)
+    return TaskOptions.of(cls, app)

@@ -124,7 +124,7 @@ def call_of(task: Task, pending: PendingRequest) -> Call:
     body = pending.body
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
-    if body.eta is not None and (seconds_until(body.eta) or 0.0) > MAX_DELAY:
+    if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
     options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
     return Call(

@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, WorkerLostError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, Caller, build
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
+from onejob.celery.option_names import is_priority
 from onejob.celery.options import options_of
 from onejob.celery.payload import (
     MARK,
@@ -198,6 +199,8 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> Job |
 def _submission_of(task: BoundTask, request: Any) -> Submission:
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
+    if not is_priority(options.get("priority")):  # a message that Celery delivers runs, whatever its priority is
+        options.pop("priority", None)
     return build(
         Call(
             task, Caller.of(task.app), signature.args, signature.kwargs, options, source="message", task_id=request.id,

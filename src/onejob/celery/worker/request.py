@@ -20,6 +20,7 @@ from celery.worker.state import task_ready
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of, draining
+from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State, Transition
@@ -54,7 +55,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         """The job, failed, if this run exceeded its hard time limit."""
         self._request_dict["onejob_claim"] = self.nonce
         info = self.delivery_info
-        place = (str(info.get("exchange")), str(info.get("routing_key")), int(info.get("priority") or 0))
+        priority = info.get("priority")  # whatever a producer has written there
+        place = (str(info.get("exchange")), str(info.get("routing_key")), priority if is_priority(priority) else 0)
         self.app_state.received[place] = self.id
 
     @property
