@@ -7,13 +7,16 @@ a round trip for each message.
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
+import amqp
 from celery import signals
 from celery.app.amqp import AMQP
 from celery.utils.nodenames import anon_nodename
@@ -23,8 +26,9 @@ from kombu.utils.functional import maybe_list
 from redis import exceptions
 
 from onejob.celery.broker import TRIES
-from onejob.celery.payload import MARK, decode, loads
+from onejob.celery.payload import MARK, decode, loads, to_json
 from onejob.jobs.model import BrokerMessage
+from onejob.jobs.transitions import new_id
 from onejob.observability.tracing import TRACE_CONTEXT
 from onejob.stores.redis.address import address_of
 from onejob.stores.redis.connection import Connections
@@ -45,12 +49,14 @@ _OWN_MODULES = frozenset({
     "kombu.messaging", "kombu.transport.pyamqp", "kombu.transport.redis", "kombu.transport.virtual.base",
 })  # fmt: skip
 _CONTENT = (
-    "group_id", "group_index", "chord", "time_limit", "soft_time_limit", "root_id", "parent_id", "shadow", "chain",
-    "ignore_result", "replaced_task_nesting", "reply_to",
+    "group_id", "group_index", "chord", "time_limit", "soft_time_limit", "shadow", "chain", "ignore_result",
+    "replaced_task_nesting", "reply_to",
 )  # fmt: skip
 """The options that `send_task` passes to `as_task_v2` only; all others are options of the publication, too."""
 _CALLBACKS = {"link": "callbacks", "link_error": "errbacks"}
 """What `as_task_v2` calls the options of `send_task`."""
+_PARENTS = ("root_id", "parent_id")
+_HAS_OWN = re.compile(f'"({"|".join((*_PARENTS, *TRACE_CONTEXT))})"').search
 _REPR_LEVELS = 3
 """How deep Celery shows arguments, unless it is configured."""
 
@@ -59,7 +65,8 @@ class NotOneMessageError(Exception):
     """What Celery publishes for a job is something else than one message to one queue."""
 
 
-class _Kind(NamedTuple):
+@dataclass(slots=True)
+class _Kind:
     """What messages with equal options, on one route, have in common."""
 
     content: dict[str, Any]
@@ -67,6 +74,10 @@ class _Kind(NamedTuple):
     publication: dict[str, Any]
     """Arguments of `send_task_message`."""
     headers: dict[str, Any]
+    form: Any = None
+    """The first message as kombu made it: the next ones differ in headers, body and ids. None: not known yet."""
+    is_uniform: bool = True
+    """Whether that is so."""
 
 
 class DirectBroker:
@@ -91,27 +102,46 @@ class DirectBroker:
         """
         if not job.route or has_receivers():
             return None
-        in_a_run = '"root_id"' in job.options or '"parent_id"' in job.options
-        kind_of = self._new_kind if in_a_run else self._kind_of
-        kind, call = kind_of(job.options, job.route, job.priority_rank), decode(job.payload)
-        content = {"reply_to": self._app.thread_oid, **self._shown(call.args, call.kwargs), **kind.content}
-        message = self._app.amqp.as_task_v2(
-            job.id, call.task, call.args, call.kwargs, retries=job.retries, **content
-        )  # fmt: skip
+        options, parents = _split_parents(job.options)
+        kind, call = self._kind_of(options, job.route, job.priority_rank), decode(job.payload)
+        content = {"reply_to": self._app.thread_oid, **self._shown(call.args, call.kwargs), **kind.content, **parents}
+        message = self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, retries=job.retries, **content)
+        own = {**kind.headers, MARK: job.id}
+        if kind.form is not None:
+            return self._fill(kind.form, message, own)
         try:
-            return self._publish(call.task, message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
+            return self._write_first(kind, call.task, message, own)
         except NotOneMessageError:
             return None
+
+    def _write_first(self, kind: _Kind, task: str, message: Any, own: dict[str, Any]) -> Any:
+        """Have Celery publish a message; the next ones of its kind are filled in if this one could have been."""
+        written = self._publish(task, message, {**kind.publication, "headers": own})
+        if kind.is_uniform:
+            form = self._form_of(written)
+            kind.is_uniform = self._are_equal(written, self._fill(form, message, own))
+            kind.form = form if kind.is_uniform else None
+        return written
 
     def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> Any:
         """Have Celery publish a message on the recording channel, and return what was recorded."""
         raise NotImplementedError
 
+    def _form_of(self, written: Any) -> Any:
+        """Return what the next messages of a kind have in common with this one."""
+        raise NotImplementedError
+
+    def _fill(self, form: Any, message: Any, headers: dict[str, Any]) -> Any:
+        """Return a message of Celery's `as_task_v2` in a form, with headers besides Celery's: as JSON, uncompressed."""
+        raise NotImplementedError
+
+    def _are_equal(self, one: Any, other: Any) -> bool:
+        """Return whether two messages differ in nothing but what is random."""
+        raise NotImplementedError
+
     def _new_kind(self, options: str, route: str, priority_rank: int) -> _Kind:
         given = self._routing.with_priority(loads(options), priority_rank)
         headers = given.pop("headers", None) or {}
-        for name in TRACE_CONTEXT:  # of the job, whose runs read it there
-            given.pop(name, None)
         content = {name: given.pop(name) for name in _CONTENT if name in given}
         content |= {_CALLBACKS[name]: maybe_list(given.pop(name)) for name in _CALLBACKS if name in given}
         content = {"origin": self._origin, **given, **content}
@@ -137,6 +167,18 @@ class DirectBroker:
         return shown
 
 
+def _split_parents(options: str) -> tuple[str, dict[str, Any]]:
+    """Return publish options (JSON) without what single jobs have, and the ids of the run that has submitted the job.
+
+    The trace context goes, too: runs read it in the job.
+    """
+    if not _HAS_OWN(options):
+        return options, {}
+    given = loads(options)
+    own = {name: given.pop(name) for name in (*_PARENTS, *TRACE_CONTEXT) if name in given}
+    return to_json(given), {name: own[name] for name in _PARENTS if name in own}
+
+
 # --- Redis ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +192,7 @@ class RedisBroker(DirectBroker):
         self._declared: set[str] = set()
         self._recorder = _RecordingClient()
         with broker.producer() as producer:
-            channel = producer.channel and producer.connection.channel()  # the first one connects
+            self._channel = channel = producer.channel and producer.connection.channel()  # the first one connects
         # Where a channel of kombu takes a client. A message through a named exchange reads bindings: it is refused.
         channel.conn_or_acquire = lambda _client=None: nullcontext(self._recorder)
         self._producer = Producer(channel, auto_declare=False)
@@ -204,6 +246,25 @@ class RedisBroker(DirectBroker):
         if len(pushed) != 1:
             raise NotOneMessageError
         return BrokerMessage(self._prefix + pushed[0].destination, pushed[0].text)
+
+    def _form_of(self, written: BrokerMessage) -> tuple[str, dict[str, Any]]:
+        return written.destination, loads(written.text)
+
+    def _fill(self, form: tuple[str, dict[str, Any]], message: Any, headers: dict[str, Any]) -> BrokerMessage:
+        destination, envelope = form
+        body, _ = self._channel.encode_body(to_json(message.body), self._channel.body_encoding)
+        filled = {
+            **envelope,
+            "body": body,
+            "headers": {**message.headers, **headers},
+            "properties": {**envelope["properties"], **message.properties, "delivery_tag": new_id()},
+        }
+        return BrokerMessage(destination, to_json(filled))
+
+    def _are_equal(self, one: BrokerMessage, other: BrokerMessage) -> bool:
+        first, second = loads(one.text), loads(other.text)
+        second["properties"]["delivery_tag"] = first["properties"].get("delivery_tag")
+        return to_json(first) == to_json(second)
 
 
 class _RecordingClient(threading.local):
@@ -267,6 +328,17 @@ class AmqpBroker(DirectBroker):
     def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> AmqpMessage:
         published: AmqpMessage = self._app.amqp.send_task_message(self._producer, task, message, **publication)
         return published
+
+    def _form_of(self, written: AmqpMessage) -> AmqpMessage:
+        return written
+
+    def _fill(self, form: AmqpMessage, message: Any, headers: dict[str, Any]) -> AmqpMessage:
+        properties = {**form.message.properties, **message.properties}
+        properties["application_headers"] = {**message.headers, **headers}
+        return form._replace(message=amqp.Message(to_json(message.body), **properties))
+
+    def _are_equal(self, one: AmqpMessage, other: AmqpMessage) -> bool:
+        return (one.message.properties, one.message.body) == (other.message.properties, other.message.body)
 
     def _push(self, producer: Any, messages: Sequence[AmqpMessage]) -> None:
         channel = producer.channel

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.exceptions import EncodeError
@@ -63,7 +64,7 @@ def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Li
 
 def decode(payload: str) -> Message:
     """Return the message in a payload of `encode`."""
-    return Message(**json.loads(payload))
+    return Message(**loads(payload))
 
 
 def with_replacement(payload: str, earlier: list[str]) -> str:
@@ -93,10 +94,7 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
     """
     try:
-        try:
-            text = "".join(_encode_plain(value, 0))
-        except TypeError:  # not plain: kombu's encoder writes the same text, slower
-            text = str(json.dumps(value, allow_nan=False))
+        text = to_json(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
         hint = MODELS if "is not JSON serializable" in str(error) else ""
         msg = f"{what} cannot be stored as JSON: {error}{hint}"
@@ -121,9 +119,20 @@ def dumps(value: object, what: str, limits: Limits) -> str:
 _encode_plain = plain_encoder(ascii_only=True, sort_keys=False, separators=(", ", ": "))
 
 
+def to_json(value: object) -> str:
+    """Return the text of kombu's `json.dumps`, which is slower for plain values. Raises as that, and for NaN."""
+    try:
+        return "".join(_encode_plain(value, 0))
+    except TypeError:
+        return str(json.dumps(value, allow_nan=False))
+
+
+_decode_json = JSONDecoder(object_hook=json.object_hook).decode
+
+
 def loads(text: str) -> Any:
-    """Return the value of a JSON text of `dumps`."""
-    return json.loads(text)
+    """Return the value of a JSON text of `dumps`, as kombu's `json.loads`, which builds its decoder for each text."""
+    return _decode_json(text)
 
 
 def encode_state(state: str, meta: object) -> dict[str, object]:
