@@ -97,6 +97,17 @@ def test_a_message_is_sent_when_it_is_gone_and_not_before(store: Store, clock: M
     assert read(store).wake_at == pytest.approx(clock() + LEASE, abs=0.001)
 
 
+@pytest.mark.parametrize(("waited", "leases"), [(0.5, 1), (2.5, 2.5), (19, 19), (21, 20)])
+def test_a_job_in_its_queue_is_looked_at_after_as_long_again(
+    store: Store, clock: ManualClock, waited: float, leases: float
+) -> None:
+    """A job whose message may still be delivered is looked at after as long as it has waited: 1 to 20 leases."""
+    submit(store, route="celery", wake_after=waited * LEASE)
+    now = clock.advance(waited * LEASE)
+    assert sweep(Ledger(store), publish_nothing, gone_in=lambda _: None) == SweepResult()
+    assert read(store).wake_at == pytest.approx(now + leases * LEASE, abs=0.001)
+
+
 @pytest.mark.parametrize("left", [0.5, LEASE / 2])
 def test_an_ended_job_with_a_sent_message_waits_for_its_retention(
     store: Store, clock: ManualClock, left: float

@@ -1,18 +1,32 @@
-"""Invalid settings of webhooks are refused, and secrets never appear in messages."""
+"""Settings of webhooks, and which URLs and addresses they permit: one strict parser, and public addresses only."""
 
 from __future__ import annotations
 
 import base64
 import subprocess
 import sys
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from onejob.errors import ConfigurationError
-from onejob.webhooks.settings import SCHEDULE, WebhookSettings
+from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.webhooks.settings import (
+    SCHEDULE,
+    URL_LIMIT,
+    WebhookSettings,
+    WebhookUrl,
+    check_url,
+    embedded_ipv4,
+    is_public,
+    parse_ip,
+)
 from tests.cases import for_each
 from tests.webhooks.receiver import OLDER, SECRET
+
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 def read(**given: Any) -> WebhookSettings:
@@ -106,3 +120,186 @@ def test_each_signer_has_its_secrets() -> None:
     for name in ("", "other"):
         with pytest.raises(ConfigurationError, match=r"onejob_webhook_secrets|signing secret"):
             settings.check_usable(name)
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------------
+
+DEFAULTS = WebhookSettings()
+
+
+@for_each(
+    "url, target",
+    [
+        ("https://example.org", WebhookUrl("https", "example.org", 443, "/")),
+        ("https://example.org/a/b?c=d&e=%20", WebhookUrl("https", "example.org", 443, "/a/b?c=d&e=%20")),
+        ("HTTPS://Example.ORG:443?x", WebhookUrl("https", "example.org", 443, "/?x")),
+        ("https://xn--bcher-kva.example/", WebhookUrl("https", "xn--bcher-kva.example", 443, "/")),
+        ("https://8.8.8.8/", WebhookUrl("https", "8.8.8.8", 443, "/")),
+        ("https://[2606:4700::1111]/x", WebhookUrl("https", "[2606:4700::1111]", 443, "/x")),
+    ],
+)
+def test_a_url_is_parsed(url: str, target: WebhookUrl) -> None:
+    """A URL of a public host over https is accepted and parsed."""
+    check_url(url, DEFAULTS)
+    assert WebhookUrl.parse(url) == target
+
+
+@for_each(
+    "url",
+    [
+        None, 7, b"https://example.org", "", "example.org", "//example.org", "https://", "https:///path",
+        "https:example.org", "https:/example.org", "ftp://example.org", "file:///etc/passwd", "javascript:alert(1)",
+        "https://user@example.org", "https://user:word@example.org", "https://example.org@127.0.0.1/",
+        "https://example.org#fragment", "https://example.org/a#fragment", "https://example.org\\@127.0.0.1/",
+        "https://example.org:443:80/", "https://example.org:/", "https://example.org:-1/",
+        "https://example.org:999999/", "https://exa mple.org/", " https://example.org/", "https://example.org/ ",
+        "https://example.org/\n", "https://example.org/\r\nhost: other", "https://example.org/\x00",
+        "https://b\u00fccher.example/", "https://\u2460\u2461\u2466.0.0.1/", "https://127\u30020\u30020\u30021/",
+        "https://example.org/\u00fc", "https://exam%70le.org/", "https://[::1/", "https://::1/",
+        "https://[fe80::1%25eth0]/", "https://[::1]x/", "https://example.org/" + "x" * URL_LIMIT,
+    ],
+)  # fmt: skip
+def test_an_invalid_url_is_refused(url: Any) -> None:
+    """An invalid URL is refused, and the message describes a valid one."""
+    with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is "):
+        check_url(url, DEFAULTS)
+
+
+@for_each("url", ["https://127.0.0.1/s3cret", "ftp://h/s3cret", "http://h/s3cret", "https://h:1/s3cret"])
+def test_an_error_does_not_contain_the_url(url: str) -> None:
+    """No error message contains the path of the URL, which may be secret."""
+    with pytest.raises(InvalidArgumentsError) as caught:
+        check_url(url, DEFAULTS)
+    assert "s3cret" not in str(caught.value)
+
+
+NOT_PUBLIC_HOSTS = [
+    "127.0.0.1", "127.1", "0x7f.1", "0", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[fd00::1]", "localhost",
+    "LOCALHOST:443", "localhost.", "app.localhost",
+]  # fmt: skip
+LOOPBACK: dict[str, Any] = {"allow": ("127.0.0.0/8",)}
+ADMISSIONS: list[tuple[str, dict[str, Any], str]] = [
+    *((f"https://{host}/x", {}, "not public, and onejob_webhook_allow") for host in NOT_PUBLIC_HOSTS),
+    # ports: https on port 443 only by default, other ports if they are listed, and http with port 80
+    *((url, {}, "https on port 443 ") for url in (
+        "http://example.org/", "https://example.org:8443/", "http://example.org:443/",
+    )),
+    ("https://example.org:8443/", {"ports": (443, 8443)}, ""),
+    ("http://example.org/", {"ports": (443, 80)}, ""),
+    ("http://example.org:8443/", {"ports": (443, 8443)}, "https on port 443, 8443 "),
+    # a network that is allowed: any port, also over http; a name is resolved and checked in each attempt
+    *((f"http://{host}:8080/", LOOPBACK, "") for host in (
+        "127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "receiver.internal",
+    )),
+    *((f"http://{host}:8080/", LOOPBACK, "not public") for host in (
+        "169.254.169.254", "[::1]", "[64:ff9b::7f00:1]", "0",
+    )),
+    *((f"https://{host}/x", {"allow": (network,)}, "") for host in NOT_PUBLIC_HOSTS[-4:] for network in (
+        "127.0.0.0/8", "::1/128",
+    )),
+    ("https://localhost/x", {"allow": ("203.0.113.0/24",)}, "not public"),
+    ("https://localhost.example.org/", {}, ""),
+]  # fmt: skip
+"""A URL and settings, and why the URL is refused at the submission; "" if it is accepted."""
+
+
+@for_each("url, settings, why", ADMISSIONS)
+def test_settings_admit_a_url_by_its_address_port_and_scheme(url: str, settings: dict[str, Any], why: str) -> None:
+    """Only https on a listed port of a public address, or anything of an allowed network, is accepted."""
+    if not why:
+        check_url(url, WebhookSettings(**settings))
+    else:
+        with pytest.raises(InvalidArgumentsError, match=why):
+            check_url(url, WebhookSettings(**settings))
+
+
+@given(st.text(max_size=50))
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    """Any text is either parsed as a URL in plain ASCII or refused with `InvalidArgumentsError`."""
+    for url in (text, f"https://{text}", f"https://example.org{text}"):
+        try:
+            target = WebhookUrl.parse(url)
+        except InvalidArgumentsError:
+            continue
+        assert url.isascii()
+        assert "@" not in target.host
+        assert target.path.startswith("/")
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts: checks forbid such addresses in files
+LOCAL = [
+    *PRIVATE, "127.0.0.1", "127.255.255.254", f"0.{0}.0.0", "0.1.2.3", "100.64.0.1", "100.100.100.200",
+    "169.254.169.254", "168.63.129.16", "192.0.0.8", "192.0.0.192", "192.0.2.1", "192.88.99.1", "198.18.0.1",
+    "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
+]  # fmt: skip
+NOT_PUBLIC = [
+    *LOCAL, "::", "::1", "::127.0.0.1", "::8.8.8.8", "100::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fec0::1",
+    "ff02::1", "ff0e::1", "5f00::1", "4000::1", "2001::1", "2001:10::1", "2001:db8::1", "3fff::1", "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe", "64:ff9b:1::808:808", "2002:7f00:1::", "2002:808:808::1", "2001:0:808:808:0:0:f7f7:f7f7",
+    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1",
+]  # fmt: skip
+PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+NOTATIONS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127.0.1", "0177.0.0.1", "0", "0x0", "00"]
+ipv4_numbers = st.integers(0, 2**32 - 1)
+
+
+@for_each("text, public", [*((text, False) for text in NOT_PUBLIC), *((text, True) for text in PUBLIC)])
+def test_only_a_public_address_is_accepted(text: str, public: bool) -> None:
+    """A globally routed address is public, also mapped or translated; no private, local, reserved or other one is."""
+    assert is_public(ip_address(text)) is public
+
+
+@for_each("text", [*NOTATIONS, *LOCAL])
+def test_a_number_is_an_address(text: str) -> None:
+    """Every notation that a resolver accepts is recognised as an address, and refused."""
+    address = parse_ip(text)
+    assert address is not None
+    assert not is_public(address)
+
+
+@for_each("text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"])
+def test_a_name_is_no_address(text: str) -> None:
+    """A name that only looks like an address is a name."""
+    assert parse_ip(text) is None
+
+
+@given(ipv4_numbers)
+def test_all_notations_are_the_same_address(number: int) -> None:
+    """All notations of an IPv4 address are parsed to that address."""
+    address = IPv4Address(number)
+    for text in (str(address), str(number), hex(number), f"0{number:o}", ".".join(map(hex, address.packed))):
+        assert parse_ip(text) == address
+
+
+@given(ipv4_numbers)
+def test_no_ipv6_form_makes_an_ipv4_address_public(number: int) -> None:
+    """No IPv6 form of an IPv4 address is public unless that is."""
+    inner, public = IPv4Address(number), is_public(IPv4Address(number))
+    mapped, nat64 = IPv6Address(0xFFFF << 32 | number), IPv6Address((0x64FF9B << 96) | number)
+    assert is_public(mapped) is is_public(nat64) is public
+    assert embedded_ipv4(mapped) == embedded_ipv4(nat64) == inner
+    wrapped = [
+        IPv6Address(number),  # IPv4-compatible
+        IPv6Address(0xFFFF << 48 | number),  # translated
+        IPv6Address(0x2002 << 112 | number << 80 | 1),  # 6to4
+        IPv6Address((0x20010000 << 96) | (number << 64) | (number ^ 0xFFFFFFFF)),  # Teredo, as server and as client
+        IPv6Address((0x64FF9B0001 << 88) | number),  # local-use NAT64
+    ]
+    assert not any(is_public(each) for each in wrapped)
+
+
+@given(st.integers(0, 2**128 - 1))
+def test_public_is_global_unicast(number: int) -> None:
+    """No IPv6 address outside of global unicast is public, except a form of a public IPv4 address."""
+    address = IPv6Address(number)
+    assert not is_public(address) or address in ip_network("2000::/3") or embedded_ipv4(address) is not None
+
+
+@given(st.ip_addresses())
+def test_nothing_private_is_public(address: IPv4Address | IPv6Address) -> None:
+    """An address that Python calls private, loopback or link-local is never public."""
+    if is_public(address):
+        inner = embedded_ipv4(address)
+        assert not any((inner.is_private, inner.is_loopback, inner.is_link_local, inner.is_multicast))

@@ -1,18 +1,39 @@
-"""What the shims share: imports by the name of the replaced library, and notices where a shim keeps another promise."""
+"""What the shims share: imports by the name of the replaced library, notices, and the locks of that library.
+
+With `onejob_share_old_locks`, for as long as processes with either library run side by side, a submission takes the
+lock that the old library would take, and the end of its job releases it: neither side admits what the other has
+admitted. The ledger decides alone again when the setting is gone, and without it nothing here costs a round trip.
+"""
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from functools import cache
+from abc import abstractmethod
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.app_state import app_state_of
+from onejob.celery.call import parse_item
+from onejob.celery.current_job import current_job_or_none
+from onejob.celery.payload import decode
+from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
+from onejob.jobs.model import Admission
 from onejob.observability.logs import log_warning
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from celery import Celery
+
+    from onejob.celery.call import Prepared
+    from onejob.jobs.model import Job, Submission
+
+ROUNDS = 10
+"""How often a lock is tried that is released each time before its holder is read."""
 
 
 def alias(package: ModuleType, name: str) -> None:
@@ -58,3 +79,146 @@ def notice_once(text: str) -> None:
     It is a log record and no `warnings.warn`, which a program that turns warnings into errors would not survive.
     """
     log_warning("%s", text)
+
+
+# --- shared locks -----------------------------------------------------------------------------------------------------
+
+
+class HeldByOldLibrary(Exception):  # noqa: N818 - never leaves this package
+    """A process of the replaced library holds the lock of a submission."""
+
+    def __init__(self, key: str, holder: str) -> None:
+        super().__init__(key, holder)
+        self.key = key
+        self.holder = holder
+        """The value of the lock; "" if it cannot be read."""
+
+
+def shares_locks(app: Celery) -> bool:
+    """Return whether the tasks of an app share the locks of the library that they were written for."""
+    return app_state_of(app).settings.share_old_locks
+
+
+def check_place(app: Celery, setting: str, *, has_place: bool) -> None:
+    """Raise `ConfigurationError` if locks are shared, and `setting`, which says where they are, is missing."""
+    if not has_place and shares_locks(app):
+        msg = (
+            f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
+            "version has it, or remove onejob_share_old_locks"
+        )
+        raise ConfigurationError(msg)
+
+
+class LockSharingTask(Task[..., Any]):
+    """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
+
+    abstract = True
+    _releases_before_run: Any = False
+
+    @abstractmethod
+    def _old_key(self, args: Any, kwargs: Any) -> str | None:
+        """Return the key of a call in the old library; None for a call that it cannot lock."""
+
+    @abstractmethod
+    def _take(self, key: str, job_id: str) -> bool:
+        """Take the lock for a job; False if it is held."""
+
+    @abstractmethod
+    def _holder(self, key: str) -> str | None:
+        """Return the value of a lock, which in a lock of ours is its job's id; None if it is free, "" if unreadable."""
+
+    @abstractmethod
+    def _release(self, key: str) -> None:
+        """Release the lock, whoever holds it."""
+
+    @abstractmethod
+    def _belongs(self, holder: str, job_id: str) -> bool:
+        """Return whether the lock with this value is that of a job that has ended here."""
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    def _onejob_admit(self, prepared: Prepared, *, session: Any, producer: Any) -> Admission | Exception:
+        call, submission = prepared
+        send: Any = partial(super()._onejob_admit, prepared, session=session, producer=producer)
+        if submission.follows or not shares_locks(self.app):  # a canvas member must not be lost: it is always admitted
+            return send()  # type: ignore[no-any-return]
+        key = self._old_key(call.args, call.kwargs)
+        taken = key is not None and self._take_or_raise(key, submission)
+        if not taken or key is None:
+            return send()  # type: ignore[no-any-return]
+        admission: Admission | Exception | None = None
+        try:
+            admission = send()
+        finally:  # a job that a rollback may withdraw cannot hold a lock that nothing would release
+            holds = isinstance(admission, Admission) and admission.job.id == submission.id
+            if not holds or session is not None:
+                self._release(key)
+        return admission
+
+    def _take_or_raise(self, key: str, submission: Submission) -> bool:
+        """Take the lock for a submission. Raises `HeldByOldLibrary`.
+
+        False if a job in the ledger answers it, or if others have taken and released the lock many times meanwhile.
+        """
+        ledger = app_state_of(self.app).ledger
+        for _ in range(ROUNDS):
+            if self._take(key, submission.id):
+                return True
+            if ledger.store.find_existing(submission.identity, submission.key) is not None:
+                return False
+            holder = self._holder(key)
+            job = ledger.get_or_none(holder) if holder else None
+            if job is not None and job.holds_identity:  # admitted since the look into the ledger
+                return False
+            if job is not None:
+                self._release(key)  # the process of its job died before the release
+            elif holder is not None:
+                raise HeldByOldLibrary(key, holder)
+        return False
+
+    def submit_many(self, items: Any, *, session: Any = None, **options: Any) -> list[Any]:
+        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared."""
+        if not shares_locks(self.app):
+            return super().submit_many(items, session=session, **options)
+        calls = [parse_item(self, number, item) for number, item in enumerate(items)]
+        return [self.apply_async(args, kwargs, session=session, **options) for args, kwargs in calls]
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body, as `onejob.Task` does; the end of the job releases the lock of the old library."""
+        request, run = self.request, current_job_or_none()
+        direct = request.called_directly or request.is_eager or (run is not None and run.id == request.id)
+        if direct or not shares_locks(self.app):
+            return super().__call__(*args, **kwargs)
+        if self._releases_before_run:
+            self._release_own(str(request.id), args, kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self._release_ended(str(request.id), args, kwargs)
+
+    def _release_ended(self, job_id: str, args: Any, kwargs: Any) -> None:
+        """Release the lock of a job that no longer holds its identity; a failure is logged."""
+        try:
+            job = app_state_of(self.app).ledger.get_or_none(job_id)
+            if job is None or not job.holds_identity or job.state.final:
+                self._release_own(job_id, *_call_of(job, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - the job has ended, whatever the old library's server does
+            log_warning("job %s: the old lock was not released: %s", job_id, error)
+
+    def _release_own(self, job_id: str, args: Any, kwargs: Any) -> None:
+        """Release the lock of a job, unless it is another one's by now."""
+        key = self._old_key(args, kwargs)
+        holder = None if key is None else self._holder(key)
+        if key is not None and holder is not None and self._belongs(holder, job_id):
+            with suppress(FileNotFoundError):
+                self._release(key)
+
+
+def _call_of(job: Job | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a job as they were submitted, since its body may have changed the ones it got."""
+    if job is None:
+        return args, kwargs
+    message = decode(job.payload)
+    return message.args, message.kwargs

@@ -11,8 +11,7 @@ from celery.result import EagerResult
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
 from onejob.compat.celery_once.helpers import AlreadyQueued, import_backend, queue_once_key
-from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, check_place, shares_locks
-from onejob.compat.shims import notice_once
+from onejob.compat.shims import HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
 from onejob.errors import ConfigurationError, DuplicateJobError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from onejob.compat.celery_singleton import util
 from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
-from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, check_place, shares_locks
-from onejob.compat.shims import notice_once
+from onejob.compat.shims import HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
 from onejob.errors import DuplicateJobError
 from onejob.jobs.model import Outcome
 
