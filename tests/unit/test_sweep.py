@@ -60,6 +60,16 @@ def test_a_job_whose_predecessor_released_its_identity_is_promoted(store: Store,
     assert (published, events(store)[-2:]) == (["job-1"], ["promote", "publish"])
 
 
+def test_a_queued_run_is_not_published_while_its_identity_is_held(store: Store, clock: ManualClock) -> None:
+    """A job that is queued next waits for its identity, although the job that it was queued after has ended."""
+    before = run(store, "job-0", identity="same")
+    queue_next(store, "job-1")
+    apply(store, before, Transition.COMPLETE, keeps_identity=True, identity_for=5000.0, wake_after=5000.0)
+    clock.advance(LEASE)
+    assert sweep(Ledger(store), publish_nothing) == SweepResult()
+    assert (read(store, "job-1").queued_next, events(store, "job-1")) == (True, ["queue_next"])
+
+
 def test_a_follower_that_retries_is_published(store: Store, clock: ManualClock) -> None:
     """Only a queued follower waits for the end of what it follows: one whose run is to be retried is published."""
     run(store, "job-0", lease=5000.0)
