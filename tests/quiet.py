@@ -129,14 +129,14 @@ class JobReader:
         self._ledger = ledger
         self._seen: set[str] = set()
 
-    def troubles(self, runs_told: Mapping[str, int]) -> Iterator[Trouble]:
-        """Yield the healing transitions of the new jobs, for each without so many that ended a run as it was told."""
+    def troubles(self, runs_ended: Mapping[str, int]) -> Iterator[Trouble]:
+        """Yield the healing transitions of the new jobs, for each without so many that ended a run on purpose."""
         ledger = self._ledger()
         for job in ledger.find(Query(limit=10_000)):
             if job.id not in self._seen:
                 self._seen.add(job.id)
                 healed = [*_healed(ledger, job)]
-                yield from [each for each in healed if each.event in RUN_ENDS][runs_told.get(job.id, 0) :]
+                yield from [each for each in healed if each.event in RUN_ENDS][runs_ended.get(job.id, 0) :]
                 yield from (each for each in healed if each.event not in RUN_ENDS)
 
 

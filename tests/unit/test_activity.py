@@ -1,4 +1,4 @@
-"""The activity: figures by minute or by hour, computed from the buckets of metrics."""
+"""The activity: statistics by minute or by hour, computed from the buckets of metrics."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def ended(task: str, end: str, seconds: float) -> tuple[str, str, dict[str, Any]
     return f"job_{end}", task, RUN | {"run_seconds": seconds}
 
 
-def activity_of(*minutes: dict[str, float], tasks: frozenset[str] | None = None) -> Activity:
+def activity_of(*minutes: dict[str, float]) -> Activity:
     """Return the activity of some minutes; an empty one has no bucket."""
     buckets = [Bucket(BEGIN + 60.0 * number, amounts) for number, amounts in enumerate(minutes) if amounts]
-    return summarize(Period.MINUTE, BEGIN, BEGIN + 60.0 * len(minutes), buckets, tasks=tasks)
+    return summarize(Period.MINUTE, BEGIN, BEGIN + 60.0 * len(minutes), buckets)
 
 
 # --- quantiles ------------------------------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ def test_a_quantile_is_interpolated_inside_its_bucket(counts: dict[str, int], q:
     assert durations(**counts).quantile(q) == pytest.approx(seconds)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_by_task_and_in_total() -> None:
+def test_statistics_are_by_task_and_in_total() -> None:
     """Submissions by outcome, runs by end, their times and lost leases are counted for each task, and added up."""
     first = amounts_of(
         submitted("a", "admitted"), submitted("a", "attached"), submitted("b", "admitted"),
@@ -131,7 +131,7 @@ def test_prevented_duplicates_save_the_mean_run_time_of_their_task() -> None:
 
 
 def test_what_this_version_does_not_know_is_left_out() -> None:
-    """A series, an outcome or a bound of another version does not affect the other figures."""
+    """A series, an outcome or a bound of another version does not affect the other statistics."""
     unknown = [
         ["from_the_future", "t"],
         ["submissions_total", "t", "forgotten"],
@@ -141,13 +141,6 @@ def test_what_this_version_does_not_know_is_left_out() -> None:
     amounts = {json.dumps(key): 1.0 for key in unknown} | amounts_of(submitted("t", "admitted"))
     total = activity_of(amounts).totals()
     assert (total.submissions, total.runs) == ({Outcome.ADMITTED: 1}, {})
-
-
-def test_a_reader_of_some_tasks_sees_only_these() -> None:
-    """With some tasks, an activity has no figures of the others, nor those that are of no task."""
-    amounts = amounts_of(submitted("a", "admitted"), submitted("b", "admitted"), ("job_redriven", "a", {}))
-    activity = activity_of(amounts, tasks=frozenset({"b", "c"}))
-    assert (list(activity.by_task()), activity.redriven) == (["b"], 0)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -174,11 +167,12 @@ def test_an_activity_ends_with_the_current_slot(store: SQLiteStore, period: Peri
 
 
 def test_an_activity_is_of_the_tasks_of_its_reader(store: SQLiteStore) -> None:
-    """With a given time an activity is read from it, limited to the tasks that the reader sees."""
-    amounts = amounts_of(submitted("a", "admitted"), submitted("b", "attached"))
+    """With a given time an activity is read from it: of the tasks that the reader sees, and without what is of none."""
+    amounts = amounts_of(submitted("a", "admitted"), submitted("b", "attached"), ("job_redriven", "a", {}))
     store.increment(amounts, recent=amounts)
-    limited = JobReader(store, Visibility(tasks=frozenset({"a"})))
-    assert list(read_activity(limited, Period.HOUR, length=DAY, now=BEGIN + 90.0).by_task()) == ["a"]
+    limited = JobReader(store, Visibility(tasks=frozenset({"a", "c"})))
+    found = read_activity(limited, Period.HOUR, length=DAY, now=BEGIN + 90.0)
+    assert (list(found.by_task()), found.redriven) == (["a"], 0)
 
 
 def test_totals_of_a_fresh_ledger_equal_its_activity(tmp_path: Path) -> None:
@@ -207,7 +201,7 @@ def test_totals_of_a_fresh_ledger_equal_its_activity(tmp_path: Path) -> None:
 
 
 def test_an_activity_is_json() -> None:
-    """The public form of an activity has totals, figures by task and by slot, and names only what occurred."""
+    """The public form of an activity has totals, statistics by task and by slot, and names only what occurred."""
     found = activity_to_dict(activity_of(amounts_of(submitted("a", "attached"), ended("a", "completed", 2.0)), {}))
     assert (found["begin"].timestamp(), found["end"].timestamp()) == (BEGIN, BEGIN + 120)
     (task,) = found["tasks"]

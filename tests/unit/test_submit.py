@@ -154,24 +154,28 @@ UNUSED = "its other arguments are not used"
 
 
 @pytest.mark.parametrize("task", ["play", "calling"])
-@pytest.mark.parametrize("way", ["one", "many", "each"])
+@pytest.mark.parametrize("way", [*WAYS, "each"])
 def test_arguments_that_no_run_uses_are_warned_of(
     app: Any, caplog: pytest.LogCaptureFixture, way: str, task: str
 ) -> None:
-    """A duplicate with other arguments is warned of; the same id or key again, which is answered alike, is not."""
+    """A duplicate with other arguments is warned of, once per task; the same id, key or call again is not."""
     calls: list[dict[str, Any]] = [{"task_id": "the-same"}, {"idempotency_key": "the-same"}]
     for number, options in enumerate(calls):
         app.tasks[task].apply_async((number, "first"), **options)
         with suppress(KeyReuseMismatchError):
             app.tasks[task].apply_async((number, "second"), **options)
+    app.tasks[task].delay(0, "first")
     assert UNUSED not in caplog.text
-    if way == "each":
-        admit(app, [prepared(app, 0, "third", task=task)])
-    elif way == "many":
-        app.tasks[task].submit_many([(0, "third")])
-    else:
-        app.tasks[task].delay(0, "third")
+    submit: dict[str, Callable[[str], object]] = {
+        "one": lambda other: app.tasks[task].delay(0, other),
+        "many": lambda other: app.tasks[task].submit_many([(0, other)]),
+        "each": lambda other: admit(app, [prepared(app, 0, other, task=task)]),
+    }
+    for other in ("third", "fourth"):
+        submit[way](other)
     assert caplog.text.count(UNUSED) == 1
+    assert "a duplicate of job the-same is answered" in caplog.text
+    assert f"unique_on of task {task}" in caplog.text
 
 
 @pytest.mark.parametrize("hook", [None, HOOK])
@@ -271,18 +275,3 @@ def test_the_admitted_part_of_a_batch_is_charged_and_sent(app: Any) -> None:
         app.tasks["play"].submit_many([(1,), (2,)])
         with pytest.raises(QuotaExceededError):
             app.tasks["play"].delay(4)
-
-
-def test_unused_arguments_are_named_once(app: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A duplicate with other arguments is logged once per task, however it is submitted; an equal one is not."""
-    task = app.tasks["play"]
-    first = task.delay(1)
-    task.delay(1)
-    task.apply_async((1,), task_id=first.id)
-    assert "are not used" not in caplog.text
-    task.delay(1, other=2)
-    assert f"a duplicate of job {first.id} is answered" in caplog.text
-    assert "unique_on of task play" in caplog.text
-    caplog.clear()
-    task.submit_many([(1, 3)])
-    assert "are not used" not in caplog.text

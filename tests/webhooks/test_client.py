@@ -172,6 +172,14 @@ def test_no_more_is_read_than_the_limit() -> None:
     assert read == RESPONSE_LIMIT
 
 
+def test_a_receiver_that_reads_nothing_ends_in_time() -> None:
+    """A request that its receiver does not read is sent until the deadline only."""
+    near, far = socket.socketpair()
+    stream = client_module.LimitedStream(near, client_module.Deadline(SHORT))
+    with far, near, pytest.raises(TimeoutError):
+        stream.write(b"x" * 50_000_000)
+
+
 # --- DNS ------------------------------------------------------------------------------------------------------------
 
 

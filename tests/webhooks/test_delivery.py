@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from standardwebhooks import Webhook, WebhookVerificationError
+from standardwebhooks import WebhookVerificationError
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.policy import RETENTION
@@ -162,20 +162,6 @@ def test_the_secrets_of_the_signer_sign(setup: Setup) -> None:
         got.verified(secret)
         with pytest.raises(WebhookVerificationError):
             got.verified(other)
-
-
-def test_a_forgery_fails_verification(setup: Setup) -> None:
-    """Verification rejects a changed body, a changed id, and a replay after five minutes."""
-    setup.ended()
-    (got,) = setup.sweep()
-    hook = Webhook(SECRET)
-    with pytest.raises(WebhookVerificationError, match="No matching"):
-        hook.verify(got.body.replace(b"completed", b"failed"), got.headers)
-    with pytest.raises(WebhookVerificationError, match="No matching"):
-        hook.verify(got.body, got.headers | {"webhook-id": "another"})
-    old = str(int(got.headers["webhook-timestamp"]) - 301)
-    with pytest.raises(WebhookVerificationError, match="too old"):
-        hook.verify(got.body, got.headers | {"webhook-timestamp": old})
 
 
 # --- retries --------------------------------------------------------------------------------------------------------

@@ -265,24 +265,24 @@ class WebhookClient:
         try:
             with httpcore2.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
                 return _post(pool, target, body, headers)
-        except ForbiddenAddressError:
-            msg = f"{target.host} resolves to an address, or uses a port, that webhooks may not connect to"
-            raise DeliveryError(msg) from None
-        except TimeoutError:
-            msg = f"{target.host} did not answer within {seconds:g} s"
-            raise DeliveryError(msg) from None
-        except ssl.SSLError as error:
-            msg = f"TLS with {target.host} failed: {error.reason or error}"
-            raise DeliveryError(msg) from None
-        except OSError as error:
-            msg = f"{target.host} cannot be reached: {error.strerror or error}"
-            raise DeliveryError(msg) from None
-        except httpcore2.NetworkError as error:
-            msg = f"{target.host} closed the connection: {error}"
-            raise DeliveryError(msg) from None
-        except httpcore2.ProtocolError as error:
-            msg = f"{target.host} sent an invalid HTTP response: {str(error)[:EXCERPT_LIMIT]}"
-            raise DeliveryError(msg) from None
+        except (ForbiddenAddressError, OSError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+            raise DeliveryError(_describe(target.host, error, seconds)) from None
+
+
+def _describe(host: str, error: Exception, seconds: float) -> str:
+    """Return why a host gave no response."""
+    match error:
+        case ForbiddenAddressError():
+            return f"{host} resolves to an address, or uses a port, that webhooks may not connect to"
+        case TimeoutError():
+            return f"{host} did not answer within {seconds:g} s"
+        case ssl.SSLError():
+            return f"TLS with {host} failed: {error.reason or error}"
+        case OSError():
+            return f"{host} cannot be reached: {error.strerror or error}"
+        case httpcore2.NetworkError():
+            return f"{host} closed the connection: {error}"
+    return f"{host} sent an invalid HTTP response: {str(error)[:EXCERPT_LIMIT]}"
 
 
 def _post(pool: httpcore2.ConnectionPool, target: WebhookUrl, body: bytes, headers: Headers) -> WebhookResponse:
