@@ -90,12 +90,7 @@ def test_run_job_shows_a_lost_run(jobs: Jobs) -> None:
 ])  # fmt: skip
 def test_a_fault_that_does_not_happen_fails_the_test(at: str, task: Any, error: Any, message: str) -> None:
     """A misspelled step, or a fault of a task that never ran, is no test that passes: the error names the points."""
-    with pytest.raises(error, match=message):
-        _lose(at, task)
-
-
-def _lose(at: str, task: Any) -> None:
-    with isolated(shop.app) as jobs:
+    with pytest.raises(error, match=message), isolated(shop.app) as jobs:  # noqa: PT012 - the end of the block raises
         jobs.lose_worker(at, task)
         shop.plan.delay("physics")
         jobs.run_all()

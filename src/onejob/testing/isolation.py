@@ -69,8 +69,8 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
         shutil.copyfile(empty_ledger(), directory / "ledger.db")
-        changes = _isolating_settings(app, directory) | _prefixed(_with_heartbeat(app, settings))
-        stack.enter_context(_changed_settings(app, changes))
+        given = {f"onejob_{name}": value for name, value in _with_heartbeat(app, settings).items()}
+        stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | given))
         stack.enter_context(_broker_in_memory(app))
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
         stack.enter_context(replaced(app_state_module, "build_ledger", _refuse))
@@ -138,10 +138,6 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
         "onejob_share_old_locks": False,
         **({"result_backend": BACKEND, "result_backend_transport_options": {}} if has_backend else {}),
     }
-
-
-def _prefixed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"onejob_{name}": value for name, value in settings.items()}
 
 
 def _with_heartbeat(app: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -240,8 +240,11 @@ class Jobs:
         """
         __tracebackhide__ = True
         task = celery_task(self.app, task)
+        if not hasattr(task, "_onejob"):
+            msg = f"{getattr(task, 'name', task)!r} is no onejob.Task: its submissions are in no ledger"
+            raise ConfigurationError(msg)
         wanted = Wanted(task, args, kwargs, None if outcome is None else _outcome(outcome))
-        found = wanted.find(self._submitted_of(task))
+        found = wanted.find(self.submitted(task))
         if len(found) != times:
             raise AssertionError(wanted.describe_mismatch(self.submitted(), len(found), times))
         return found
@@ -249,12 +252,6 @@ class Jobs:
     def assert_not_submitted(self, task: Any, *args: Any, outcome: str | None = None, **kwargs: Any) -> None:
         """Assert that a task was not submitted: with these arguments, or without any, at all."""
         self.assert_submitted(task, *args, times=0, outcome=outcome, **kwargs)
-
-    def _submitted_of(self, task: Any) -> list[SubmittedJob]:
-        if not hasattr(task, "_onejob"):
-            msg = f"{getattr(task, 'name', task)!r} is no onejob.Task: its submissions are in no ledger"
-            raise ConfigurationError(msg)
-        return self.submitted(task)
 
 
 def _outcome(name: str) -> Outcome:
