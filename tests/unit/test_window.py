@@ -60,6 +60,7 @@ def test_a_window_says_how_long_to_keep_the_identity() -> None:
     assert (seconds.seconds, seconds.unit, seconds.longest) == (60.0, "", 60.0)
     assert seconds.keep(1.0) == Retention(identity_for=60.0)
     assert day == Window(unit="day", zone=ZoneInfo("UTC"))
+    assert day.seconds == 0.0
     assert day.keep(1.0) == Retention(identity_until=DAY)
     longest = {unit: Window(unit=unit).longest / DAY for unit in CALENDAR}
     assert longest == {"day": 1, "week": 7, "month": 31}
