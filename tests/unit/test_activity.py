@@ -99,7 +99,7 @@ def test_statistics_are_by_task_and_in_total() -> None:
     assert by_task["a"].submissions == {Outcome.ADMITTED: 1, Outcome.ATTACHED: 1}
     assert (by_task["a"].runs, by_task["b"].runs) == ({"completed": 1, "failed": 1}, {"crashed": 1})
     assert (by_task["a"].run_times.seconds, by_task["a"].run_times.mean, by_task["a"].wait_times.count) == (6.0, 3.0, 1)
-    assert by_task["a"].wait_quantile(1.0) == 0.5
+    assert by_task["a"].wait_times.quantile(1.0) == 0.5
     assert (by_task["a"].failed_share, by_task["b"].failed_share, by_task["b"].lease_expiries) == (0.5, 1.0, 1)
     total = activity.totals()
     assert (total.submissions[Outcome.ADMITTED], total.runs.total(), total.run_times.seconds) == (2, 3, 46.0)

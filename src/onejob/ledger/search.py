@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.jobs.model import Job
     from onejob.jobs.records import Query
@@ -35,17 +35,23 @@ def search(ledger: JobReader, query: Query, *, is_over: Callable[[], bool]) -> S
     returns True. Each call searches one window at least. If `Visibility.predicate` leaves out jobs, the job to continue
     after may be one of these.
     """
-    rest = replace(query, offset=0)
     found: list[Job] = []
-    while True:
-        since = None if ledger.is_indexed(rest) else ledger.edge(rest, skip=WINDOW)
-        window = rest if since is None else replace(rest, since=since)
+    for window, since in _windows(ledger, query):
         after = _read_window(ledger, window, found, is_over)
-        if after is not None or since is None:
+        if after is not None:
             return SearchResult(found, after=after)
-        if is_over():
+        if since is not None and is_over():
             return SearchResult(found, searched_to=since)
+    return SearchResult(found)
+
+
+def _windows(ledger: JobReader, query: Query) -> Iterator[tuple[Query, float | None]]:
+    """Yield the query by windows, newest first, each with the time back to which it goes; None for the last one."""
+    rest = replace(query, offset=0)
+    while (since := None if ledger.is_indexed(rest) else ledger.edge(rest, skip=WINDOW)) is not None:
+        yield replace(rest, since=since), since
         rest = replace(rest, until=since, before=None, before_id=None)
+    yield rest, None
 
 
 def _read_window(ledger: JobReader, window: Query, found: list[Job], is_over: Callable[[], bool]) -> Job | None:
@@ -69,16 +75,14 @@ class Count:
 
 def count_matching(ledger: JobReader, query: Query, *, limit: int, is_over: Callable[[], bool]) -> Count:
     """Count the jobs of a query, newest first, in the windows of `search`, until there are `limit`, or `is_over`."""
-    rest, count = replace(query, offset=0), 0
-    while True:
-        since = None if ledger.is_indexed(rest) else ledger.edge(rest, skip=WINDOW)
-        window = rest if since is None else replace(rest, since=since)
+    count = 0
+    for window, since in _windows(ledger, query):
         count += sum(ledger.counts(window, limit=limit - count).values())
         if count >= limit:
             return Count(limit, is_complete=False)
-        if since is None or is_over():
-            return Count(count, is_complete=since is None)
-        rest = replace(rest, until=since, before=None, before_id=None)
+        if since is not None and is_over():
+            return Count(count, is_complete=False)
+    return Count(count, is_complete=True)
 
 
 def argument_text(text: str) -> str:

@@ -108,7 +108,9 @@ class Stats:
     lease_expiries: int = 0
     """Runs that were lost because their lease expired."""
     run_times: Durations = field(default_factory=Durations)
+    """The seconds that runs took, whatever their end."""
     wait_times: Durations = field(default_factory=Durations)
+    """The seconds from when jobs were due to their first run."""
     known_seconds_saved: float | None = None
     """`seconds_saved` of the tasks whose mean run time is known; None if there are no such tasks with duplicates."""
 
@@ -132,14 +134,6 @@ class Stats:
         """The share of the runs that ended in one of `FAILED_ENDS`; None without runs."""
         ended = self.runs.total()
         return self.failed / ended if ended else None
-
-    def run_quantile(self, q: float) -> float | None:
-        """Return a quantile of the seconds that runs took, whatever their end: see `Durations.quantile`."""
-        return self.run_times.quantile(q)
-
-    def wait_quantile(self, q: float) -> float | None:
-        """Return a quantile of the seconds from when jobs were due to their first run: see `Durations.quantile`."""
-        return self.wait_times.quantile(q)
 
     def add(self, series: str, label: str, amount: float) -> None:
         """Add to a series of metrics, whose last label is `label`; what this version does not know is left out."""

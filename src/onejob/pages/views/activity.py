@@ -53,8 +53,8 @@ def stats_row(stats: Stats) -> dict[str, Any]:
         "completed": completed, "failed": failed, "retrying": retrying,
         "other": stats.runs.total() - completed - failed - retrying, "lease_expiries": stats.lease_expiries,
         "failed_share": stats.failed_share, "run_mean": stats.run_times.mean,
-        "run_p50": stats.run_quantile(0.5), "run_p95": stats.run_quantile(0.95),
-        "wait_p50": stats.wait_quantile(0.5), "wait_p95": stats.wait_quantile(0.95),
+        "run_p50": stats.run_times.quantile(0.5), "run_p95": stats.run_times.quantile(0.95),
+        "wait_p50": stats.wait_times.quantile(0.5), "wait_p95": stats.wait_times.quantile(0.95),
     }  # fmt: skip
 
 
