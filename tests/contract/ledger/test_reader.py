@@ -14,7 +14,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.visibility import Visibility
 from onejob.ledger.reader import JobReader
-from onejob.ledger.search import argument_text, search
+from onejob.ledger.search import Count, argument_text, count_matching, search
 from onejob.stores.protocol import INDEXED_STATES, OTHER_SUBMITTERS, GroupBy
 from tests.cases import for_each
 from tests.contract.support import START, end, run, submit
@@ -92,6 +92,22 @@ def test_a_search_stops_after_a_window(filled: World, monkeypatch: pytest.Monkey
     assert (result.jobs, result.after, result.searched_to) == ([], None, jobs[10].created_at)
     failed = Query(states=frozenset({State.FAILED}))
     assert pages(JobReader(filled.store), failed, is_over=lambda: True) == [[]]
+
+
+@pytest.mark.parametrize("window", [1, 7, 1000])
+def test_a_count_says_whether_it_is_complete(filled: World, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """A count has all jobs of a query; it is not complete at its limit, nor after one window when its time is over."""
+    monkeypatch.setattr("onejob.ledger.search.WINDOW", window)
+    reader = JobReader(filled.store)
+    for values in (each for each in QUERIES if "before" not in each):  # a position does not limit a count
+        query, whole = Query(**values), len(filled.store.find(Query(limit=1000, **values)))
+        assert count_matching(reader, query, limit=100, is_over=lambda: False) == Count(whole, is_complete=True)
+        if whole:
+            counted = count_matching(reader, query, limit=whole, is_over=lambda: False)
+            assert counted == Count(whole, is_complete=False)
+    soon = count_matching(reader, Query(task="odd"), limit=100, is_over=lambda: True)
+    assert soon.is_complete is (window == 1000)
+    assert soon.count <= max(window, JOBS // 2)
 
 
 def test_an_indexed_query_has_no_other_filter(world: World) -> None:
