@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CSS_ADDRESS = re.compile(r"url\(\s*['\"]?((?:https?:)?//[^'\")]+)|@import\s+['\"]?((?:https?:)?//[^'\")]+)")
+_OPENING = re.compile(r"# .+\n\n> .+\n\n[^#\s]")
+_LISTED = re.compile(r"^- \[.+\]\(<?https://[^/]+/onejob/([^)>]+)>?\)", re.MULTILINE)
 
 WAYS_ON = 5
 """To how many pages the page for an unknown address links at least."""
@@ -92,11 +94,11 @@ def omissions(site: Path) -> list[str]:
 
 
 def without_markdown(site: Path, pages: set[str]) -> list[str]:
-    """Return the pages that have no Markdown beside their HTML, or that llms.txt does not list with a description."""
-    listed = set(
-        re.findall(r"^- \[.+\]\(<?https://[^/]+/onejob/([^)>]+)>?\)", (site / "llms.txt").read_text(), re.MULTILINE)
-    )
+    """Return what llms.txt lacks (its opening, pages), and the pages that have no Markdown beside their HTML."""
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    listed = set(_LISTED.findall(text))
     return [
+        *([] if _OPENING.match(text) else ["llms.txt does not begin with a title, a sentence and a paragraph"]),
         *(f"llms.txt does not list {page}" for page in sorted(pages - listed)),
         *(f"{page} is not there as Markdown" for page in sorted(pages | listed) if not (site / page).is_file()),
     ]

@@ -55,13 +55,18 @@ def test_faults_of_a_site_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_page_that_models_cannot_read_is_seen(tmp_path: Path) -> None:
-    """Each page is in llms.txt, and is there as Markdown; what llms.txt lists besides is there, too."""
+    """llms.txt says what the site is and lists each page; what it lists is there as Markdown."""
     (tmp_path / "llms.txt").write_text(
         "# onejob\n\n- [A](<https://onejob.example/onejob/a.md>): the first\n- [C](https://onejob.example/onejob/c/d.md)\n"
     )
     (tmp_path / "a.md").write_text("# A")
     (tmp_path / "b.md").write_text("# B")
     assert without_markdown(tmp_path, {"a.md", "b.md"}) == [
+        "llms.txt does not begin with a title, a sentence and a paragraph",
         "llms.txt does not list b.md",
         "c/d.md is not there as Markdown",
     ]
+    (tmp_path / "llms.txt").write_text(
+        "# onejob\n\n> Once.\n\nA library.\n\n- [A](https://onejob.example/onejob/a.md)\n"
+    )
+    assert without_markdown(tmp_path, {"a.md"}) == []
