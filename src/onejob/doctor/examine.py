@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onejob.doctor.finding import Installation
 
 STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
-"""Those that can be examined although the ledger cannot be used: they may tell why."""
+"""The subjects that can be examined although the ledger cannot be used: their findings may say why."""
 SUBJECTS: tuple[ModuleType, ...] = (ledger, *STORES, app, workers, webhooks)
 """The modules of the subjects, in the order of their findings. Each has checks and `examine(installation)`."""
 

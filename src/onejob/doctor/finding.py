@@ -30,7 +30,7 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """The place of the level, from 0 for `ok`."""
+        """The rank of the level, from 0 for `ok`."""
         return [*Level].index(self)
 
 

@@ -27,7 +27,7 @@ def count(*args: object, **kwargs: object) -> list[int]:
 
 @task
 async def count_async(*args: object, **kwargs: object) -> list[int]:
-    """Return the same."""
+    """Return the numbers of the arguments, from a coroutine."""
     return [len(args), len(kwargs)]
 
 
@@ -58,7 +58,7 @@ def leave() -> None:
 
 @task
 def odd() -> object:
-    """Return what JSON has not."""
+    """Return what JSON cannot express."""
     return object()
 
 
