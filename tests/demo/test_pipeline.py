@@ -60,6 +60,14 @@ def test_chunks_are_paragraphs_below_their_headings() -> None:
     ]  # fmt: skip
 
 
+def test_an_answer_is_a_long_word_that_few_chunks_contain() -> None:
+    """The answer stands once in its sentence; a longer word counts for more, and one of many chunks for less."""
+    text = "The lantern keeper lights every lantern near the harbour of the bright island."
+    spread = {"lantern": 1, "keeper": 3, "lights": 1, "harbour": 9, "bright": 2, "island": 2}
+    (card,) = pipeline.write_cards([{"document": "a.txt", "source": "A Title", "text": text}], spread, 8)
+    assert card == {"question": text.replace("lights", BLANK), "answer": "lights", "source": "A Title"}
+
+
 @for_each("change, reason", [
     ({}, None),
     ({"question": "The keeper of the tower lights the lantern at dusk."}, "the question has no blank"),

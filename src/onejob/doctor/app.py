@@ -212,7 +212,7 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
         used = [*tasks]
     if not used:
         return
-    if app.connection_for_write().transport.driver_type == "amqp" and not conf.task_queue_max_priority:
+    if app.connection_for_write().transport.driver_type == "amqp":
         plain = [
             name for name, queue in app.amqp.queues.items() if "x-max-priority" not in (queue.queue_arguments or {})
         ]
