@@ -87,7 +87,7 @@ def test_a_task_has_its_context_and_its_retries(runs: dict[str, Any]) -> None:
     ("odd", "TypeError", "TypeError: Unsupported type: <class 'object'>"),
 ])  # fmt: skip
 def test_a_failed_task_has_its_error(runs: dict[str, Any], name: str, error: str, last_line: str) -> None:
-    """What a task raises, or the value that JSON cannot express, is the error of its result: the class and the traceback."""
+    """What a task raises, or a value that JSON cannot express, is the error of its result: class and traceback."""
     run = runs[name]
     assert (run["status"], len(run["errors"])) == ("FAILED", 1)
     path, traceback, shown = run["errors"][0]

@@ -62,8 +62,8 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         In `atomic()` on the database of the ledger the job is a part of the transaction. In `atomic()` on the default
         database, with a ledger elsewhere, it is enqueued after the commit; until then `enqueued_at` is None.
 
-        Raises `TypeError` or `ValueError` for arguments that JSON cannot express or the function does not take, Django's
-        `InvalidTask` for a task that workers do not know, and what `onejob.Task.apply_async` raises.
+        Raises `TypeError` or `ValueError` for arguments that JSON cannot express or the function does not take,
+        Django's `InvalidTask` for a task that workers do not know, and what `onejob.Task.apply_async` raises.
         """
         self.validate_task(task)
         self._check_definition(task.module_path)
