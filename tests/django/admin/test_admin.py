@@ -1,7 +1,8 @@
-"""The jobs in Django's admin: lists, pages, operations, permissions and logs."""
+"""The jobs in Django's admin: lists, pages, operations, permissions and logs; and the commands of `manage.py`."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 from uuid import uuid4
@@ -38,6 +39,21 @@ dumps = [StringIO(), StringIO()]
 call_command("dumpdata", stdout=dumps[0])
 call_command("dumpdata", use_base_manager=True, stdout=dumps[1])
 print(json.dumps(['"onejob.job"' in each.getvalue() for each in dumps]))
+"""
+
+CALLS = """
+from io import StringIO
+from django.core.management import CommandError, call_command
+def call(*words, **options):
+    output = StringIO()
+    try:
+        call_command("onejob", *words, stdout=output, **options)
+    except CommandError as error:
+        return [error.returncode, str(error)]
+    except SystemExit as error:
+        return [error.code, output.getvalue()]
+    return [0, output.getvalue()]
+print(json.dumps([call(*words) for words in json.loads(sys.argv[1])]))
 """
 
 
@@ -251,3 +267,34 @@ def test_the_admin_links_to_the_dashboard(shop: Shop) -> None:
 def test_django_finds_no_rows_of_jobs(shop: Shop) -> None:
     """The model without a table disturbs neither the checks nor the migrations nor a dump of the data."""
     assert shop.project.script(COMMANDS) == [False, False]
+
+
+# --- manage.py onejob -----------------------------------------------------------------------------------------------
+
+
+@on_every_store
+def test_manage_has_the_commands(shop: Shop) -> None:
+    """Jobs are listed, explained and canceled in the project's ledger, wherever that is, with the words of `onejob`."""
+    job_id, other = shop.job("command"), shop.job("command")
+    listing = ["jobs", "list", "--state", "queued", "--argument", "command", "--json"]
+    calls = [listing, ["why", job_id], ["jobs", "cancel", job_id], ["jobs", "cancel", job_id]]
+    listed, why, canceled, refused = shop.project.script(CALLS, calls)
+    assert {job["id"] for job in json.loads(listed[1])} == {job_id, other}
+    assert (why[0], job_id in why[1]) == (0, True)
+    assert (canceled[0], "canceled at the command line" in canceled[1]) == (0, True)
+    assert (refused[0], f"job {job_id} is canceled" in refused[1]) == (1, True)
+    assert shop.sample.ledger.get(job_id).state == "canceled"
+
+
+def test_errors_are_those_of_manage(shop: Shop) -> None:
+    """What is wrong is a `CommandError` with one sentence, and the exit code of the command."""
+    unknown, wrong, option, found = shop.project.script(
+        CALLS, [["why", "unknown"], ["nothing"], ["jobs", "list", "--state", "odd"], ["dead", "redrive", "unknown"]]
+    )
+    assert (unknown[0], "no job has the id 'unknown'" in unknown[1]) == (1, True)
+    assert (wrong[0], "No such command 'nothing'" in wrong[1]) == (2, True)
+    assert (option[0], "Usage: manage.py onejob jobs list" in option[1]) == (2, True)
+    assert found[0] == 1
+    shown = shop.project.manage("onejob", "why", "unknown", "--settings", "shop.settings", code=1)
+    assert shown.startswith("CommandError: no job has the id 'unknown'")
+    assert "Usage: manage.py onejob" in shop.project.manage("onejob", "--help")

@@ -1,4 +1,4 @@
-"""The end of a run says what did not run, and a slow case fails a check."""
+"""The helpers of the tests: what a run says at its end, slow cases, and errors in the logs of workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checks.project import ROOT
+from tests.quiet import LogReader, pytest_runtest_call, unwatch, watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,3 +82,21 @@ def test_a_slow_case_fails_a_check(suite: Path) -> None:
 def test_the_cases_with_the_longest_timeouts_begin_first(suite: Path) -> None:
     """A deep case with a timeout of its own begins before all others, so that none of them is left at the end."""
     assert pytest_in(suite, "--collect-only", "-q").stdout.splitlines()[0].endswith("::test_four")
+
+
+ERROR = "[2030-01-01 00:00:00,000: ERROR/MainProcess] no\n"
+
+
+def test_an_error_in_a_log_fails_its_own_test_alone(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """An error in a worker's log fails the test that passes else, and after a failed test it fails no other one."""
+    log = tmp_path / "worker.log"
+    reader = LogReader(log)
+    watch(reader)
+    request.addfinalizer(lambda: unwatch(reader))
+    for failure in (None, ZeroDivisionError()):
+        call = pytest_runtest_call(request.node)
+        next(call)
+        log.write_text(ERROR * (1 if failure is None else 2))
+        with pytest.raises(AssertionError if failure is None else ZeroDivisionError):
+            call.send(None) if failure is None else call.throw(failure)
+        assert [*reader.troubles()] == []
