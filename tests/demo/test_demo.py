@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.demo.supervisor import SOCKET_PATH_LIMIT, _make_folder
+from onejob.demo.supervisor import SOCKET_PATH_LIMIT, make_folder
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_the_sockets_of_the_demo_have_short_paths(tmp_path: Path, monkeypatch: p
     directory = tmp_path / ("x" * length)
     directory.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(directory))
-    folder = _make_folder()
+    folder = make_folder()
     folder.rmdir()
     assert len(os.fsencode(folder / "broker.sock")) <= SOCKET_PATH_LIMIT
     assert (folder.parent == directory) == (length == 1)

@@ -166,8 +166,8 @@ IMPORTS = {
     "errors.py": ("from onejob import jobs", "onejob.errors -> onejob.jobs"),
     "stores/protocol.py": ("from onejob import ledger", "onejob.stores.protocol -> onejob.ledger"),
     "celery/payload.py": ("from onejob.celery import task", "No cycles are allowed in onejob.celery."),
-    "demo/scenario.py": (
-        "if 0:\n    from onejob.demo.supervisor import Stack",
+    "demo/supervisor.py": (
+        "if 0:\n    from onejob.demo.scenario import run_demo",
         "No cycles are allowed in onejob.demo.",
     ),
     "ledger/ledger.py": ("import time", "onejob.ledger.ledger -> time"),

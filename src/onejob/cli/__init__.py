@@ -58,7 +58,7 @@ def celery_group(ctx: click.Context, /, **options: Any) -> None:
 def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> None:
     """Run the demo: a double click, a killed worker and a resumed job. It needs no server."""
     with needs_extra("demo", "the demo"):
-        from onejob.demo.supervisor import run_demo
+        from onejob.demo.scenario import run_demo
     raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import io
+import signal
+import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from onejob.demo import LEASE, TASK
+from onejob.demo import LEASE
+from onejob.demo.supervisor import ApiClient, DemoError, Stack, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import Console
 
 PROJECT = "founding-documents"
 CLICKS = 100
@@ -27,71 +27,47 @@ RUN_SECONDS = 120.0
 LIVE = {"queued", "running", "retrying"}
 
 
-class DemoError(RuntimeError):
-    """The demo failed; the message has the reason."""
+def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0, in_memory: bool = False) -> int:
+    """Start the stack, run the scenario, stop everything. Returns the exit code.
+
+    `in_memory` uses no broker process, as on platforms without its wheel: the sweeper of each worker publishes the jobs
+    from the ledger to the worker's own in-memory broker.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that a pipe gets each line at once
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    stack = Stack(make_folder(), documents, port, in_memory=in_memory)
+    try:
+        with console.status("starting broker, two workers and the API ..."):
+            api = stack.start()
+        _run_scenario(console, stack, api)
+        if stay:
+            console.print(f"\nThe page stays at [bold]{api.url}[/bold]; Ctrl-C ends the demo.")
+            signal.pause()
+    except DemoError as error:
+        console.print(f"[red]The demo failed:[/red] {error}")
+        console.print(stack.end_of_log("server"), markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("\nended")
+        return 0 if stay else 130
+    finally:
+        stack.children.close()
+    return 0
 
 
-class Workers(Protocol):
-    """The part of the demo's processes that the scenario controls."""
-
-    def kill(self, name: str) -> None:
-        """Kill a process with SIGKILL, children and all."""
-
-    def start_worker(self, name: str) -> None:
-        """Start a Celery worker."""
+def _as_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
-class ApiClient:
-    """A client of the job API behind the page, over HTTP as the browser uses it."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}/"
-
-    def get(self, path: str) -> Any:
-        """Return the JSON of a path."""
-        return self._open(urllib.request.Request(self.url + path))  # noqa: S310 - our own server
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send JSON and return JSON."""
-        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
-        return self._open(urllib.request.Request(self.url + path, data=data, headers=headers))  # noqa: S310
-
-    def submit(self, project: str) -> dict[str, Any]:
-        """Submit the study plan of a project, and return the response."""
-        response: dict[str, Any] = self.post("jobs", {"task": TASK, "kwargs": {"project": project}})
-        return response
-
-    def job(self, job_id: str) -> dict[str, Any]:
-        """Return a job."""
-        job: dict[str, Any] = self.get(f"jobs/{job_id}")
-        return job
-
-    def worker(self, job_id: str) -> str:
-        """Return the name of the worker that ran a job last."""
-        nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
-        return nodes[-1].partition("@")[0]
-
-    @staticmethod
-    def _open(request: urllib.request.Request) -> Any:
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                msg = f"{request.full_url} returned an error: {error.read().decode(errors='replace')}"
-            raise DemoError(msg) from error
-        except (urllib.error.URLError, TimeoutError) as error:
-            msg = f"{request.full_url} cannot be reached: {error}"
-            raise DemoError(msg) from error
-
-
-def run_scenario(console: Console, workers: Workers, api: ApiClient) -> None:
+def _run_scenario(console: Console, stack: Stack, api: ApiClient) -> None:
     """Run the scenario. Raises `DemoError` if a promise does not hold."""
     console.print(f"The page is at [bold]{api.url}[/bold], the dashboard at [bold]{api.url}dashboard/[/bold]\n")
     outcomes, seconds, job_id = _send_clicks(api)
     console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
-    job, kept = _follow(console, workers, api, job_id)
+    job, kept = _follow(console, stack, api, job_id)
     cards, meter = job["result"]["cards"], api.get("meter")
     console.print(f"\n[bold]{len(cards)} study cards[/bold], for example:")
     for card in cards[:3]:
@@ -122,7 +98,7 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
     return Counter(response["outcome"] for response in responses), time.monotonic() - began, ids.pop()
 
 
-def _follow(console: Console, workers: Workers, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
+def _follow(console: Console, stack: Stack, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
     """Kill the job's worker when half of the calls are made. Returns the job at its end, and how many calls were kept.
 
     Raises `DemoError` if the job ends too early, or does not complete.
@@ -132,12 +108,12 @@ def _follow(console: Console, workers: Workers, api: ApiClient, job_id: str) -> 
         bar.add_task("waiting", total=1)
         job = _await("half of its calls were made", _is_half_way, api, job_id, bar)
         killed, killed_at, kept = api.worker(job_id), time.monotonic(), _calls(job)[0]
-        workers.kill(killed)
+        stack.kill(killed)
         bar.console.print(f"  [red]worker {killed} killed with SIGKILL[/red]: {kept} calls paid and kept")
         _await("another worker resumed it", lambda job: job["attempt"] > 1, api, job_id, bar)
         worker, after = api.worker(job_id), time.monotonic() - killed_at
         bar.console.print(f"  [green]resumed on worker {worker}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
-        workers.start_worker(killed)
+        stack.start_worker(killed)
         return _await("it completed", lambda job: job["state"] == "completed", api, job_id, bar), kept
 
 

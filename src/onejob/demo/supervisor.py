@@ -1,20 +1,19 @@
-"""One command, no server to install: broker, workers and API as children of this process, the jobs in a SQLite file."""
+"""The processes of the demo: a broker, workers and an API as children of this process, the jobs in a SQLite file."""
 
 from __future__ import annotations
 
-import io
+import json
 import os
-import signal
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from onejob.demo import TASK
 from onejob.demo.children import Children
-from onejob.demo.scenario import ApiClient, DemoError, run_scenario
 
 if TYPE_CHECKING:
     import subprocess
@@ -24,6 +23,54 @@ START_SECONDS = 30.0
 SOCKET_PATH_LIMIT = 103
 """Bytes of the path of a Unix socket that every system accepts: macOS takes 103, Linux 107."""
 WORKERS = ("north", "south")
+
+
+class DemoError(RuntimeError):
+    """The demo failed; the message has the reason."""
+
+
+class ApiClient:
+    """A client of the job API behind the page, over HTTP as the browser uses it."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/"
+
+    def get(self, path: str) -> Any:
+        """Return the JSON of a path."""
+        return self._open(urllib.request.Request(self.url + path))  # noqa: S310 - our own server
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send JSON and return JSON."""
+        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+        return self._open(urllib.request.Request(self.url + path, data=data, headers=headers))  # noqa: S310
+
+    def submit(self, project: str) -> dict[str, Any]:
+        """Submit the study plan of a project, and return the response."""
+        response: dict[str, Any] = self.post("jobs", {"task": TASK, "kwargs": {"project": project}})
+        return response
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Return a job."""
+        job: dict[str, Any] = self.get(f"jobs/{job_id}")
+        return job
+
+    def worker(self, job_id: str) -> str:
+        """Return the name of the worker that ran a job last."""
+        nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
+        return nodes[-1].partition("@")[0]
+
+    @staticmethod
+    def _open(request: urllib.request.Request) -> Any:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                msg = f"{request.full_url} returned an error: {error.read().decode(errors='replace')}"
+            raise DemoError(msg) from error
+        except (urllib.error.URLError, TimeoutError) as error:
+            msg = f"{request.full_url} cannot be reached: {error}"
+            raise DemoError(msg) from error
 
 
 class Stack:
@@ -100,45 +147,11 @@ class Stack:
             time.sleep(0.02)
 
 
-def _make_folder() -> Path:
+def make_folder() -> Path:
     """Return a new folder in the temporary directory, or in /tmp if the path of a socket would be too long there."""
     longest = f"{tempfile.gettempdir()}/onejob-demo-12345678/broker.sock"
     directory = "/tmp" if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT else None  # noqa: S108 - mkdtemp makes it ours
     return Path(tempfile.mkdtemp(prefix="onejob-demo-", dir=directory))
-
-
-def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0, in_memory: bool = False) -> int:
-    """Start the stack, run the scenario, stop everything. Returns the exit code.
-
-    `in_memory` uses no broker process, as on platforms without its wheel: the sweeper of each worker publishes the jobs
-    from the ledger to the worker's own in-memory broker.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that a pipe gets each line at once
-    console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    stack = Stack(_make_folder(), documents, port, in_memory=in_memory)
-    try:
-        with console.status("starting broker, two workers and the API ..."):
-            api = stack.start()
-        run_scenario(console, stack, api)
-        if stay:
-            console.print(f"\nThe page stays at [bold]{api.url}[/bold]; Ctrl-C ends the demo.")
-            signal.pause()
-    except DemoError as error:
-        console.print(f"[red]The demo failed:[/red] {error}")
-        console.print(stack.end_of_log("server"), markup=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("\nended")
-        return 0 if stay else 130
-    finally:
-        stack.children.close()
-    return 0
-
-
-def _as_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _broker_binary() -> Path | None:
