@@ -42,6 +42,10 @@ def from_state(request: Request) -> Any:
     return request.state.user
 
 
+async def from_state_later(request):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201 - a function without hints
+    return request.state.user
+
+
 async def from_header(x_user: Header_ = "") -> str:
     """Return the user of a token, as a dependency of FastAPI."""
     if x_user not in USERS:
@@ -71,7 +75,7 @@ class Users:
         return Shop(self._shop.app, self._shop.client, headers={"x-user": name})
 
 
-@for_each("caller", [from_header, from_state, lambda request: request.state.user])
+@for_each("caller", [from_header, from_state, lambda request: request.state.user, from_state_later])
 def test_a_user_sees_only_its_jobs(celery_app: Celery, caller: Callable[..., Any]) -> None:
     """A caller that is given as a name has jobs, identities and idempotency keys of its own."""
     users = Users(celery_app, caller)
