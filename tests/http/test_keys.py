@@ -227,21 +227,27 @@ def test_rotation_overlaps(file: KeyFile) -> None:
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
+WRONG: tuple[tuple[int, str, str], ...] = (
+    (2, "--expires", "soon"), (2, "--expires", "90"), (2, "--expires", "2001-01-01T00:00:00Z"),
+    (2, "--expires", "0d"), (1, "--quota", "many"), (1, "--identity-quota", "5/fortnight"),
+)  # fmt: skip
+
+
 def test_the_command_line_manages_keys(file: KeyFile) -> None:
-    """`keys add` prints a key of a role once, `keys list` shows names and roles, `keys revoke` removes a key."""
+    """`keys add` prints a key once, with its limits, `list` shows names and limits, `rotate` and `revoke` end a key."""
+    for code, option, value in WRONG:
+        result = keys(file, "add", "shop", "--role", "submit", option, value)
+        assert (result.exit_code, file.path.exists()) == (code, False), value
     texts = [keys(file, "add", f"a {role}", "--role", role.value).output.strip() for role in Role]
     holders = [file.find(text) for text in texts]
     assert [(each.name, each.role) for each in holders if each] == [(f"a {role}", role) for role in Role]
     assert [row["name"] for row in listed(file)] == [f"a {role}" for role in Role]
     assert texts[0] not in keys(file, "list").output
     assert keys(file, "add", "a read", "--role", "read").exit_code == 1
-    assert keys(file, "revoke", "a read").exit_code == 0
+    for role in Role:
+        assert keys(file, "revoke", f"a {role}").exit_code == 0
     assert file.find(texts[0]) is None
     assert "no key named" in keys(file, "revoke", "a read").output
-
-
-def test_the_command_line_limits_and_rotates_keys(file: KeyFile) -> None:
-    """`keys add` sets expiry, own jobs, tasks and quotas, `keys rotate` prints a new key, `keys list` shows all."""
     limits = ("--own-jobs", "--task", "shop.b", "--task", "shop.a", "--expires", "90d")
     quotas = ("--quota", "1000/day", "--identity-quota", "20/86400")
     former = keys(file, "add", "shop", "--role", "submit", *limits, *quotas).output.strip()
@@ -254,16 +260,6 @@ def test_the_command_line_limits_and_rotates_keys(file: KeyFile) -> None:
     assert None not in [file.find(text) for text in (former, new)]
     assert [(row["name"], row["quota"]) for row in listed(file)][1:] == [("shop", "1000/day")] * 2
     assert "shop.a" in keys(file, "list").output
-
-
-@for_each("code, given", [
-    (2, ("--expires", "soon")), (2, ("--expires", "90")), (2, ("--expires", "2001-01-01T00:00:00Z")),
-    (2, ("--expires", "0d")), (1, ("--quota", "many")), (1, ("--identity-quota", "5/fortnight")),
-])  # fmt: skip
-def test_an_invalid_option_adds_no_key(file: KeyFile, code: int, given: tuple[str, str]) -> None:
-    """A time of expiry that is over, or is neither a time nor a duration, and an invalid quota add no key."""
-    result = keys(file, "add", "shop", "--role", "submit", *given)
-    assert (result.exit_code, file.path.exists()) == (code, False)
 
 
 @for_each("text seconds", [("45s", 45), ("30m", 1800), ("24h", DAY), ("90d", 90 * DAY), ("2w", 14 * DAY)])
