@@ -1,22 +1,30 @@
-"""A job survives the crash of its worker: its lease is renewed while it runs, and when that ends it runs elsewhere."""
+"""What a dead, slow or stopped worker leaves behind: its jobs run again, once, and what comes late changes nothing."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import chord
 
 from onejob import Outcome, State
 from onejob.celery.worker.heartbeat import Loop
 from onejob.jobs.lifecycle import Transition
-from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes
 
 if TYPE_CHECKING:
-    from tests.celery.harness import House
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from onejob import AsyncResult
+    from onejob.jobs.model import Job
 
 
 @on_every_store("house")
@@ -127,3 +135,349 @@ def test_a_fork_waits_for_the_end_of_a_tick() -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         loop.stop()
+
+
+# --- a late worker is powerless ---------------------------------------------------------------------------------------
+
+
+OTHERS = ("postgresql-prefork", "redis-prefork", "sqlite-threads")
+REPLACED = ("replaced", "replaced at once", "replaced by plain")
+WALK = ["one", "two", "three"]
+freezes = provokes(Transition.CRASH, logs=[KILLED], because="the worker is frozen for longer than its lease")
+
+
+class Overtaken:
+    """The state after the last write of the late worker."""
+
+    def __init__(self, house: House, pool: str) -> None:
+        self.house = house
+        self.pool = pool
+        self.late = house.worker("--pool", pool, "-c", "10")
+        play = house.play.delay
+        self.results: dict[str, AsyncResult] = {
+            "result": play("result", ["hold:late>return:late", "return:in time"]),
+            "failure": play("failure", ["hold:late>raise:late", "return:in time"]),
+            "retry": play("retry", ["hold:late>retry", "return:in time", "return:a third run"]),
+            "progress": play("progress", ["hold:late>progress", "progress:second"]),
+            "held": play("held", ["hold:late held", "hold:second"]),
+            "replaced": play("replaced", ["hold:late>replace:anywhere,note", "return:in time"], ["late part"]),
+            **{
+                key: play(key, [f"hold:late>replace:{task}", "return:in time"], ["late part"])
+                for key, task in {"replaced at once": "anywhere", "replaced by plain": "plain"}.items()
+            },
+            "steps": house.walk.delay("steps", WALK, {"two": "hold:late"}),
+        }
+        self.first = {key: house.await_mark(key)[0] for key in self.results}
+        house.await_mark("steps", "before two")
+        self._take_over()
+        self.before = {key: house.job(result) for key, result in self.results.items()}
+        self._resume()
+
+    def _take_over(self) -> None:
+        self.house.worker("--pool", self.pool, "-c", "10")
+        self.late.freeze()
+        for key in self.results:
+            self.house.await_mark(key, times=2)
+        self.house.await_mark("progress", "half")
+        for key in ("result", "failure", "retry", "steps", *REPLACED):
+            self.results[key].get(PATIENCE)
+
+    def _resume(self) -> None:
+        """Let the late runs continue, and wait until each has been refused."""
+        for gate in ("late", *(["late held"] if self.pool == "threads" else [])):
+            self.house.open(gate)
+        self.late.thaw()
+        for key, result in self.results.items():
+            if not (self.pool == "prefork" and key == "held"):
+                await_(partial(self._is_over, key, f"[{result.id}] ignored"))
+
+    def _is_over(self, key: str, line: str) -> bool:
+        gone = self.pool == "prefork" and not is_running(self.first[key]["pid"])
+        return gone or line in self.late.text
+
+    def assert_untouched(self, key: str, runs: int = 2) -> Job:
+        """Assert that the late run of a job has changed nothing."""
+        job = self.house.job(self.results[key])
+        assert replace(job, lease_until=None, wake_at=None) == replace(self.before[key], lease_until=None, wake_at=None)
+        assert self.house.runs(key) == job.attempt == runs
+        return job
+
+    def assert_its_child_is_ended(self) -> None:
+        """Assert that the late worker has ended the child whose job runs elsewhere, if it has children."""
+        if self.pool == "threads":
+            assert self.late.alive
+        else:
+            await_(lambda: not is_running(self.first["held"]["pid"]))
+
+
+@pytest.mark.parametrize("kind", ["sqlite-prefork", *(pytest.param(kind, marks=pytest.mark.deep) for kind in OTHERS)])
+@freezes
+def test_a_late_worker_changes_nothing(new_house: Callable[[Path, str], House], tmp_path: Path, kind: str) -> None:
+    """A run that was overtaken cannot end, retry, replace or go on with its job, takes no step, and frees nothing."""
+    store, _, pool = kind.partition("-")
+    house = new_house(tmp_path, store)
+    house.use_lease(2 * LEASE)
+    house.app.set_current()
+    try:
+        overtaken = Overtaken(house, pool)
+        for key in ("result", "failure", "retry", "steps", *REPLACED):
+            assert overtaken.assert_untouched(key).state is State.COMPLETED
+        assert house.play.AsyncResult(overtaken.results["result"].id).get(PATIENCE) == "in time"
+        assert [job for job in house.jobs() if job.task in {"anywhere", "note"}] == []
+        await_(lambda: house.queued_messages() == 0)
+        assert house.marks("late part", None) == []
+        assert [len(house.marks("steps", f"step {name}")) for name in WALK] == [1, 1, 1]
+        assert overtaken.assert_untouched("progress").progress is not None
+        assert len(house.marks("progress", "half")) == 1
+        overtaken.assert_untouched("held")
+        again = house.play.delay("held", ["return"])
+        assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)
+        assert house.runs("held") == 2
+        overtaken.assert_its_child_is_ended()
+        house.open("second")
+        house.assert_quiet()
+    finally:
+        house.close()
+
+
+# --- messages that the broker delivers again --------------------------------------------------------------------------
+
+
+@on_every_store("house")
+def test_a_redelivered_message_starts_no_second_run(house: House) -> None:
+    """Jobs that run longer than the broker's visibility timeout run once, on any number of workers of any pool."""
+    house.redeliver_after(1)
+    for pool in ("prefork", "threads"):
+        house.worker("--pool", pool, "-c", "4")
+    keys = [f"outlasts-{number}" for number in range(4)]
+    results = [house.play_late.delay(key, ["hold:all"]) for key in keys]
+    for result in results:
+        await_(lambda: house.ledger.duplicates(result.id))  # noqa: B023 - the ledger has refused a copy
+    house.open("all")
+    assert [result.get(PATIENCE) for result in results] == keys
+    for key, result in zip(keys, results, strict=True):
+        (duplicate, *_) = house.ledger.duplicates(result.id)
+        assert (duplicate.source, duplicate.outcome) == ("redelivery", Outcome.REJECTED)
+        job = house.job(result)
+        assert (job.state, job.attempt, job.duplicate_count, house.runs(key)) == (State.COMPLETED, 1, 0, 1)
+    house.assert_free(keys[0], "play_late")
+    house.assert_quiet()
+
+
+def test_no_wait_is_redelivered(house: House) -> None:
+    """Beyond the visibility timeout a job or a retry waits in the ledger, and a message in Celery: each runs once."""
+    house.redeliver_after(1)
+    house.two_workers("-c", "2")
+    retried = house.play_late.delay("retried", ["retry:3", "return"])
+    house.await_state(retried, State.RETRYING)
+    far = house.play.apply_async(("far", ["return"]), countdown=3)
+    await_(lambda: not house.queued_messages())
+    foreign = house.app.send_task("play", ("foreign", ["return"]), countdown=4).id  # which Celery holds
+    await_(lambda: sum(worker.text.count(f"[{foreign}] received") for worker in house.workers) > 1)
+    assert (far.get(PATIENCE), retried.get(PATIENCE)) == ("far", "retried")
+    job = house.assert_ran(far, State.COMPLETED, "far", 1)
+    assert (job.started_at or 0.0) >= job.run_at
+    house.assert_ran(retried, State.COMPLETED, "retried", 2)
+    assert house.play.AsyncResult(foreign).get(PATIENCE) == "foreign"
+    house.assert_ran(house.play.AsyncResult(foreign), State.COMPLETED, "foreign", 1)
+    house.assert_quiet()
+
+
+def test_a_message_with_a_priority_of_any_kind_runs(house: House) -> None:
+    """A worker survives whatever a producer has written as the priority of a message, and runs its job."""
+    sent = [
+        house.app.send_task("play", (str(priority), ["return"]), priority=priority).id
+        for priority in ("high", [1], -3, 300)
+    ]
+    house.worker("-c", "1")
+    ends = [house.play.AsyncResult(each).get(PATIENCE) for each in sent]
+    assert ends == ["high", "[1]", "-3", "300"]
+    house.assert_quiet()
+
+
+@on_every_store("house")
+@provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
+def test_a_canvas_continues_after_a_crash_before_its_dispatch(house: House) -> None:
+    """A child that dies between a job's end in the ledger and its dispatch loses and repeats no link and no chord."""
+    house.use_lease(LEASE)
+    house.worker("-c", "2", hook="die-before-dispatch")
+    result = (house.play.s("head", ["return"]) | house.note.s("onejob-tail") | house.plain.s("plain-tail")).delay()
+    assert result.get(timeout=PATIENCE) == [["onejob-tail", "head"], "plain-tail"]
+    house.await_rest()
+    house.assert_free("head")
+    (house.directory / "done-die-before-dispatch").unlink()
+    header = [house.play.s("one", ["return"]), house.play.s("two", ["return"])]
+    assert sorted(chord(header)(house.gather.s("chord")).get(timeout=PATIENCE)) == ["one", "two"]
+    house.assert_quiet()
+    assert [house.runs(key) for key in ("head", "onejob-tail", "one", "two")] == [2, 1, 1, 1]
+    assert (len(house.marks("plain-tail", "plain")), len(house.marks("chord", "gather"))) == (1, 1)
+
+
+# --- jobs that wait for long ------------------------------------------------------------------------------------------
+
+
+BACKLOG = 100
+SHORT = 1.0
+"""A lease, as short as the heartbeat of a house permits."""
+
+
+def publications(house: House) -> int:
+    """Return how often sweeps have published any job."""
+    return sum(entry.event == Transition.PUBLISH for job in house.jobs() for entry in house.ledger.history(job.id))
+
+
+def await_completed(house: House, results: Sequence[Any]) -> None:
+    """Wait until jobs have completed."""
+    ids = [result.id for result in results]
+    await_(lambda: all(job.state is State.COMPLETED for job in house.ledger.get_many(ids).values()))
+
+
+@on_every_store("house")
+def test_a_backlog_gets_no_copies(house: House) -> None:
+    """Jobs that wait longer than their lease, without a worker and then behind each other, are sent and run once."""
+    house.use_lease(SHORT)
+    results = house.add.submit_many([(number,) for number in range(BACKLOG)])
+    last = results[-1].job
+    await_(lambda: house.ledger.read_clock() > last.created_at + 2 * last.lease)
+    assert house.add.delay(BACKLOG - 1).id == last.id
+    house.worker("-c", "1")
+    await_completed(house, results)
+    assert publications(house) == 0
+    assert {house.job(result).attempt for result in results} == {1}
+    house.assert_quiet()
+
+
+@on_every_store("house")
+@provokes(Transition.PUBLISH, because="the broker loses the message")
+def test_a_message_that_the_broker_lost_is_sent_again(house: House) -> None:
+    """A job whose message was lost while it was in the queue is live, and runs, at its first attempt."""
+    house.use_lease(SHORT)
+    lost = house.play.delay("lost", ["return"])
+    assert house.queued_messages() == 1
+    house.broker.flushdb() if house.kind != "redis" else house.app.control.purge()
+    assert house.play.delay("lost", ["return"]).id == lost.id
+    house.worker("-c", "1")
+    assert house.assert_ran(lost, State.COMPLETED, "lost", runs=1).attempt == 1
+
+
+@provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
+@pytest.mark.parametrize("restarted", [False, True], ids=["another worker", "the same worker"])
+def test_the_jobs_that_a_killed_worker_held_run_soon(house: House, *, restarted: bool) -> None:
+    """Jobs in the memory of a killed worker are published when its heartbeat expires, however long they have waited."""
+    house.use_lease(SHORT)
+    house.config |= {"worker_prefetch_multiplier": 8}
+    busy = house.worker("-c", "1")
+    house.play_leased.delay("held", ["hold:never"])
+    house.await_mark("held")
+    waiting = [house.play.delay(f"waiting-{number}", ["return"]) for number in range(5)]
+    await_(lambda: not house.queued_messages())
+    first = waiting[0].job
+    await_(lambda: house.ledger.read_clock() > first.created_at + 3 * SHORT)
+    assert publications(house) == 0
+    await_(lambda: len(house.ledger.workers()[0].reserved) == 1 + len(waiting))
+    busy.sigkill()
+    killed_at = house.ledger.read_clock()
+    if restarted:
+        house.workers.remove(busy)  # so that the next one has its name
+    house.worker("-c", "1")
+    await_completed(house, waiting)
+    started = [house.job(result).started_at or 0.0 for result in waiting]
+    assert min(started) > killed_at
+
+
+# --- workers that stop ------------------------------------------------------------------------------------------------
+
+
+stops = provokes(Transition.RELEASE, logs=[KILLED], because="a worker stops")
+TASKS = ("play", "play_late")
+
+
+@pytest.mark.parametrize(
+    ("house", "number"),
+    [
+        ("sqlite", signal.SIGTERM),
+        pytest.param("postgresql", signal.SIGTERM, marks=pytest.mark.deep),
+        pytest.param("redis", signal.SIGQUIT, marks=pytest.mark.deep),
+    ],
+    indirect=["house"],
+)
+@stops
+def test_a_job_of_a_stopping_worker_runs_elsewhere(house: House, number: signal.Signals) -> None:
+    """On a warm or cold shutdown running jobs are queued again at once and run on another worker; that is no crash."""
+    stopping = house.worker("-c", "2")
+    results = {task: getattr(house, task).delay(task, ["hold:never", "return"]) for task in TASKS}
+    first = {task: house.await_mark(task)[0] for task in TASKS}
+    other = house.worker("-c", "2")
+    os.kill(stopping.pid, number)
+    for task, result in results.items():
+        second = house.await_mark(task, times=2)[1]
+        assert house.worker_of(second) is other
+        assert not is_running(first[task]["pid"])
+        assert result.get(PATIENCE) == task
+        job = house.assert_ran(result, State.COMPLETED, task, 2)
+        assert (job.attempt, job.crashes, job.retries) == (2, 0, 0)
+        assert "release" in house.events(result)
+    stopping.await_end()
+    house.assert_quiet()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@stops
+def test_a_released_job_goes_on_after_its_last_step(house: House, pool: str) -> None:
+    """The last worker queues its job, a run that it cannot kill at its next step; the next one goes on from there."""
+    house.use_lease(2 * PATIENCE)
+    worker = house.worker("--pool", pool, "-c", "1")
+    result = house.walk.delay("leaves", ["one", "two"], {"two": "hold"})
+    house.await_mark("leaves", "before two")
+    worker.sigterm()
+    worker.await_text("Warm shutdown")
+    if pool != "prefork":
+        house.open("leaves")
+    worker.await_end()
+    assert house.job(result).state is State.QUEUED
+    house.open("leaves")
+    house.worker("--pool", pool, "-c", "1")
+    result.get(PATIENCE)
+    assert [len(house.marks("leaves", f"step {name}")) for name in ("one", "two")] == [1, 1]
+    job = house.job(result)
+    assert (job.attempt, job.crashes) == (2, 0)
+    assert len(house.events(result)) < 8
+    house.assert_quiet()
+
+
+@stops
+def test_a_run_that_ends_in_the_grace_completes(house: House) -> None:
+    """With a grace, a run that ends within it completes, and the worker does not wait longer than that."""
+    worker = house.worker("-c", "1", onejob_shutdown_grace=PATIENCE)
+    result = house.play.delay("grace", ["hold"])
+    house.await_mark("grace")
+    worker.sigterm()
+    worker.await_text("Warm shutdown")
+    house.open("grace")
+    worker.await_end()
+    job = house.job(result)
+    assert (job.state, job.attempt, house.runs("grace")) == (State.COMPLETED, 1, 1)
+
+
+@pytest.mark.deep
+@stops
+def test_a_rolling_restart(house: House) -> None:
+    """Jobs outlive a restart of every worker: no step is taken twice, no two runs overlap, an equal one attaches."""
+    house.two_workers("-c", "4")  # each could run all: a worker reserves more than it runs
+    names = [f"step-{number}" for number in range(10)]
+    keys = [f"rolling-{number}" for number in range(4)]
+    results = [house.walk.delay(key, names, {"step-5": "always hold:restarted"}) for key in keys]
+    for key in keys:
+        house.await_mark(key, "before step-5")
+    for number in (0, 1):
+        house.worker("-c", "4")
+        house.workers[number].sigterm()
+        house.workers[number].await_end()
+        assert [house.walk.delay(key, names).id for key in keys] == [result.id for result in results]
+    house.open("restarted")
+    assert [len(result.get(PATIENCE)) for result in results] == [len(names)] * len(keys)
+    for key, result in zip(keys, results, strict=True):
+        assert [len(house.marks(key, f"step {name}")) for name in names] == [1] * len(names)
+        job = house.job(result)
+        assert (job.crashes, job.duplicate_count, house.runs(key)) == (0, 2, job.attempt)
+    house.assert_quiet()

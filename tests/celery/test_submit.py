@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from celery import beat, signature
+from celery.exceptions import Retry
 
-from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State
+from onejob import InvalidArgumentsError, InvalidPayloadError, OneJobError, Outcome, State, Task, current_job
 from tests.celery.harness import PATIENCE, ROOT, await_, program_environment
 from tests.forks import fork
 from tests.quiet import provokes
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.celery.harness import House
-
 
 # --- at once --------------------------------------------------------------------------------------------------------
 
@@ -195,3 +197,123 @@ def test_many_are_submitted_at_once(house: House) -> None:
     for job in (results[0].job, results[3].job):
         assert (job.queue, job.priority_rank) == ("elsewhere", -4)
         assert job.run_at == pytest.approx(job.created_at + 600)
+
+
+# --- values on their way to the body ----------------------------------------------------------------------------------
+
+
+class Size(str, enum.Enum):
+    LARGE = "large"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "a tuple": ((1, (2, 3)), [1, [2, 3]]),
+    "a text Enum": (Size.LARGE, "large"),
+    "an integer Enum": (Level.HIGH, 3),
+    "integer keys": ({1: "a"}, {"1": "a"}),
+    "a key None": ({None: 1}, {"null": 1}),
+    "order of keys": ({"b": 1, "a": 2}, {"a": 2, "b": 1}),
+    "text": ("caf\u00e9 \u2028", "caf\u00e9 \u2028"),
+}
+"""Arguments that JSON changes, and what the worker gets."""
+KEPT: dict[str, Any] = {
+    "a UUID": UUID("12345678-1234-5678-1234-567812345678"),
+    "a datetime": datetime(2026, 11, 21, 4, 5, 6, 7, tzinfo=UTC),
+    "a naive datetime": datetime(2026, 11, 21, 4, 5, 6),
+    "a date": date(2026, 11, 21),
+    "a decimal": Decimal("1.10"),
+    "bytes": b"\x00\xff",
+    "nothing": None,
+    "a large integer": 2**70,
+    "a float": 0.1,
+}
+"""Arguments that Celery's JSON carries as they are."""
+ALL = CHANGED | {name: (value, value) for name, value in KEPT.items()}
+
+
+def test_a_job_is_the_same_from_every_source(shared: House) -> None:
+    """A submitted value and the same value in a message that only the worker reads are one job."""
+    firsts = {name: shared.play.apply_async((ALL[name][0], ["attempt"]), countdown=3600) for name in ALL}
+    for name, (_, received) in ALL.items():
+        again = shared.play.apply_async((received, ["return"]), countdown=3600)
+        assert (again.id, again.outcome) == (firsts[name].id, Outcome.ATTACHED), name
+    sent = {name: shared.app.send_task("play", (ALL[name][0], ["return"])) for name in ALL}
+    for name, first in firsts.items():
+        await_(lambda: shared.ledger.get_or_none(sent[name].id))  # noqa: B023 - called in this round
+        assert shared.job(sent[name].id).follows_id == first.id, name
+        assert first.get(PATIENCE) == shared.play.AsyncResult(sent[name].id).get(PATIENCE), name
+        assert shared.job(first).attempt == 1, name
+
+
+def test_a_value_round_trips(shared: House) -> None:
+    """A value that Celery's JSON supports reaches the body unchanged, and returns to the caller unchanged."""
+    results = {name: shared.echo.delay(value) for name, value in KEPT.items()}
+    for name, value in KEPT.items():
+        got = results[name].get(PATIENCE)
+        assert (got, type(got)) == (value, type(value)), name
+    assert {repr(value) for value in KEPT.values()} == {mark["value"] for mark in shared.marks("echo")}
+
+
+# --- calls without a submission ---------------------------------------------------------------------------------------
+
+
+CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
+    "a call": lambda task, _, key: task(key),
+    "apply": lambda task, _, key: task.apply((key,)).get(),
+    "a signature": lambda task, _, key: task.s(key)(),
+    "a signature's apply": lambda task, _, key: task.s(key).apply().get(),
+    "task_always_eager": lambda _, eager, key: eager.delay(key).get(),
+    "eager with an id": lambda _, eager, key: eager.apply_async(kwargs={"key": key}, task_id="eagerly").get(),
+}
+
+
+def test_a_direct_call_runs_and_touches_no_job(house: House) -> None:
+    """A direct or eager call runs the body at once, while an equal job waits, and leaves that job as it is."""
+    eager = house.another_app(task_always_eager=True).tasks["anywhere"]
+    for key, call in CALLS.items():
+        result = house.anywhere.apply_async((key,), countdown=3600)
+        before = house.job(result)
+        assert call(house.anywhere, eager, key) == key
+        assert house.runs(key) == 1, key
+        assert house.job(result) == before, key
+        assert house.anywhere.delay(key).outcome is Outcome.ATTACHED, key
+    assert house.ledger.get_or_none("eagerly") is None
+
+
+def _retry_once(task: Any) -> list[Any]:
+    if not task.request.retries:
+        raise task.retry(countdown=0)
+    return [task.request.id, task.request.retries]
+
+
+def test_an_eager_run_has_a_request_and_can_retry(house: House) -> None:
+    """An eager run, like one of a worker that is embedded in a program, has the request of its call, and retries."""
+    eager = house.another_app(task_always_eager=True)
+    ran = eager.task(base=Task, bind=True, shared=False, max_retries=1, name="eager_retry")(_retry_once)
+    assert ran.apply(task_id="eagerly").get() == ["eagerly", 1]
+
+
+def test_a_body_may_call_a_task(shared: House) -> None:
+    """A body that calls a task like a function, its own one too, runs it inside its own job."""
+    for task, data, value in (
+        ("anywhere", ["inside"], "inside"),
+        ("play", ["called by itself", ["return:inner"]], "inner"),
+    ):
+        result = shared.play.delay(f"calls-{task}", [f"call:{task}"], data)
+        assert result.get(PATIENCE) == value
+        shared.assert_ran(result, State.COMPLETED, f"calls-{task}", 1)
+        assert [mark["job"] for mark in shared.marks("called by itself")] == [result.id] * (task == "play")
+
+
+def test_there_is_no_current_job_outside_of_one(house: House) -> None:
+    """Outside of a running job `current_job()` raises an error, and `retry` raises as in Celery and submits nothing."""
+    for call in (current_job, lambda: house.play("direct", ["return"])):
+        with pytest.raises(OneJobError, match="no onejob job is running"):
+            call()
+    with pytest.raises(Retry):
+        house.play.retry()
+    assert house.jobs() == []

@@ -1,26 +1,48 @@
-"""What a real worker shows of itself: its banner, its registration, its probe file, and what commands find."""
+"""What a worker shows of itself: its banner, its metrics, its registration, its files; and what it survives in that."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
+import celery
+import pytest
+
+import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger
 from onejob.celery.worker.heartbeat import find_fault
+from onejob.celery.worker.metrics import MetricsServer
+from onejob.config import Settings, build_ledger
 from onejob.doctor.examine import examine
 from onejob.doctor.finding import Installation, Level
+from onejob.errors import ConfigurationError, StoreUnavailableError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome
 from onejob.ledger.explain import explain
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.stuck import Stuck
-from onejob.stores import display_url
+from onejob.observability.logs import emit_to
+from onejob.observability.meter import write_all
+from onejob.stores import display_url, open_store
 from tests.cases import for_each
-from tests.celery.harness import await_
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until
 from tests.doctor.support import names
+from tests.services import free_port
+from tests.submissions import submission_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     from onejob.doctor.finding import Finding
+    from onejob.observability.events import JobEvent
     from tests.celery.harness import House
 
 
@@ -93,3 +115,201 @@ def test_a_worker_writes_its_probe_file_until_it_ends(house: House) -> None:
     worker.sigterm()
     worker.await_end()
     assert not path.exists()
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+CLAIMS, COMPLETED = '["claims_total", "play"]', '["runs_total", "play", "completed"]'
+CRASHED = '["runs_total", "play", "crashed"]'
+OFTEN, NEVER = {"onejob_metrics_interval": 0.2}, {"onejob_metrics_interval": 1e6}
+
+
+@on_every_store("house")
+def test_counts_of_a_worker_are_stored(house: House) -> None:
+    """What children have counted is soon in the ledger's totals; the parent counts the crash of one, and its sweeps."""
+    house.worker("-c", "2", **OFTEN)
+    results = [house.play.delay(f"k{number}", ["return"]) for number in range(6)]
+    for result in results:
+        result.get(PATIENCE)
+    await_(lambda: house.ledger.store.totals().get(COMPLETED) == 6.0)
+    assert house.ledger.store.totals()[CLAIMS] == 6.0
+    house.play.delay("dies", ["kill", "return"]).get(PATIENCE)
+    await_(lambda: house.ledger.store.totals().get(CRASHED) == 1.0)
+    await_(lambda: house.ledger.store.totals().get('["sweeps_total"]', 0.0) > 0)
+    totals = house.ledger.store.totals()
+    assert totals['["run_seconds", "play", "sum"]'] > 0
+    assert '["lease_expiries_total", "play"]' not in totals
+    house.assert_quiet()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_stops_writes_its_counts(house: House, pool: str) -> None:
+    """A warm shutdown loses no count, neither of the parent nor of its children, and removes its node."""
+    acts, crashed = (["kill", "return"], 1.0) if pool == "prefork" else (["return"], 0.0)
+    worker = house.worker("--pool", pool, "-c", "2", **NEVER)
+    await_(house.ledger.store.workers)
+    house.play.delay("a", acts).get(PATIENCE)
+    assert {CLAIMS, COMPLETED, CRASHED}.isdisjoint(house.ledger.store.totals())
+    worker.sigterm()
+    worker.await_end()
+    totals = house.ledger.store.totals()
+    assert (totals[CLAIMS], totals[COMPLETED], totals.get(CRASHED, 0.0)) == (1.0, 1.0, crashed)
+    assert house.ledger.store.workers() == []
+
+
+def test_workers_of_a_host_share_a_port_for_metrics(house: House) -> None:
+    """One worker of a host serves the ledger's metrics; another one takes the port when that worker has ended."""
+    port = free_port()
+    first = house.worker("-c", "1", onejob_metrics_port=port)
+    second = house.worker("-c", "1", onejob_metrics_port=port)
+    second.await_text(f"onejob_metrics_port {port} is taken")
+    house.play.delay("a", ["return"]).get(PATIENCE)
+    await_(lambda: 'onejob_runs_total{end="completed",task="play"} 1.0' in scrape(port))
+    await_(lambda: "onejob_workers 2.0" in scrape(port))
+    with pytest.raises(HTTPError, match="404"):
+        scrape(port, "/")
+    first.sigterm()
+    first.await_end()
+    await_(lambda: "onejob_workers 1.0" in scrape(port))
+
+
+def test_metrics_that_cannot_be_read_are_an_error_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    """While the store is away a scrape is 503; an address of another host is refused at the start of the worker."""
+    ledger = build_ledger(Settings(store="redis://127.0.0.1:1/0", metrics_interval=0))
+    server = MetricsServer(ledger, "127.0.0.1", port := free_port())
+    server.start()
+    with pytest.raises(HTTPError, match="503"):
+        scrape(port)
+    server.stop()
+    ledger.close()
+    assert "the metrics cannot be read" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"onejob_metrics_address='192\.0\.2\.1'"):
+        MetricsServer(ledger, "192.0.2.1", port).start()
+    with pytest.raises(ConfigurationError, match="onejob_metrics_port=True"):
+        Settings(metrics_port=True)
+
+
+def scrape(port: int, path: str = "/metrics") -> str:
+    """Return what a worker serves; "" while none does."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as response:
+            return str(response.read().decode())
+    except HTTPError:
+        raise
+    except URLError:
+        return ""
+
+
+@pytest.mark.deep
+def test_a_late_heartbeat_is_counted(house: House) -> None:
+    """A node whose heartbeat is more than half an interval late logs it; a killed one is forgotten after its lease."""
+    house.use_lease(LEASE)
+    worker = house.worker("-c", "1", **OFTEN, onejob_heartbeat=0.4)
+    await_(house.ledger.store.workers)
+    beats = {node.seen_at for node in house.ledger.store.workers()}
+    await_(lambda: {node.seen_at for node in house.ledger.store.workers()} - beats)
+    worker.freeze()
+    pause_until(time.monotonic() + 1)
+    worker.thaw()
+    await_(lambda: house.ledger.store.totals().get('["heartbeats_late_total"]', 0.0) >= 1.0)
+    worker.await_text("event=heartbeat_late node=w1@test")
+    worker.sigkill()
+    assert [node.name for node in house.ledger.store.workers()] == ["w1@test"]
+    await_(lambda: house.ledger.store.workers() == [])
+
+
+@pytest.mark.deep
+def test_the_log_has_each_transition(house: House) -> None:
+    """A worker's log has a line for the claim and the end of each job, unless the app disables it."""
+    for logs in (True, False):
+        worker = house.worker("-c", "1", onejob_log_jobs=logs)
+        result = house.play.delay(f"logged {logs}", ["return"])
+        result.get(PATIENCE)
+        worker.sigterm()
+        worker.await_end()
+        for event in ("job_completed", "job_claimed"):
+            assert (f"event={event} job_id={result.id} task=play attempt=1" in worker.text) == logs
+
+
+# --- listeners and logging handlers that raise ------------------------------------------------------------------------
+
+
+FAILURE = "the observer failed"
+
+
+@pytest.fixture
+def task_with(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a way to define a task of an app with settings, on a ledger in a SQLite file."""
+    apps: list[celery.Celery] = []
+
+    def define(**settings: Any) -> Any:
+        changes = {"broker_url": "memory://", "onejob_store": f"sqlite:///{tmp_path / 'ledger.db'}", **settings}
+        apps.append(celery.Celery("observed", changes=changes, set_as_current=False))
+
+        @apps[-1].task(name="observed", shared=False, base=onejob.Task)
+        def observed(number: int) -> int:
+            return number
+
+        return observed
+
+    yield define
+    for app in apps:
+        app_state_of(app).close()
+
+
+def test_a_listener_that_raises_fails_no_operation(
+    task_with: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error of a listener is logged with its event, and the operation returns as without one."""
+
+    def fail(event: JobEvent) -> None:
+        raise OSError(FAILURE)
+
+    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=emit_to(fail))
+    admission = ledger.submit(submission_of(task_with(), args=(1,)))
+    assert ledger.cancel(admission.job.id).state is State.CANCELED
+    ledger.close()
+    assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [(FAILURE,)] * 2  # type: ignore[union-attr]
+    assert f"job_submitted of job {admission.job.id}" in caplog.text
+
+
+def test_logs_and_metrics_that_fail_cost_no_submission(
+    task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a logging handler that raises, submissions are published and counted, also without a broker."""
+    task, handler, logger = task_with(), logging.Handler(), logging.getLogger("onejob")
+    store = app_state_of(task.app).ledger.store
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
+        patch.setattr(logger, "handlers", [handler])
+        patch.setattr(logger, "level", logging.DEBUG)
+        assert task.delay(1).outcome is Outcome.ADMITTED
+        assert [each.outcome for each in task.submit_many([(1,), (2,)])] == [Outcome.ATTACHED, Outcome.ADMITTED]
+        away = task_with(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2)
+        assert away.delay(3).job.id == task.delay(3).id
+    write_all()
+    assert store.totals()['["submissions_total", "observed", "admitted"]'] == 3.0
+
+
+def test_metrics_go_on_after_an_outage_that_cannot_be_logged(
+    task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts that cannot be written fail no submission; later ones are written, also if a logging handler raises."""
+    task, handler = task_with(onejob_metrics_interval=0.01), logging.Handler()
+    writers: list[threading.Thread] = []
+    store = app_state_of(task.app).ledger.store
+
+    def refuse(_amounts: object, **_: object) -> None:
+        writers.append(threading.current_thread())
+        raise StoreUnavailableError(FAILURE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
+        patch.setattr(logging.getLogger("onejob"), "handlers", [handler])
+        patch.setattr(logging.getLogger("onejob"), "level", logging.DEBUG)
+        patch.setattr(store, "increment", refuse)
+        assert task.delay(1).outcome is Outcome.ADMITTED
+        await_(lambda: writers and not writers[0].is_alive())
+    assert task.delay(1).outcome is Outcome.ATTACHED
+    await_(lambda: store.totals().get('["submissions_total", "observed", "attached"]') == 1.0)
