@@ -279,14 +279,14 @@ def test_a_set_that_grows_meanwhile_is_read_whole() -> None:
 
 
 class Channel:
-    """What a worker writes to a channel whose messages have the tags 1, 2, ...; 4 and 91 are no jobs'."""
+    """What a worker writes to a channel with the messages 1, 2, ...: 4 and 91 are no jobs', 30 cannot be acknowledged."""
 
     def __init__(self, prefetch: int, processes: int) -> None:
         self.written: list[Any] = []
         self.timers: list[Any] = []
         pool, qos = SimpleNamespace(num_processes=processes), SimpleNamespace(value=prefetch)
         hub = SimpleNamespace(call_later=self.call_later)
-        consumer = SimpleNamespace(pool=pool, qos=qos, hub=hub)
+        consumer = SimpleNamespace(pool=pool, qos=qos, hub=hub, connection_errors=(ConnectionError,))
         BatchedAcks(consumer, lambda message: message.delivery_tag not in {4, 91}, self)
 
     def call_later(self, seconds: float, function: Any) -> Any:
@@ -298,6 +298,8 @@ class Channel:
         return SimpleNamespace(delivery_tag=tag)
 
     def basic_ack(self, tag: int, *, multiple: bool = False) -> None:
+        if tag == 30:
+            raise ConnectionError("lost")
         self.written.append((tag, multiple))
 
     def basic_reject(self, tag: int, *, requeue: bool) -> None:
@@ -320,6 +322,7 @@ class Channel:
         (8, [4, 1, 2, 3, 5, 6, 7], [(4, False), (3, True), (7, True)]),
         (8, [1, "timer"], [(1, True)]),
         (8, [1, "timer", 2, 3, 5], [(1, True), (3, True), (5, False)]),
+        (8, [30, "timer", 1, 2, 3], [(3, True)]),
         (8, [1, "stop", 2], [(1, True), "stop", (2, True)]),
         (8, [1, -2, 3, 5], [(2, "rejected"), (3, True), (5, False)]),
         (8, [91, 1], [(91, False)]),

@@ -197,7 +197,7 @@ class BatchedAcks:
         if len(self._waiting) >= self._limit():
             self.flush()
         elif self._timer is None:
-            self._timer = self._consumer.hub.call_later(ACK_DELAY, self.flush)
+            self._timer = self._consumer.hub.call_later(ACK_DELAY, self._flush_late)
 
     def reject(self, delivery_tag: int, *options: Any, **named: Any) -> None:
         """Reject a message."""
@@ -223,6 +223,12 @@ class BatchedAcks:
             self._ack(max(together), multiple=True)
         for tag in sorted(waiting - together):  # an earlier message is not acknowledged yet
             self._ack(tag)
+
+    def _flush_late(self) -> None:
+        try:
+            self.flush()
+        except self._consumer.connection_errors as error:  # of this channel, which a new one may have replaced
+            logger.info("messages of jobs are not acknowledged, and will be delivered again: %r", error)
 
     def _limit(self) -> int:
         """Return how many messages may wait: so many that no process of the pool waits for a message meanwhile."""
