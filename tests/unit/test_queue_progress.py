@@ -279,7 +279,7 @@ def test_a_set_that_grows_meanwhile_is_read_whole() -> None:
 
 
 class Channel:
-    """What a worker writes to a channel with the messages 1, 2, ...: 4 and 91 are no jobs', 30 cannot be acknowledged."""
+    """What is written to a channel with the messages 1, 2, ...: 4 and 91 are no jobs', 30 cannot be acknowledged."""
 
     def __init__(self, prefetch: int, processes: int) -> None:
         self.written: list[Any] = []
