@@ -146,7 +146,8 @@ def test_what_is_plain_json_is_left_alone(annotation: Any) -> None:
 @for_each(
     "annotation, value, where",
     [
-        (Order, {"lines": []}, "x.id: Field required"),
+        (Order, {"lines": []}, "x.id: Field required$"),
+        (Order, {"lines": 1}, r"x.id: Field required \(and 1 more\)$"),
         (Order, {"id": "1"}, "x.id: Input should be a valid integer"),
         (Order, {"id": True}, "x.id: Input should be a valid integer"),
         (Order, {"id": 1, "lines": [{"sku": 1}]}, r"x.lines.0.sku: Input should be a valid string"),

@@ -21,7 +21,7 @@ import onejob
 from onejob import State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, draining
-from onejob.celery.payload import MARK, loads
+from onejob.celery.payload import MARK, REPLACED, loads
 from onejob.celery.worker.execute import Refusal
 from onejob.celery.worker.heartbeat import Heartbeat
 from onejob.errors import (
@@ -861,7 +861,9 @@ def test_a_ledger_that_fails_before_the_body_starts_nothing(
     assert "job new-job: the ledger failed, the job recovers when its lease expires: away" in caplog.text
 
 
-@pytest.mark.parametrize(("ends", "state"), [("complete", "SUCCESS"), ("fail", "FAILURE"), ("abandon", "REVOKED")])
+@pytest.mark.parametrize(
+    ("ends", "state"), [("complete", "SUCCESS"), ("fail", "FAILURE"), ("abandon", "REVOKED"), ("replaced", "PENDING")]
+)
 def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: Any, ends: str, state: str) -> None:
     """A message of a job whose canvas was not notified yet has Celery do so, once, and runs no body."""
     task, echo = house.play, house.echo
@@ -870,16 +872,17 @@ def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: An
     end: dict[str, Callable[[], Job]] = {
         "complete": lambda: house.ledger.complete(claimed, "7"),
         "abandon": lambda: house.ledger.abandon(claimed, "x"),
+        "replaced": lambda: house.ledger.abandon(claimed, REPLACED),  # whose replacement notifies the canvas
         "fail": lambda: house.ledger.fail(claimed, '{"type": "ValueError", "message": "x"}', "x"),
     }
     end[ends]()
     house.jobs.worker.run_next_message()
     assert (house.seen, house.ledger.get(job.id).canvas_pending) == ([], False)
     assert house.app.backend.get_state(job.id) == state
-    assert house.events(job.id)[2:] == [ends, "canvas_notified"]
+    assert house.events(job.id)[2:] == ["abandon" if ends == "replaced" else ends, "canvas_notified"]
     refusal, *_ = trace(job.id)
     assert isinstance(refusal, Refusal)
-    assert [message["headers"]["task"] for message in house.messages()] == ["echo"] * (ends != "abandon")
+    assert [message["headers"]["task"] for message in house.messages()] == ["echo"] * (ends in {"complete", "fail"})
 
 
 def test_a_run_notifies_its_canvas_once(house: House) -> None:
