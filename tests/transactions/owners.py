@@ -168,10 +168,12 @@ def engine_of(url: str, driver: str = "psycopg", create: Callable[..., Any] = cr
     return create(url.replace("://", f"+{driver}://"), poolclass=NullPool, **options)
 
 
-def connect_psycopg2(url: str, **options: Any) -> Any:
+def connect_psycopg2(url: str, *, autocommit: bool = False, **options: Any) -> Any:
     import psycopg2  # type: ignore[import-untyped] # ships no types
 
-    return psycopg2.connect(url, **options)
+    connection = psycopg2.connect(url, **options)
+    connection.autocommit = autocommit
+    return connection
 
 
 def _asynchronous(url: str, driver: str) -> Owner:

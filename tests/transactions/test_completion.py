@@ -24,7 +24,8 @@ from tests.transactions.owners import KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Submission
+    from onejob.ledger.ledger import Ledger
     from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
@@ -104,47 +105,45 @@ def test_the_commit_releases_the_identity(place: Place) -> None:
     assert place.effect.delay("a").id != run.id
 
 
-@for_each(
-    "task, how",
-    product(["effect", "greedy"], ["commits", "raises afterwards", "loses the answer", "loses the answer plainly"]),
-)
-def test_what_was_committed_counts(working: Place, task: str, how: str) -> None:
-    """A job whose transaction was committed has completed, and is reported once, whatever the body does after it."""
+@provokes(logs=["raised unexpected"], because="the body fails")
+@for_each("task, how, result, notes", [
+    *(
+        (task, how, "result of {}", 1)
+        for task in ("effect", "greedy")
+        for how in ("commits", "raises afterwards", "loses the answer", "loses the answer plainly")
+    ),
+    ("effect", "commits without a result", None, 1),
+    ("effect", "swallows its rollback", "result of {}", 0),
+])  # fmt: skip
+def test_what_was_committed_counts(working: Place, task: str, how: str, result: str | None, notes: int) -> None:
+    """A committed transaction completes the job, which is reported once, whatever the body does after it.
+
+    Without one the returned value counts, and there are no effects.
+    """
     key = f"{task}-{how}".replace(" ", "-")
-    result = getattr(working, task).delay(key, how)
-    assert result.get(timeout=PATIENCE) == f"result of {key}"
-    job = working.ended(result)
-    assert (job.state, job.attempt, working.notes(key)) == (State.COMPLETED, 1, 1)
-    line = f"event=job_completed job_id={result.id}"
+    answer = getattr(working, task).delay(key, how)
+    assert answer.get(timeout=PATIENCE) == (result and result.format(key))
+    job = working.ended(answer)
+    assert (job.state, job.attempt, working.notes(key)) == (State.COMPLETED, 1, notes)
+    line = f"event=job_completed job_id={answer.id}"
     working.workers[0].await_text(line)
     assert working.workers[0].text.count(line) == 1
 
 
+NOT_COMMITTED = "OneJobError: the body called complete_in, but its transaction was not committed"
+
+
 @provokes(logs=["raised unexpected"], because="the body fails")
-@for_each(
-    "how, message",
-    [
-        ("raises inside", "LookupError: raises-inside"),
-        ("forgets to commit", "OneJobError: the body called complete_in, but its transaction was not committed"),
-        ("leaves it open", "OneJobError: the body called complete_in, but its transaction was not committed"),
-        ("cannot be stored", "InvalidPayloadError: the result cannot be stored as JSON"),
-    ],
-)
+@for_each("how, message", [
+    ("raises inside", "LookupError: raises-inside"), ("forgets to commit", NOT_COMMITTED),
+    ("leaves it open", NOT_COMMITTED), ("cannot be stored", "InvalidPayloadError: the result cannot be stored as JSON"),
+])  # fmt: skip
 def test_what_was_not_committed_fails(working: Place, how: str, message: str) -> None:
     """A job whose transaction was not committed fails with an error that says why, and has had no effects."""
     key = how.replace(" ", "-")
     job = working.ended(working.effect.delay(key, how))
     assert (job.state, working.notes(key)) == (State.FAILED, 0)
     assert job.reason.startswith(message)
-
-
-@provokes(logs=["raised unexpected"], because="the body fails")
-@for_each("how, result, notes", [("commits without a result", None, 1), ("swallows its rollback", "result of {}", 0)])
-def test_the_block_decides_on_the_result(working: Place, how: str, result: str | None, notes: int) -> None:
-    """A committed block decides on the result; without one the return value counts, and there are no effects."""
-    key = how.replace(" ", "-")
-    assert working.effect.delay(key, how).get(timeout=PATIENCE) == (result and result.format(key))
-    assert working.notes(key) == notes
 
 
 @provokes(Transition.CRASH, because="the test ends the lease")
@@ -184,29 +183,21 @@ def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place
     assert (place.ledger.complete(run.job, "2").result, place.notes("a")) == ("2", 0)
 
 
-LEVELS = [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
+LATER: dict[str, Callable[[Ledger, Submission, str], object]] = {
+    "attaches": lambda ledger, later, _: ledger.submit(later),
+    "runs next": lambda ledger, later, _: ledger.submit(replace(later, follows=False, queue_next=True)),
+    "follows": lambda ledger, later, job_id: ledger.follow(later, follows_id=job_id),
+}
 
 
-def _attach(place: Place, later: Submission, _followed: Job) -> None:
-    place.ledger.submit(later)
-
-
-def _queue_next(place: Place, later: Submission, _followed: Job) -> None:
-    place.ledger.submit(replace(later, follows=False, queue_next=True))
-
-
-def _follow(place: Place, later: Submission, followed: Job) -> None:
-    place.ledger.follow(later, follows_id=followed.id)
-
-
-@for_each("level, write", product(LEVELS, [_attach, _queue_next, _follow]))
-def test_what_follows_is_woken(place: Place, level: IsolationLevel, write: Callable[..., None]) -> None:
+@for_each("level, later", product([IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE], LATER))
+def test_what_follows_is_woken(place: Place, level: IsolationLevel, later: str) -> None:
     """A completion fails if what follows the job was committed after its snapshot; repeated, it wakes what follows."""
-    run = place.started(key := f"{level.name} {write.__name__}")
+    run = place.started(key := f"{level.name} {later}")
     connection = psycopg.connect(place.url)
     connection.isolation_level = level
     connection.execute("select 1 from pg_class limit 1")
-    write(place, submission_of(place.effect, args=(key,), task_id=f"after {key}"), run.job)
+    LATER[later](place.ledger, submission_of(place.effect, args=(key,), task_id=f"after {key}"), run.id)
     with pytest.raises(errors.SerializationFailure):
         run.complete_in(connection, 1)
     connection.rollback()

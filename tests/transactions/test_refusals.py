@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import celery
 import psycopg
@@ -18,29 +19,23 @@ import onejob
 from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
+from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each
 from tests.conftest import make_ledger
-from tests.submissions import submission_of
 from tests.transactions.owners import KINDS, Django, connect_psycopg2, engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from onejob.jobs.model import Job
     from tests.services import PostgresServer
     from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
 
-def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
-    changes = {"onejob_store": url, "onejob_namespace": namespace}
-    app = celery.Celery("elsewhere", broker="memory://", changes=changes, set_as_current=False)
-
-    @app.task(name="effect", shared=False, base=onejob.Task)
-    def effect(key: str) -> None:
-        """Do nothing."""
-
-    return app, effect
+def _nothing(key: str) -> None:
+    pass
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
@@ -49,47 +44,42 @@ def test_a_ledger_outside_of_postgresql_is_refused(
 ) -> None:
     """A ledger elsewhere refuses to join a transaction of PostgreSQL, and the message names two alternatives."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}" if kind == "sqlite" else request.getfixturevalue("redis_url")
-    app, task = of_store(url, request.getfixturevalue("redis_prefix"))
-    ledger = app_state_of(app).ledger
-    with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
-        plain.submit(task, "a")
-    run = RunningJob(_claimed(ledger, task), ledger, app_state_of(app).settings.limits)
-    with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
-        run.complete_in(plain.handle)
-    ledger.close()
-    app.close()
-
-
-def _claimed(ledger: Any, task: Any) -> Any:
-    ledger.submit(submission_of(task, args=("b",), task_id="b"))
-    return ledger.claim("b", nonce="nonce", node="test").job
+    changes = {"onejob_store": url, "onejob_namespace": request.getfixturevalue("redis_prefix")}
+    with celery.Celery("elsewhere", broker="memory://", changes=changes, set_as_current=False) as app:
+        define: Any = app.task
+        task = define(_nothing, name="effect", shared=False, base=onejob.Task)
+        state = app_state_of(app)
+        job = state.ledger.claim(task.delay("b").id, nonce="nonce", node="test").job
+        run = RunningJob(cast("Job", job), state.ledger, state.settings.limits)
+        for refused in (lambda: plain.submit(task, "a"), lambda: run.complete_in(plain.handle)):
+            with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
+                refused()
+        state.ledger.close()
 
 
 def test_an_unsupported_session_is_refused(place: Place) -> None:
     """An asynchronous session, one of another database, or any other object is refused, and nothing is stored."""
-    asynchronous, other = KINDS["sqlalchemy-async-asyncpg"](place.url), sqlite3.connect(":memory:")
-    for thing in (object(), "postgresql://", sessionmaker(), create_engine("sqlite://")):
-        with pytest.raises(ConfigurationError, match=rf"not {type(thing).__module__}\.{type(thing).__qualname__}"):
-            place.effect.submit("a", session=thing)
-    with pytest.raises(ConfigurationError, match=r"await task\.asubmit\(\.\.\., session=session\)"):
-        place.effect.submit("a", session=asynchronous.handle)
-    with pytest.raises(ConfigurationError, match="a transaction of sqlite"):
-        place.effect.submit("a", session=other)
-    asynchronous.close()
-    other.close()
+    with (
+        closing(KINDS["sqlalchemy-async-asyncpg"](place.url)) as asynchronous,
+        closing(sqlite3.connect(":memory:")) as other,
+    ):
+        for session, message in {
+            asynchronous.handle: r"await task\.asubmit\(\.\.\., session=session\)",
+            other: "a transaction of sqlite",
+            **{
+                each: rf"not {type(each).__module__}\.{type(each).__qualname__}"
+                for each in (object(), "postgresql://", sessionmaker(), create_engine("sqlite://"))
+            },
+        }.items():
+            with pytest.raises(ConfigurationError, match=message):
+                place.effect.submit("a", session=session)
     assert place.rows("jobs") == 0
-
-
-def _psycopg2(url: str) -> Any:
-    connection = connect_psycopg2(url)
-    connection.autocommit = True
-    return connection
 
 
 _AUTO: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
 AUTOCOMMITTING: dict[str, Callable[[str], Any]] = {
     "psycopg": partial(psycopg.connect, autocommit=True),
-    "psycopg2": _psycopg2,
+    "psycopg2": partial(connect_psycopg2, autocommit=True),
     "sqlalchemy-session": lambda url: Session(engine_of(url, **_AUTO)),
     "sqlalchemy-connection": lambda url: engine_of(url, "psycopg2", **_AUTO).connect(),
     "django": lambda url: Django(url).handle,
@@ -98,23 +88,17 @@ AUTOCOMMITTING: dict[str, Callable[[str], Any]] = {
 
 @for_each("kind", AUTOCOMMITTING)
 def test_no_completion_without_a_transaction(place: Place, kind: str) -> None:
-    """`complete_in` refuses a connection in autocommit mode."""
+    """`complete_in` refuses a connection in autocommit mode, but not in a block of psycopg's `transaction()`."""
     run = place.started(kind)
-    session = AUTOCOMMITTING[kind](place.url)
-    for refused in (lambda: run.complete_in(session), lambda: onejob.fence(session, run)):
-        with pytest.raises(ConfigurationError, match="autocommit mode"):
-            refused()
-    session.close()
-    assert place.ledger.get(run.id) == run.job
-    assert not run.completes_in_transaction
-
-
-def test_a_transaction_on_an_autocommitting_connection_counts(place: Place) -> None:
-    """A block of psycopg's `transaction()` is accepted on an autocommit connection."""
-    run = place.started()
-    with psycopg.connect(place.url, autocommit=True) as connection, connection.transaction():
-        run.complete_in(connection, 1)
-    assert place.ledger.get(run.id).result == "1"
+    with closing(AUTOCOMMITTING[kind](place.url)) as session:
+        for refused in (lambda: run.complete_in(session), lambda: onejob.fence(session, run)):
+            with pytest.raises(ConfigurationError, match="autocommit mode"):
+                refused()
+        assert (place.ledger.get(run.id), run.completes_in_transaction) == (run.job, False)
+        if kind == "psycopg":
+            with session.transaction():
+                run.complete_in(session, 1)
+            assert place.ledger.get(run.id).result == "1"
 
 
 def test_a_pipeline_is_refused(place: Place, plain: Owner) -> None:
@@ -153,12 +137,6 @@ def new_database(postgres_server: PostgresServer) -> Iterator[Callable[[str], st
             connection.execute(f"drop database {name} with (force)".encode())
 
 
-def _jobs(url: str, schema: str) -> int:
-    with psycopg.connect(url) as connection:
-        (found,) = connection.execute(f"select count(*) from {schema}.jobs".encode()).fetchone() or (0,)  # noqa: S608 - ours
-    return int(found)
-
-
 @pytest.fixture
 def url_of_another(place: Place, new_database: Callable[[], str]) -> str:
     make_ledger(url := new_database(), place.schema)
@@ -169,32 +147,34 @@ def url_of_another(place: Place, new_database: Callable[[], str]) -> str:
 def test_another_ledger_is_refused(place: Place, url_of_another: str, kind: str) -> None:
     """A submission in a session of any kind on the database of another ledger is refused, and nothing is written."""
     place.app.conf.onejob_store = url_of_another
-    owner = KINDS[kind](place.url)
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match=f"which has another ledger in its schema '{place.schema}'"):
-            owner.submit(place.effect, "a")
-    owner.commit()
-    owner.close()
-    assert (_jobs(url_of_another, place.schema), place.rows("jobs")) == (0, 0)
+    with closing(KINDS[kind](place.url)) as owner:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=f"which has another ledger in its schema '{place.schema}'"):
+                owner.submit(place.effect, "a")
+        owner.commit()
+    with psycopg.connect(url_of_another) as connection:
+        assert connection.execute(f"select from {place.schema}.jobs".encode()).fetchall() == []
+    assert place.rows("jobs") == 0
 
 
 def test_a_database_without_a_ledger_is_refused(place: Place, new_database: Callable[[], str]) -> None:
     """A session on a database without a ledger is refused, and its transaction can go on."""
-    owner = KINDS["psycopg"](new_database())
-    owner.execute("create table own (key text)")
-    with pytest.raises(ConfigurationError, match=f"which has no ledger in its schema '{place.schema}'"):
-        owner.submit(place.effect, "a")
-    owner.execute("insert into own values ('a')")
-    owner.commit()
-    owner.close()
+    with closing(KINDS["psycopg"](new_database())) as owner:
+        owner.execute("create table own (key text)")
+        with pytest.raises(ConfigurationError, match=f"which has no ledger in its schema '{place.schema}'"):
+            owner.submit(place.effect, "a")
+        owner.execute("insert into own values ('a')")
+        owner.commit()
 
 
 def test_a_completion_in_another_ledger_is_refused(place: Place, url_of_another: str) -> None:
     """`complete_in` refuses a session on the database of another ledger, and the run goes on."""
-    run, owner = place.started(), KINDS["sqlalchemy-session"](url_of_another)
-    with pytest.raises(ConfigurationError, match="another ledger"):
+    run = place.started()
+    with (
+        closing(KINDS["sqlalchemy-session"](url_of_another)) as owner,
+        pytest.raises(ConfigurationError, match="another ledger"),
+    ):
         owner.call(lambda session: run.complete_in(session, 1))
-    owner.close()
     assert (place.ledger.get(run.id), run.completes_in_transaction) == (run.job, False)
 
 
@@ -215,23 +195,15 @@ def test_a_copy_of_the_database_is_another_one(new_database: Callable[..., str],
     make_ledger(url, "onejob")
     copy = new_database(conninfo_to_dict(url)["dbname"])
     place.app.conf.update(onejob_store=url, onejob_namespace="onejob")
-    owner = KINDS["psycopg"](copy)
-    with pytest.raises(ConfigurationError, match="another ledger"):
+    with closing(KINDS["psycopg"](copy)) as owner, pytest.raises(ConfigurationError, match="another ledger"):
         owner.submit(place.effect, "a")
-    owner.close()
 
 
 def test_a_connection_is_checked_once(place: Place, plain: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many submissions on one connection, only the first checks the database."""
-    store: Any = place.ledger.store
     checks: list[object] = []
-    check = store._check_ledger
-
-    def counted(joined: object) -> None:
-        checks.append(joined)
-        check(joined)
-
-    monkeypatch.setattr(store, "_check_ledger", counted)
+    check = PostgresStore._check_ledger
+    monkeypatch.setattr(PostgresStore, "_check_ledger", lambda *args: checks.append(check(*args)))
     for key in "abc":
         plain.submit(place.effect, key)
         plain.commit()

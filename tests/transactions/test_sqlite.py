@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -27,42 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Iterator[Any]:
-    app = celery.Celery(broker="memory://")
-    app.conf.onejob_store = f"sqlite:///{tmp_path / 'shop.db'}"
-    app.conf.onejob_webhook_secrets = [SECRET]
-    memory.Channel.queues.clear()
-
-    @app.task(base=onejob.Task, shared=False)
-    def note(key: str) -> str:
-        return key
-
-    define: Any = app.task
-    for name, on_duplicate in {"newest": "replace", "again": "run_again"}.items():
-        define(_save, base=onejob.Task, name=name, unique_on=["key"], on_duplicate=on_duplicate, shared=False)
-    app_state_of(app).ledger.store.get_many(["any"])
-    with closing(_plain(tmp_path)) as connection:
-        connection.execute("create table notes (key text)")
-    yield note
-    app_state_of(app).ledger.close()
-    app.close()
-
-
-def _save(key: str, text: str = "") -> str:
-    return key + text
-
-
-def _messages() -> list[str]:
-    return [each["headers"]["id"] for queue in memory.Channel.queues.values() for each in queue.queue]
-
-
-def _plain(folder: Path) -> Any:
-    return sqlite3.connect(folder / "shop.db")
-
-
 def _with_rows(folder: Path) -> Any:
-    connection = _plain(folder)
+    connection = CONNECT["plain"](folder)
     connection.row_factory = sqlite3.Row
     return connection
 
@@ -73,49 +39,68 @@ def _explicit(folder: Path) -> Any:
     return connection
 
 
-def _connection(folder: Path) -> Any:
-    return create_engine(f"sqlite:///{folder / 'shop.db'}", poolclass=NullPool).connect()
+def _engine(folder: Path) -> Any:
+    return create_engine(f"sqlite:///{folder / 'shop.db'}", poolclass=NullPool)
 
 
-def _session(folder: Path) -> Any:
-    return Session(create_engine(f"sqlite:///{folder / 'shop.db'}", poolclass=NullPool))
+CONNECT: dict[str, Callable[[Path], Any]] = {
+    "plain": lambda folder: sqlite3.connect(folder / "shop.db"),
+    "with rows": _with_rows,
+    "explicit": _explicit,
+    "session": lambda folder: Session(_engine(folder)),
+    "connection": lambda folder: _engine(folder).connect(),
+}
 
 
-KINDS: list[Callable[[Path], Any]] = [_plain, _with_rows, _explicit, _session, _connection]
+def _echo(key: str) -> str:
+    return key
 
 
-def _note(session: Any, key: str) -> None:
-    statement = f"insert into notes values ('{key}')"  # noqa: S608 - a name of the test itself
-    session.execute(text(statement) if hasattr(session, "get_transaction") else statement)
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[Any]:
+    """Return a task whose ledger is in a file beside a table of the application."""
+    memory.Channel.queues.clear()
+    changes = {"onejob_store": f"sqlite:///{tmp_path / 'shop.db'}", "onejob_webhook_secrets": [SECRET]}
+    with celery.Celery(broker="memory://", changes=changes) as app:
+        define: Any = app.task
+        define(_echo, base=onejob.Task, shared=False, name="other")
+        note = define(_echo, base=onejob.Task, shared=False, name="note")
+        ledger_of(note).store.get_many(["any"])
+        with closing(CONNECT["plain"](tmp_path)) as connection:
+            connection.execute("create table notes (key text)")
+        yield note
+        ledger_of(note).close()
 
 
-def _notes(folder: Path) -> list[str]:
-    with closing(_plain(folder)) as connection:
-        return [row[0] for row in connection.execute("select key from notes")]
-
-
-def _ledger(task: Any) -> Ledger:
+def ledger_of(task: Any) -> Ledger:
     return app_state_of(task.app).ledger
 
 
-@for_each("connect", KINDS)
-def test_the_job_is_a_part_of_the_transaction(task: Any, tmp_path: Path, connect: Callable[[Path], Any]) -> None:
+@contextmanager
+def transaction(folder: Path, ends: str = "commit", kind: str = "session") -> Iterator[Any]:
+    """Open a transaction which ends with the block."""
+    with closing(CONNECT[kind](folder)) as session:
+        yield session
+        getattr(session, ends)()
+
+
+@for_each("kind", CONNECT)
+def test_the_job_is_a_part_of_the_transaction(task: Any, tmp_path: Path, kind: str) -> None:
     """A commit keeps the application's rows, the job and the record of a duplicate; a rollback keeps none."""
     live = task.delay("live")
     before = live.job.duplicate_count
     for ends in ("rollback", "commit"):
-        key = f"{ends} {connect.__name__}"
-        session = connect(tmp_path)
-        _note(session, key)
-        job = task.submit(key, session=session)
-        assert task.submit("live", session=session).id == live.id
-        assert _ledger(task).get_or_none(job.id) is None
-        getattr(session, ends)()
-        session.close()
-        assert (_ledger(task).get_or_none(job.id) is not None) == (ends == "commit")
+        insert = f"insert into notes values ('{ends} {kind}')"  # noqa: S608 - words of the test itself
+        with transaction(tmp_path, ends, kind) as session:
+            session.execute(text(insert) if hasattr(session, "get_transaction") else insert)
+            job = task.submit(f"{ends} {kind}", session=session)
+            assert task.submit("live", session=session).id == live.id
+            assert ledger_of(task).get_or_none(job.id) is None
+        assert (ledger_of(task).get_or_none(job.id) is not None) == (ends == "commit")
         assert live.job.duplicate_count == before + (ends == "commit")
-    assert _notes(tmp_path)[-1] == f"commit {connect.__name__}"
-    assert not any("rollback" in each for each in _notes(tmp_path))
+    with closing(CONNECT["plain"](tmp_path)) as connection:
+        notes = [key for (key,) in connection.execute("select key from notes")]
+    assert (notes[-1], f"rollback {kind}" in notes) == (f"commit {kind}", False)
 
 
 def test_another_file_is_refused(task: Any, tmp_path: Path) -> None:
@@ -129,23 +114,23 @@ def test_another_file_is_refused(task: Any, tmp_path: Path) -> None:
                 pytest.fail("there is a table of the ledger")
 
 
-@pytest.mark.parametrize(("connect", "is_told"), [(_session, True), (_plain, False)])
+@pytest.mark.parametrize(("kind", "is_told"), [("session", True), ("plain", False)])
 def test_a_job_is_sent_once_after_its_commit(
-    task: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, connect: Callable[[Path], Any], is_told: bool
+    task: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, is_told: bool
 ) -> None:
     """A commit sends and reports each new job that is due; where nobody is told of it, a sweep may send it at once."""
+
+    def messages() -> list[str]:
+        return [each["headers"]["id"] for queue in memory.Channel.queues.values() for each in queue.queue]
+
     with caplog.at_level("INFO", "onejob.jobs"):
-        session = connect(tmp_path)
-        _note(session, "a")
-        new, again = task.submit_many([("new",), ("new",)], session=session)
-        later = task.apply_async(("later",), session=session, countdown=60)
-        assert (_messages(), new.id == again.id) == ([], True)
-        assert "event=job_submitted" not in caplog.text
-        session.commit()
-        session.close()
-    assert _messages() == [new.id] * is_told
+        with transaction(tmp_path, kind=kind) as session:
+            new, again = task.submit_many([("new",), ("new",)], session=session)
+            later = task.apply_async(("later",), session=session, countdown=60)
+            assert (messages(), new.id, "event=job_submitted" in caplog.text) == ([], again.id, False)
+        assert messages() == [new.id] * is_told
     assert caplog.text.count("outcome=admitted") == 2 * is_told
-    job, waiting = _ledger(task).get(new.id), _ledger(task).get(later.id)
+    job, waiting = ledger_of(task).get(new.id), ledger_of(task).get(later.id)
     assert (job.wake_at or 0) - job.created_at == (job.lease if is_told else 0)
     assert (waiting.wake_at or 0) >= waiting.run_at
 
@@ -155,27 +140,23 @@ def test_a_quota_and_webhooks_are_a_part_of_the_transaction(task: Any, tmp_path:
     """A submission in a transaction uses the quota of its submitter, and stores its webhook, with the commit."""
     with onejob.submitter("a", quota="1/hour"):
         for ends in ("rollback", "commit"):
-            session = _session(tmp_path)
-            task.apply_async(("a",), session=session, webhook_url=hook)
-            with pytest.raises(onejob.QuotaExceededError):
-                task.apply_async(("b",), session=session)
-            getattr(session, ends)()
-            session.close()
-    assert len(_ledger(task).find(Query(task=task.name))) == 1
-    assert len(_ledger(task).find(Query(task="onejob.webhook"))) == int(hook is not None)
+            with transaction(tmp_path, ends) as session:
+                task.apply_async(("a",), session=session, webhook_url=hook)
+                with pytest.raises(onejob.QuotaExceededError):
+                    task.apply_async(("b",), session=session)
+    assert len(ledger_of(task).find(Query(task=task.name))) == 1
+    assert len(ledger_of(task).find(Query(task="onejob.webhook"))) == int(hook is not None)
 
 
 def test_an_id_belongs_to_one_task_in_a_transaction(task: Any, tmp_path: Path) -> None:
     """A submission in a transaction under the id of another task's job or follower raises; of the same, it attaches."""
-    task.apply_async(("same",), task_id="job")
-    task.apply_async(("same",), task_id="follower")
     for task_id in ("job", "follower"):
-        session = _session(tmp_path)
-        with pytest.raises(TaskIdReusedError, match=f"'{task_id}' belongs"):
-            task.app.tasks["newest"].apply_async(("a",), session=session, task_id=task_id)
-        assert task.apply_async(("same",), session=session, task_id=task_id).id == task_id
-        session.rollback()
-        session.close()
+        task.apply_async(("same",), task_id=task_id)
+    for task_id in ("job", "follower"):
+        with transaction(tmp_path, "rollback") as session:
+            with pytest.raises(TaskIdReusedError, match=f"'{task_id}' belongs"):
+                task.app.tasks["other"].apply_async(("a",), session=session, task_id=task_id)
+            assert task.apply_async(("same",), session=session, task_id=task_id).id == task_id
 
 
 def test_statistics_fail_no_submission(
@@ -187,24 +168,21 @@ def test_statistics_fail_no_submission(
         raise StoreUnavailableError("away")
 
     job = task.delay("same")
-    session = _session(tmp_path)
     monkeypatch.setattr(Ledger, "record", refuse)
-    assert task.submit("same", session=session).id == job.id
-    session.commit()
-    session.close()
+    with transaction(tmp_path) as session:
+        assert task.submit("same", session=session).id == job.id
     assert f"a duplicate of job {job.id} was not recorded: away" in caplog.text
 
 
-@pytest.mark.parametrize("ends", ["return", "raise", "roll back"])
+@pytest.mark.parametrize("ends", ["return", "raise", "rollback"])
 def test_a_completion_in_a_transaction_is_reported_once(
     task: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: str
 ) -> None:
     """A run whose transaction has completed its job has that result, reported once, also if it raises afterwards."""
 
     def complete(key: str) -> str:
-        with closing(_plain(tmp_path)) as connection:
-            onejob.current_job().complete_in(connection, {"key": key})
-            (connection.rollback if ends == "roll back" else connection.commit)()
+        with transaction(tmp_path, "rollback" if ends == "rollback" else "commit", "plain") as session:
+            onejob.current_job().complete_in(session, {"key": key})
         if ends == "raise":
             raise ValueError(key)
         return "ignored"
@@ -215,10 +193,8 @@ def test_a_completion_in_a_transaction_is_reported_once(
     completing.__trace__ = build_tracer("completing", completing, app=task.app)
     with caplog.at_level("INFO"):
         answer, *_ = completing.__trace__(job.id, ("a",), {}, {"id": job.id, "hostname": "north"})
-    committed = ends != "roll back"
+    committed, ended = ends != "rollback", ledger_of(task).get(job.id)
+    assert (ended.state, answer == {"key": "a"}) == ("completed" if committed else "failed", committed)
     assert caplog.text.count("event=job_completed") == committed
-    assert (_ledger(task).get(job.id).state, answer == {"key": "a"}) == (
-        "completed" if committed else "failed", committed,
-    )  # fmt: skip
     assert ("was completed by its transaction, which then raised ValueError: a" in caplog.text) is (ends == "raise")
-    assert ("its transaction was not committed" in _ledger(task).get(job.id).reason) is not committed
+    assert ("its transaction was not committed" in ended.reason) is not committed
