@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def _with_rows(folder: Path) -> Any:
     connection = CONNECT["plain"](folder)
-    connection.row_factory = sqlite3.Row
+    connection.row_factory = lambda cursor, row: {column[0]: each for column, each in zip(cursor.description, row)}
     return connection
 
 
@@ -101,6 +101,16 @@ def test_the_job_is_a_part_of_the_transaction(task: Any, tmp_path: Path, kind: s
     with closing(CONNECT["plain"](tmp_path)) as connection:
         notes = [key for (key,) in connection.execute("select key from notes")]
     assert (notes[-1], f"rollback {kind}" in notes) == (f"commit {kind}", False)
+
+
+def test_an_operation_that_fails_leaves_nothing_in_the_transaction(task: Any, tmp_path: Path) -> None:
+    """A submission that fails half-way is undone by itself, and the transaction can go on."""
+    job = task.delay("live").job
+    with transaction(tmp_path, "rollback", "plain") as connection:
+        connection.execute("drop table duplicate_counts")
+        with pytest.raises(sqlite3.OperationalError, match="duplicate_counts"):
+            task.submit("live", session=connection)
+        assert connection.execute("select id, duplicate_count from jobs").fetchall() == [(job.id, 0)]
 
 
 def test_another_file_is_refused(task: Any, tmp_path: Path) -> None:

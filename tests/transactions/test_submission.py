@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -92,20 +93,13 @@ def test_an_unavailable_broker_only_delays_committed_jobs(
     """When the broker is unavailable after a commit, each job is reported, and due; a session tries only once."""
     place.app.conf.update(broker_url="redis://127.0.0.1:1/0")
     tried: list[object] = []
-
     publisher = app_state_of(place.app).publisher
-    try_publish = publisher.try_publish
-
-    def publish(job: Any) -> bool:
-        tried.append(job)
-        return try_publish(job)
-
-    monkeypatch.setattr(publisher, "try_publish", publish)
-    hooked = connect(place.url)
-    for key in "abc":
-        hooked.submit(place.effect, key)
-    hooked.commit()
-    hooked.close()
+    publish = publisher.try_publish
+    monkeypatch.setattr(publisher, "try_publish", lambda job: tried.append(publish(job)))
+    with closing(connect(place.url)) as hooked:
+        for key in "abc":
+            hooked.submit(place.effect, key)
+        hooked.commit()
     assert ([event.name for event in emitted].count("job_submitted"), len(tried)) == (3, attempts)
     unsent = [job for job in place.jobs() if job.published_at is None]
     assert (len(unsent), len(place.jobs())) == (attempts, 3)
@@ -130,16 +124,15 @@ def test_what_is_left_without_a_commit_is_not_published(place: Place, session: O
 
 def test_a_session_on_an_outer_connection_does_not_publish(place: Place) -> None:
     """The commit of a session in an outer transaction publishes nothing; the outer commit or rollback decides."""
-    owner = KINDS["sqlalchemy-connection"](place.url)
-    for end in (owner.rollback, owner.commit):
-        owner.execute("select 1")
-        with Session(owner.handle, join_transaction_mode="create_savepoint") as session:
-            place.effect.submit("a", session=session)
-            session.commit()
-        assert (place.jobs(), place.messages()) == ([], [])
-        end()
-        assert place.sweep() == (end == owner.commit)
-    owner.close()
+    with closing(KINDS["sqlalchemy-connection"](place.url)) as owner:
+        for end in (owner.rollback, owner.commit):
+            owner.execute("select 1")
+            with Session(owner.handle, join_transaction_mode="create_savepoint") as session:
+                place.effect.submit("a", session=session)
+                session.commit()
+            assert (place.jobs(), place.messages()) == ([], [])
+            end()
+            assert place.sweep() == (end == owner.commit)
 
 
 def test_django_submits_on_commit(place: Place) -> None:
@@ -175,10 +168,9 @@ def _dictionaries_of_psycopg2(url: str) -> object:
 @for_each("connect", [partial(psycopg.connect, row_factory=dict_row), _dictionaries_of_psycopg2])
 def test_a_connection_may_have_a_row_factory(place: Place, connect: Callable[[str], object]) -> None:
     """A submission works on a connection with a row factory."""
-    owner = Owner(connect(place.url))
-    result = owner.submit(place.effect, str(connect))
-    owner.commit()
-    owner.close()
+    with closing(Owner(connect(place.url))) as owner:
+        result = owner.submit(place.effect, str(connect))
+        owner.commit()
     assert place.ledger.get(result.id).state is State.QUEUED
 
 
