@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 def _with_rows(folder: Path) -> Any:
     connection = CONNECT["plain"](folder)
-    connection.row_factory = lambda cursor, row: {column[0]: each for column, each in zip(cursor.description, row)}
+    connection.row_factory = lambda cursor, row: {
+        column[0]: each for column, each in zip(cursor.description, row, strict=True)
+    }
     return connection
 
 
