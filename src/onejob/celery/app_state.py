@@ -13,7 +13,7 @@ from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
 from onejob.config import Settings, build_ledger
-from onejob.stores.django_database import alias_of, place_of
+from onejob.stores.django_database import address_of, alias_of
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ class AppState:
     def ledger(self) -> Ledger:
         """The app's ledger; another one after Django moved its database, as in tests. Raises `ConfigurationError`."""
         ledger = self._ledger
-        if ledger is None or (self._place is not None and self._place != place_of(self.settings.store)):
+        if ledger is None or (self._place is not None and self._place != address_of(self.settings.store)):
             ledger = self._open_ledger()
         return ledger
 
     def _open_ledger(self) -> Ledger:
         moved, store = self._ledger, self.settings.store
-        self._place = None if alias_of(store) is None else place_of(store)
+        self._place = None if alias_of(store) is None else address_of(store)
         self._ledger = ledger = build_ledger(self.settings, self._has_task)
         if moved is not None:
             moved.close()

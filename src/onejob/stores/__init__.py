@@ -79,7 +79,7 @@ def display_url(url: str) -> str:
         return f"sqlite:///{sqlite_path(url)}"
     if kind == "postgresql":
         connection = postgres_driver()
-        return f"postgresql://{connection.place_of(connection.conninfo_of(url))}"
+        return f"postgresql://{connection.address_of(connection.conninfo_of(url))}"
     from onejob.stores.redis import address
 
     url = url.replace("redis+socket://", "unix://", 1)

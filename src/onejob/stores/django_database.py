@@ -50,7 +50,7 @@ def resolve(url: str) -> str:
     raise ConfigurationError(msg)
 
 
-def place_of(url: str) -> tuple[Any, ...]:
+def address_of(url: str) -> tuple[Any, ...]:
     """Return what changes when Django moves the database of `django://alias`: its name and its server."""
     settings = _connection(str(alias_of(url))).settings_dict
     return (settings["NAME"], settings.get("HOST"), settings.get("PORT"), settings["ENGINE"])

@@ -250,7 +250,7 @@ class Queries(Protocol):
         ...
 
     def history(self, job_id: str) -> list[Entry]:
-        """Return a job's history, oldest first: what is stored and what the row tells, by `jobs.history`."""
+        """Return a job's history, oldest first: what is stored and what the row implies, by `jobs.history`."""
         ...
 
     def tombstone(self, job_id: str) -> Tombstone | None:

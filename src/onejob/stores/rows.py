@@ -54,13 +54,14 @@ def job_in(row: Mapping[str, Any]) -> Job:
     return job_of(_by_column(row))
 
 
-def is_told_by_row(change: Change) -> bool:
-    """Return whether the row of a job tells the history entry of a change, which so need not be stored."""
+def row_implies_entry(change: Change) -> bool:
+    """Return whether the row of a job implies the history entry of a change, which so need not be stored."""
     return change.event is Transition.COMPLETE and change.detail == COMPLETED
 
 
 def completion_of(change: Change) -> dict[str, Any] | None:
     """Return the values for `complete.sql`; None for a change that does more than every completion of a run."""
-    if not (change.ends and change.target and change.token and is_told_by_row(change)) or _others(change) != _NO_OTHERS:
+    only_ends = change.ends and change.token and row_implies_entry(change) and _others(change) == _NO_OTHERS
+    if not only_ends or change.target is None:
         return None
     return dict(zip(_COMPLETION, _completion(change), strict=True)) | {"target": change.target.value}

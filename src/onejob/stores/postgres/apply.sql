@@ -1,6 +1,6 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged. A job that is reopened takes its
 -- identity, also from a holder whose uniqueness window is over.
--- in: the fields of the change (sources as an array), :keeps_entry (not what the row tells) :history_limit :window_over :now
+-- in: the fields of the change (sources as an array), :keeps_entry (not what the row implies) :history_limit :window_over :now
 -- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
 --      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},

@@ -180,7 +180,7 @@ class Connections:
         self._prepare = prepare
         self._pool: Pool | None = None
         self._lock = threading.Lock()
-        self.place = place_of(self._conninfo)
+        self.address = address_of(self._conninfo)
         _instances.add(self)
 
     def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
@@ -195,7 +195,7 @@ class Connections:
             except psycopg.Error as error:
                 late = time.monotonic() - start > WAIT_SECONDS
                 if delay is None or late or not _is_retryable(error):
-                    raise _translate_error(error, self.place) from error
+                    raise _translate_error(error, self.address) from error
                 time.sleep(delay)
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
 
@@ -276,7 +276,7 @@ def _number_parameters(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 _columns: dict[str, list[str]] = {}
-"""The columns of each statement, which never change: to ask the driver for them takes longer than to read a row."""
+"""The columns of each statement, which never change: to read them from the driver takes longer than to read a row."""
 
 
 def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
@@ -294,12 +294,12 @@ def _is_retryable(error: psycopg.Error) -> bool:
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
-    """Return whether the server refused the connection, which only its message tells."""
+    """Return whether the server refused the connection, which only its message says."""
     return "authentication failed" in str(error) or "does not exist" in str(error)
 
 
-def _translate_error(error: psycopg.Error, place: str) -> StoreError:
-    store = f"the PostgreSQL store at {place}"
+def _translate_error(error: psycopg.Error, address: str) -> StoreError:
+    store = f"the PostgreSQL store at {address}"
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn):
         return StoreError(f"{store} has another schema than this onejob expects ({error}): run `onejob migrate status`")
     if isinstance(error, errors.DuplicatePreparedStatement | errors.InvalidSqlStatementName):
@@ -342,7 +342,7 @@ def is_pooled(url: str) -> bool:
     return found is not None
 
 
-def place_of(info: str) -> str:
+def address_of(info: str) -> str:
     """Return the address of a database without its password, for messages."""
     options = conninfo.conninfo_to_dict(info)
     database = options.get("dbname") or options.get("user", "")

@@ -26,7 +26,7 @@ from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
 from onejob.stores.protocol import HISTORY_LIMIT, indexed_state, is_indexed
-from onejob.stores.rows import completion_of, is_told_by_row, job_in
+from onejob.stores.rows import completion_of, job_in, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class PostgresStore:
             completed = _parse_applied(self._sql.run("complete", sources=sources, **completion))
             if completed.applied:
                 return completed
-        values = sql_values(change) | {"sources": sources, "keeps_entry": not is_told_by_row(change)}
+        values = sql_values(change) | {"sources": sources, "keeps_entry": not row_implies_entry(change)}
         also = ("wake_followers",) if change.ends else ()
         return _parse_applied(self._sql.run("apply", *also, **values))
 
@@ -255,7 +255,7 @@ class PostgresStore:
         what = "another ledger" if session["exists"] else "no ledger"
         msg = (
             f"this session is on the database {session['database']!r}, which has {what} in its schema "
-            f"{self._sql.schema!r}. The ledger of this app is in that schema of {self._connections.place}: "
+            f"{self._sql.schema!r}. The ledger of this app is in that schema of {self._connections.address}: "
             "pass a session on that database"
         )
         raise ConfigurationError(msg)
@@ -264,7 +264,7 @@ class PostgresStore:
 
     def _check_version(self, connection: Connection) -> None:
         schema = self._sql.schema
-        where = f"schema {schema!r} of {self._connections.place}"
+        where = f"schema {schema!r} of {self._connections.address}"
         check_version(LedgerSchema(connection.cursor(), "postgresql", schema).version(), where)
 
 

@@ -1,5 +1,5 @@
 -- Complete a run of a job without followers: the end of most jobs, at a fraction of the cost of `apply`, which runs when
--- this changes nothing. The row tells the history entry.
+-- this changes nothing. The row implies the history entry.
 -- in: the fields of the change, of which the others have their defaults, :now
 -- out: the job
 update jobs set

@@ -36,7 +36,7 @@ from onejob.stores.protocol import (
     indexed_state,
     is_indexed,
 )
-from onejob.stores.rows import completion_of, is_told_by_row
+from onejob.stores.rows import completion_of, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import admit, follow, is_likely_new, record, release_expired, submit_charged
@@ -153,7 +153,7 @@ class SQLiteStore:
             job = tx.job("apply", **values_of(change) | {"sources": sources, "message": None})
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
-            if not is_told_by_row(change):
+            if not row_implies_entry(change):
                 tx.append_history(job.id, change.event, change.detail)
             if change.ends:
                 _wake_followers(tx, job)

@@ -195,7 +195,7 @@ def check_same_file(transaction: UserTransaction, path: Path) -> None:
         raise ConfigurationError(msg)
     databases = transaction.rows("pragma database_list", {})
     found = next((str(row["file"] or "") for row in databases if row["name"] == "main"), "")
-    is_memory = not found and is_uri_path(path)  # SQLite does not tell the name of a database in memory
+    is_memory = not found and is_uri_path(path)  # SQLite returns no name for a database in memory
     if not is_memory and not (found and path.exists() and path.samefile(found)):
         msg = (
             f"this session is on the SQLite file {found or 'in memory'}, and the ledger of this app is in {path}: "
