@@ -228,15 +228,5 @@ def test_running_code_survives_the_next_schema(address: StoreAddress, clock: Man
 
 def empty(address: StoreAddress) -> None:
     """Delete all jobs, keys, counts and tombstones."""
-    tables = (
-        "jobs",
-        "keys",
-        "duplicate_sums",
-        "tombstones",
-        "quotas",
-        "history",
-        "duplicates",
-        "duplicate_counts",
-        "steps",
-    )
+    tables = "jobs keys duplicate_sums tombstones quotas history duplicates duplicate_counts steps".split()
     execute(address, *(f"delete from {table}" for table in tables))  # noqa: S608 - ours

@@ -104,17 +104,15 @@ class SQLiteStore:
                 record(tx, each)
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
-        with self._statement() as tx:
-            rows = tx.rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
+        rows = self._rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
         return [Duplicate.from_row(row) for row in rows]
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
     ) -> list[DuplicateCount]:
-        with self._statement() as tx:
-            rows = tx.rows(
-                "list_stats", by=by, limit=limit, submitter=submitter, tasks=_to_json(tasks), redelivered=REDELIVERED
-            )
+        rows = self._rows(
+            "list_stats", by=by, limit=limit, submitter=submitter, tasks=_to_json(tasks), redelivered=REDELIVERED
+        )
         return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
@@ -135,8 +133,7 @@ class SQLiteStore:
             return Applied(applied=is_current, job=job)
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
-        with self._transaction() as tx:
-            rows = tx.rows("renew", claims=json.dumps(claims), sources=_names(sources))
+        rows = self._rows("renew", claims=json.dumps(claims), sources=_names(sources))
         renewed = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
@@ -162,73 +159,61 @@ class SQLiteStore:
             return Applied(applied=True, job=job)
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
-        with self._transaction() as tx:
-            rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
+        rows = self._rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
         return Cancel(rows[0]["cancel"]) if rows else None
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
-        with self._transaction() as tx:
-            rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
+        rows = self._rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
         return str(rows[0]["value"]) if rows else None
 
     def steps(self, job_id: str) -> Mapping[str, str]:
-        with self._transaction() as tx:
-            return {row["name"]: row["value"] for row in tx.rows("steps", job_id=job_id)}
+        return {row["name"]: row["value"] for row in self._rows("steps", job_id=job_id)}
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
-        with self._transaction() as tx:
-            return tx.jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
+        return self._jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
     def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
-        with self._statement() as tx:
-            tx.rows("postpone", wake_after=json.dumps(dict(wake_after)), lost=lost)
+        self._rows("postpone", wake_after=json.dumps(dict(wake_after)), lost=lost)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        with self._statement() as tx:
-            if len(job_ids) == 1:  # the usual number, which needs no JSON
-                jobs = tx.jobs("get", job_id=job_ids[0])
-            else:
-                jobs = tx.jobs("get_many", job_ids=json.dumps(list(job_ids)))
+        if len(job_ids) == 1:  # the usual number, which needs no JSON
+            jobs = self._jobs("get", job_id=job_ids[0])
+        else:
+            jobs = self._jobs("get_many", job_ids=json.dumps(list(job_ids)))
         return {job.id: job for job in jobs}
 
     def read_clock(self) -> float:
         return self._clock()
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
-        with self._statement() as tx:
-            return tx.job("find_existing", identity=identity, key=key)
+        return next(iter(self._jobs("find_existing", identity=identity, key=key)), None)
 
     def find(self, query: Query) -> list[Job]:
         name = "_".join(["find_light" if query.light else "find", *_narrowed(query)])
-        with self._statement() as tx:
-            return tx.jobs(name, **_filters(query))
+        return self._jobs(name, **_filters(query))
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         name = "_".join(["count_jobs" if limit is None else "count_newest", *_narrowed(query)])
-        with self._statement() as tx:
-            return {State(row["state"]): row["count"] for row in tx.rows(name, **(_filters(query) | {"limit": limit}))}
+        rows = self._rows(name, **(_filters(query) | {"limit": limit}))
+        return {State(row["state"]): row["count"] for row in rows}
 
     def count_states(self, *, limit: int) -> dict[State, int]:
-        with self._statement() as tx:
-            (row,) = tx.rows("count_states", limit=limit)
+        (row,) = self._rows("count_states", limit=limit)
         return {state: min(max(row[state], 0), limit) for state in State}
 
     def is_indexed(self, query: Query) -> bool:
         return is_indexed(query, of_submitter=True)
 
     def edge(self, query: Query, *, skip: int) -> float | None:
-        with self._statement() as tx:
-            rows = tx.rows("edge", **_filters(query), skip=skip)
+        rows = self._rows("edge", **_filters(query), skip=skip)
         return rows[0]["created_at"] if rows else None
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
-        with self._statement() as tx:
-            rows = tx.rows("backlog", tasks=_to_json(tasks), limit=limit, submitter=submitter)
+        rows = self._rows("backlog", tasks=_to_json(tasks), limit=limit, submitter=submitter)
         return group_backlog(row.values() for row in rows)
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
-        with self._statement() as tx:
-            return tx.jobs("followers", job_id=job_id, limit=limit)
+        return self._jobs("followers", job_id=job_id, limit=limit)
 
     def history(self, job_id: str) -> list[Entry]:
         with Transaction(self._connection, self._clock, "deferred") as tx:
@@ -257,39 +242,32 @@ class SQLiteStore:
         return [row["id"] for row in rows]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
-        with self._statement() as tx:
-            rows = tx.rows("tombstone", job_id=job_id)
+        rows = self._rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
-        with self._statement() as tx:
-            if lasts > 0:
-                tx.rows("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
-            else:
-                tx.rows("delete_worker", node=node)
+        if lasts > 0:
+            self._rows("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
+        else:
+            self._rows("delete_worker", node=node)
 
     def workers(self) -> list[WorkerInfo]:
-        with self._statement() as tx:
-            return [WorkerInfo.from_row(row) for row in tx.rows("workers")]
+        return [WorkerInfo.from_row(row) for row in self._rows("workers")]
 
     def take_dead_workers(self) -> list[WorkerInfo]:
-        with self._statement() as tx:
-            return [WorkerInfo.from_row(row) for row in tx.rows("take_dead_workers")]
+        return [WorkerInfo.from_row(row) for row in self._rows("take_dead_workers")]
 
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         values = {"amounts": json.dumps(dict(amounts)), "recent": json.dumps(dict(recent)), "periods": _PERIODS}
-        with self._statement() as tx:  # each of these statements is a transaction of its own
-            tx.rows("increment", **values)
-            for period in Period if recent else ():
-                tx.rows("delete_buckets", period=period.seconds, kept_for=period.kept_for, limit=2 * len(recent))
+        self._rows("increment", **values)
+        for period in Period if recent else ():
+            self._rows("delete_buckets", period=period.seconds, kept_for=period.kept_for, limit=2 * len(recent))
 
     def totals(self) -> dict[str, float]:
-        with self._statement() as tx:
-            return {row["name"]: row["total"] for row in tx.rows("totals")}
+        return {row["name"]: row["total"] for row in self._rows("totals")}
 
     def series(self, period: Period, *, since: float) -> list[Bucket]:
-        with self._statement() as tx:
-            rows = tx.rows("series", period=period.seconds, kept_for=period.kept_for, since=since)
+        rows = self._rows("series", period=period.seconds, kept_for=period.kept_for, since=since)
         found: dict[float, dict[str, float]] = {}
         for row in rows:
             found.setdefault(row["starts_at"], {})[row["name"]] = row["amount"]
@@ -308,8 +286,7 @@ class SQLiteStore:
             tx.rows("trim_audit", kind=entry.kind, keep=keep, keep_for=keep_for)
 
     def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
-        with self._statement() as tx:
-            rows = tx.rows("audit", limit=limit, before=before, keep_for=keep_for)
+        rows = self._rows("audit", limit=limit, before=before, keep_for=keep_for)
         return [AuditEntry.from_row(**row) for row in rows]
 
     def in_transaction(self, transaction: UserTransaction) -> SQLiteStore:
@@ -327,6 +304,16 @@ class SQLiteStore:
     def _statement(self) -> Transaction:
         """Return a transaction of one statement."""
         return Transaction(self._connection, self._clock)
+
+    def _rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
+        """Execute a statement as a transaction of its own, and return its rows by column."""
+        with self._statement() as tx:
+            return tx.rows(statement, **values)
+
+    def _jobs(self, statement: str, /, **values: Any) -> list[Job]:
+        """Execute a statement as a transaction of its own, and return its jobs."""
+        with self._statement() as tx:
+            return tx.jobs(statement, **values)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Configure a new connection, and create the tables in an empty file. Raises `ConfigurationError`."""
