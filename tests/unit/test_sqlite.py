@@ -11,7 +11,7 @@ import pytest
 
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import Period, Query
 from onejob.stores.sqlite import SQLiteStore
 from tests.contract.support import admission, apply, change, claim, read, run, start, submit
@@ -132,3 +132,11 @@ def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:
     store.increment({"a": 1.0})
     assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o660}
     store.close()
+
+
+def test_values_of_a_row_have_the_types_of_a_job(store: SQLiteStore) -> None:
+    """Truth values, of which SQLite has none, states and cancellations are those of a job of any other store."""
+    job = read(store, "job-0")
+    assert (job.holds_identity, job.queued_next, job.canvas_pending) == (True, False, False)
+    kinds = {type(each) for each in (job.holds_identity, job.queued_next, job.canvas_pending)}
+    assert (kinds, type(job.state), type(job.cancel)) == ({bool}, State, Cancel)
