@@ -13,13 +13,11 @@ from psycopg import IsolationLevel, errors
 from sqlalchemy.orm import Session
 
 from onejob import InvalidPayloadError, LeaseLost
-from onejob.celery.current_job import set_current_job
 from onejob.jobs.lifecycle import State, Transition
 from tests.cases import for_each
 from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
 from tests.submissions import submission_of
-from tests.transactions.owners import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,16 +36,6 @@ def test_the_job_is_locked_between_completion_and_commit(place: Place, plain: Ow
     assert place.ledger.get(run.id).state is State.RUNNING
     plain.commit()
     assert place.ledger.crash(run.job, "too late", "{}").applied is False
-
-
-@for_each("kind", ["psycopg", "sqlalchemy-session"])
-def test_a_block_without_a_result_completes_with_none(place: Place, kind: str) -> None:
-    """A block that sets no result completes the job with None, commits, and closes its session."""
-    run, owner = place.started(kind), KINDS[kind](place.url)
-    with set_current_job(run), run.transaction(lambda: owner.handle):
-        owner.execute(place.stage.insert(kind))
-    assert (place.ledger.get(run.id).result, place.notes(kind)) == ("null", 1)
-    owner.close()
 
 
 def test_a_second_block_after_an_exception_completes(place: Place) -> None:

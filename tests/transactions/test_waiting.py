@@ -49,24 +49,25 @@ def test_an_equal_submission_waits_for_the_transaction(
     assert place.messages() == [answer.id] * (commits or not joins)
 
 
-def test_an_unequal_submission_does_not_wait(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission with another identity waits for no open transaction."""
-    monkeypatch.setattr(connection, "SESSION", SHORT)
-    session.submit(place.effect, "a")
-    other = place.effect.delay("b")
-    session.rollback()
-    assert place.messages() == [other.id] == [job.id for job in place.jobs()]
+def test_only_an_equal_submission_waits_and_not_for_long(
+    place: Place, session: Owner, plain: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has waited too long, by default ten seconds, raises an error, and has written nothing.
 
-
-def test_the_wait_is_limited(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission that has waited too long, by default ten seconds, raises an error, and has written nothing."""
+    In a transaction it waits by the settings of that connection, and its error is the driver's.
+    """
     assert "set lock_timeout = '10s'" in connection.SESSION
     monkeypatch.setattr(connection, "SESSION", SHORT)
     session.submit(place.effect, "a")
+    other = place.effect.delay("b")
     with pytest.raises(StoreUnavailableError, match="lock timeout"):
         place.effect.delay("a")
+    plain.execute("set lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        plain.submit(place.effect, "a")
+    plain.rollback()
     session.rollback()
-    assert (place.jobs(), place.messages()) == ([], [])
+    assert place.messages() == [other.id] == [job.id for job in place.jobs()]
 
 
 def test_a_duplicate_does_not_block_the_live_job(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,14 +99,3 @@ def test_a_follower_whose_followed_job_ended_first_still_ends(working: Place) ->
     assert follower.outcome is Outcome.ATTACHED
     assert working.ended(follower).result == '"result of behind"'
     assert working.notes("behind") == 1
-
-
-def test_a_submission_in_a_transaction_waits_by_its_settings(place: Place, session: Owner, plain: Owner) -> None:
-    """A submission in a transaction waits by the settings of that connection, and its error is the driver's."""
-    session.submit(place.effect, "a")
-    plain.execute("set lock_timeout = '50ms'")
-    with pytest.raises(psycopg.errors.LockNotAvailable):
-        plain.submit(place.effect, "a")
-    plain.rollback()
-    session.commit()
-    assert place.rows("jobs") == 1
