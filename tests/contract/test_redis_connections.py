@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -16,11 +17,11 @@ from redis import ConnectionPool, exceptions
 
 from onejob.stores.redis import connection as connection_module
 from onejob.stores.redis.address import pool_of
-from onejob.stores.redis.connection import SEND_SIZE, SPIN, Connection, Connections
+from onejob.stores.redis.connection import PAUSE, SEND_SIZE, SPIN, Connections
 from tests.services import RedisServer, free_port, start_redis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -153,20 +154,49 @@ def _open_several(connections: Connections) -> None:
         thread.join(30)
 
 
-def test_a_call_that_waits_uses_no_processor(connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
+WAIT = ("BLPOP", "no-such-list", "0.05")
+"""A command whose reply takes longer than a call polls."""
+
+
+@pytest.fixture
+def yields(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[float]]:
+    """Return a function that makes each look at the clock take so long, and returns when calls yield their core."""
+
+    def with_step(seconds: float) -> list[float]:
+        looks, times = itertools.count(), list[float]()
+
+        def look() -> float:
+            return time.monotonic() + next(looks) * seconds
+
+        monkeypatch.setattr(connection_module, "monotonic", look)
+        monkeypatch.setattr(connection_module, "_yield_core", lambda: times.append(look()))
+        return times
+
+    return with_step
+
+
+def test_a_call_that_waits_uses_no_processor(connections: Connections, yields: Callable[[float], list[float]]) -> None:
     """A call polls for its reply for a moment only and then sleeps, and it does not poll at all after a slow reply."""
-    polls: list[float] = []
-
-    def spin(self: Connection, until: float) -> None:
-        polls.append(until - time.monotonic())
-        original(self, until)
-
-    original = Connection._spin
-    monkeypatch.setattr(Connection, "_spin", spin)
+    times = yields(SPIN / 100)
+    connections.execute([WAIT])
+    polls = len(times)
+    assert 0 < polls < 100
     for _ in range(5):
-        connections.execute([("BLPOP", "no-such-list", "0.05")])
-    assert len(polls) == 1
-    assert polls[0] <= SPIN
+        connections.execute([WAIT])
+    assert len(times) == polls
+
+
+def test_a_call_sleeps_at_once_where_other_processes_want_the_core(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch, yields: Callable[[float], list[float]]
+) -> None:
+    """After a core that was yielded came back late, a connection does not poll for a while, and then does again."""
+    monkeypatch.setattr(connection_module, "SPIN", float("inf"))  # no reply is slow
+    times = yields(PAUSE / 20)
+    for _ in range(20):
+        connections.execute([WAIT])
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert pauses
+    assert min(pauses) > PAUSE
 
 
 def test_a_reply_that_does_not_come_raises(tmp_path: Path) -> None:
@@ -188,8 +218,22 @@ def test_a_large_request_and_a_large_reply_arrive(connections: Connections) -> N
     assert connections.execute([("ECHO", text), ("ECHO", "end")]) == [text, "end"]
 
 
-def test_calls_over_tls_are_answered(tmp_path: Path) -> None:
+def test_a_server_that_is_read_only_is_left(tmp_path: Path) -> None:
+    """After a write that a replica refuses, the next call has a new connection, which may reach the new primary."""
+    server = start_redis(tmp_path)
+    try:
+        with closing(Connections(ConnectionPool.from_url(server.url))) as connections:
+            before, _ = connections.execute([("CLIENT", "ID"), ("REPLICAOF", "127.0.0.1", str(free_port()))])
+            with pytest.raises(exceptions.ReadOnlyError):
+                connections.execute([("SET", "name", "value")])
+            assert connections.execute([("CLIENT", "ID")]) != [before]
+    finally:
+        server.stop()
+
+
+def test_calls_over_tls_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over TLS, commands of many records are answered in their order, and an idle connection is used again."""
+    monkeypatch.setattr(connection_module, "CHECK_AFTER", 0.0)
     server = RedisServer(tmp_path)
     authority = trustme.CA()
     files = {"cert": authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem, "ca": authority.cert_pem}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LIGHT = frozenset(
     "amqp async-timeout billiard celery click click-didyoumean click-plugins click-repl exceptiongroup hiredis kombu "
-    "onejob packaging pip prompt-toolkit python-dateutil redis setuptools six typing-extensions tzdata tzlocal vine "
-    "wcwidth".split()
+    "msgpack onejob packaging pip prompt-toolkit python-dateutil redis setuptools six typing-extensions tzdata tzlocal "
+    "vine wcwidth".split()
 )
 """Everything that `pip install onejob` may install: Celery with what it needs, and a Redis client."""
 SHOP = """

@@ -36,6 +36,10 @@ SPIN = 150e-6
 To sleep and to be woken takes longer than a server nearby needs for its answer, and leaves cold caches. A connection
 whose last reply took longer than that sleeps at once.
 """
+LATE = 50e-6
+"""After how many seconds a core that was yielded comes back late: another process wanted it, perhaps the server."""
+PAUSE = 0.2
+"""For how many seconds a connection sleeps at once after that, so that it costs one turn of the scheduler at most."""
 # ReadOnlyError is included because after a failover a new connection may reach the new primary.
 RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
 """Errors that close the connection; a request that may be repeated is repeated on a new one."""
@@ -121,6 +125,7 @@ class Connection:
             notEnoughData=Ellipsis,
         )  # fmt: skip
         self._last_wait = 0.0
+        self._sleeps_until = 0.0
 
     def call(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
         """Send commands, and return their replies; an error reply is an exception in its place.
@@ -173,9 +178,14 @@ class Connection:
 
     def _receive(self, deadline: float | None) -> bytes:
         """Return the next bytes."""
-        started = monotonic()
-        if self._last_wait < SPIN:
-            self._spin(started + SPIN)
+        started = now = monotonic()
+        if self._last_wait < SPIN and self._sleeps_until <= now:
+            while not self._poll(0) and now < started + SPIN:
+                _yield_core()
+                before, now = now, monotonic()
+                if now - before > LATE:
+                    self._sleeps_until = now + PAUSE
+                    break
         try:
             data: bytes = self._socket.recv(RECEIVE_SIZE)
         except _WOULD_BLOCK:
@@ -188,12 +198,6 @@ class Connection:
             msg = "the server has closed the connection"
             raise exceptions.ConnectionError(msg)
         return data
-
-    def _spin(self, until: float) -> None:
-        """Wait for bytes without sleeping."""
-        poll = self._poll
-        while not poll(0) and monotonic() < until:
-            _yield_core()
 
     def _sleep(self, operation: Any, argument: Any, deadline: float | None) -> Any:
         """Run an operation of the socket that waits, at most until the deadline."""
