@@ -16,7 +16,7 @@ from onejob.jobs.records import Query
 from onejob.stores.protocol import INDEXED_STATES
 from tests.conftest import KEPT_TABLES
 from tests.contract.lockstep import LockStep
-from tests.contract.support import StoreAddress
+from tests.contract.support import START, StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,10 +64,16 @@ def is_regular(job: Job) -> bool:
 
 
 @pytest.fixture
-def lockstep(
+def lockstep(clock: ManualClock, fresh_stores: Callable[[], dict[str, Store]]) -> Callable[[], LockStep]:
+    """Return a function that begins anew with an empty store of each kind."""
+    return lambda: LockStep(clock, fresh_stores())
+
+
+@pytest.fixture
+def fresh_stores(
     clock: ManualClock, request: pytest.FixtureRequest, tmp_path: Path, blank_ledger: Path, postgres_schema: str
-) -> Iterator[Callable[[], LockStep]]:
-    """Return a function that empties a store of each kind and begins anew with them."""
+) -> Iterator[Callable[[], dict[str, Store]]]:
+    """Return a function that empties a store of each kind, sets their clock back, and returns them."""
     address = request.getfixturevalue("postgres_server").url
     redis_url, redis_prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
     file = tmp_path / "ledger.db"
@@ -90,12 +96,13 @@ def lockstep(
         query = "select relname::text from pg_class where relkind = 'r' and relnamespace = %s::regnamespace"
         of_postgres = [name for (name,) in postgres.execute(query, [postgres_schema]) if name not in KEPT_TABLES]
 
-        def fresh() -> LockStep:
+        def fresh() -> dict[str, Store]:
             for name in of_sqlite:
                 sqlite.execute(f"delete from {name}")  # noqa: S608 - ours
             postgres.execute("; ".join(f"delete from {postgres_schema}.{name}" for name in of_postgres).encode())  # noqa: S608 - ours
             server.flushdb()
-            return LockStep(clock, stores)
+            clock.now = START
+            return stores
 
         yield fresh
     for store in stores.values():

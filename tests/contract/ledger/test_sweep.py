@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from onejob.errors import BrokerUnavailableError, StoreError, StoreUnavailableError
-from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
@@ -19,10 +17,9 @@ from onejob.ledger.publication import note_publication
 from onejob.ledger.sweep import PUBLISH_FAILURES, SweepResult
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.postgres import PostgresStore
-from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
-from tests.contract.support import LEASE, RUNNING, apply, run, submission, sweep, untouched
+from tests.contract.support import LEASE, START, end, run, sweep
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -32,25 +29,6 @@ if TYPE_CHECKING:
     from tests.services import PostgresServer
 
 HOLD = Policy().hold
-
-
-@every_store
-def test_a_sweep_counts_what_it_did(world: World) -> None:
-    """One sweep publishes, recovers, expires and purges the jobs that are due, and counts each kind."""
-    world.submit("queued")
-    world.run("lapsed")
-    world.submit("expired", expires_in=3.0)
-    world.ledger.complete(world.run("ended"), "1")
-    world.ledger.complete(world.run("canvas", canvas=True), "1")
-    apply(world.store, world.read("ended"), Transition.CANVAS_NOTIFIED, wake_after=2.0)
-    world.clock.advance(LEASE)
-    world.submit("later")
-    assert world.sweep() == SweepResult(published=3, lapsed=1, canceled=1, purged=1)
-    assert sorted(world.sent_ids) == ["canvas", "lapsed", "queued"]
-    assert {job.id: job.state for job in world.store.find(Query())} == {
-        "canvas": State.COMPLETED, "expired": State.CANCELED, "lapsed": State.QUEUED, "later": State.QUEUED,
-        "queued": State.QUEUED,
-    }  # fmt: skip
 
 
 def test_a_sweep_says_how_much_it_saw(world: World) -> None:
@@ -83,23 +61,6 @@ def test_due_jobs_have_no_order(world: World) -> None:
 # --- publication ----------------------------------------------------------------------------------------------------
 
 
-def test_publications_back_off(world: World) -> None:
-    """Where no queue can be looked at, each pause is twice as long as the one before, and after a run short again."""
-    world.submit(lease=10.0)
-    now = world.clock.advance(10.0)
-    for number, count in enumerate([1, 2, 4, 8, 16, 32, 64], start=1):
-        assert world.sweep() == SweepResult(published=1)
-        job = world.read()
-        assert (job.published, job.published_at, job.wake_at) == (number, now, now + 10.0 * count)
-        world.clock.advance(10.0 * count - 0.5)
-        assert world.sweep() == SweepResult()
-        now = world.clock.advance(0.5)
-    world.ledger.release(world.start(), "shutting down")
-    now = world.clock.advance(10.0)
-    world.sweep()
-    assert world.read().wake_at == now + 10.0
-
-
 def test_a_job_in_a_backlog_is_published_again_when_its_message_is_gone(world: World) -> None:
     """A job that waits in its queue for hours is seldom looked at; once its message is gone, it is published again."""
     world.submit(route="celery")
@@ -119,76 +80,7 @@ def test_a_job_in_a_backlog_is_published_again_when_its_message_is_gone(world: W
     assert world.sweep(gone_in=gone_in) == SweepResult()
 
 
-@every_store
-def test_the_jobs_of_a_dead_worker_are_published_again(world: World) -> None:
-    """Of the jobs whose messages a dead worker has held, those that wait are published by the next sweep."""
-    delayed = world.submit("delayed", route="celery", delay=100.0)
-    running = world.run("running")
-    world.submit("waiting", route="celery")
-    world.ledger.mark_lost(["delayed", "running", "waiting", "unknown"])
-    assert (world.read("delayed"), world.read("running")) == (delayed, running)
-    assert (world.read("waiting").published_at, world.read("waiting").wake_at) == (None, world.clock())
-    assert world.sweep() == SweepResult(published=1)
-    assert world.sent_ids == ["waiting"]
-
-
-# --- expiry ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_expired_job_is_canceled(world: World) -> None:
-    """A job that expires before a run is canceled, not published, and its identity is free."""
-    job = world.submit(expires_in=5.0)
-    now = world.clock.advance(5.0)
-    assert world.sweep(publish_nothing) == SweepResult(canceled=1)
-    world.assert_changed(
-        job, state=State.CANCELED, holds_identity=False, finished_at=now, wake_at=now + DAY,
-        reason="it expired before a run started",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("rejects", "many"), [(False, False), (True, False), (False, True)])
-def test_an_expired_job_does_not_answer_a_submission(world: World, rejects: bool, many: bool) -> None:
-    """A submission that is a duplicate of an expired job cancels that job, and is admitted."""
-    world.submit("job-1", identity="same", expires_in=5.0)
-    world.clock.advance(4.9)
-    assert world.ledger.submit(submission("job-2", identity="same", expires_in=0.1)).outcome is Outcome.ATTACHED
-    world.clock.advance(0.1)
-    new = submission("job-3", identity="same", rejects=rejects)
-    (answer,) = world.ledger.submit_many([new]) if many else [world.ledger.submit(new)]
-    assert (answer.outcome, answer.job.id) == (Outcome.ADMITTED, "job-3")
-    assert (world.read().state, world.events()[-1]) == (State.CANCELED, "expire")
-
-
 # --- lost runs ------------------------------------------------------------------------------------------------------
-
-
-@every_store
-def test_a_run_whose_lease_expired_is_queued_and_published(world: World) -> None:
-    """A job whose run was lost is queued again and published by the same sweep, with one more crash."""
-    job = world.run()
-    now = world.clock.advance(LEASE)
-    assert world.sweep() == SweepResult(published=1, lapsed=1)
-    assert world.sent == [world.read()]
-    world.assert_changed(
-        job, state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE, published_at=now,
-        reason="its lease expired",
-    )  # fmt: skip
-
-
-def test_a_lost_run_may_be_the_last(world: World) -> None:
-    """At the crash limit an expired lease fails the job, and one with a cancel request is canceled, unpublished."""
-    world.run("canceled")
-    world.ledger.cancel("canceled", force=True)
-    world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing) == SweepResult(lapsed=1)
-    assert world.read("canceled").state is State.CANCELED
-    world.use(Policy(crash_limit=1))
-    world.run()
-    now = world.clock.advance(LEASE)
-    assert world.sweep(publish_nothing) == SweepResult(lapsed=1)
-    failed = world.read()
-    assert (failed.state, failed.holds_identity, failed.wake_at) == (State.FAILED, False, now + 14 * DAY)
-    assert "WorkerLost" in (failed.error or "")
 
 
 def test_an_expired_lease_is_renewed_unless_a_sweep_has_ended_it(world: World) -> None:
@@ -212,19 +104,24 @@ def test_a_sweep_that_has_waited_ends_no_lease(world: World) -> None:
     assert world.read().state is State.RUNNING
 
 
-@for_each("limit", [1, 3])
-def test_a_run_that_is_renewed_during_the_sweep_goes_on(world: World, limit: int) -> None:
-    """A late heartbeat, before the sweep writes, prevents a crash and a dead letter, and a late end is the end."""
-    job = world.run(f"job-{limit}")
-    now = world.clock.advance(LEASE)
-    renew = partial(world.store.renew, [(job.id, job.claim)], sources=RUNNING)
-    world.meanwhile("take_due", renew, Policy(crash_limit=limit))
-    assert world.sweep(publish_nothing) == SweepResult()
-    world.assert_changed(job, lease_until=now + LEASE, wake_at=now + LEASE)
-    world.clock.advance(LEASE)
-    world.meanwhile("take_due", lambda: Ledger(world.store).complete(job, "1"))
-    assert world.sweep(publish_nothing) == SweepResult()
-    assert world.read(job.id).state is State.COMPLETED
+# --- followers -------------------------------------------------------------------------------------------------------
+
+
+@every_store
+def test_a_waiting_follower_costs_little(world: World) -> None:
+    """A sweep looks at a waiting follower each time that its age has doubled, and publishes it after the end."""
+    followed = world.run(identity="same", lease=1e6)
+    world.follow()
+    looked: list[float] = []
+    for _ in range(100):
+        world.clock.advance(LEASE / 2)
+        before = len(world.events("follower"))
+        assert world.sweep(publish_nothing) == SweepResult()
+        looked += [world.clock() - START] * (len(world.events("follower")) - before)
+    assert [seconds / LEASE for seconds in looked] == [1, 2, 4, 8, 16, 32]
+    end(world.store, followed)
+    assert world.sweep() == SweepResult(published=1)
+    assert (world.sent_ids, world.read("follower").wake_at) == (["follower"], world.clock() + LEASE)
 
 
 # --- what happens between a publication and its note ----------------------------------------------------------------
@@ -260,19 +157,6 @@ def test_what_happens_during_a_publication_is_not_overwritten(world: World, name
 
 
 # --- a broker, a store and other jobs that fail ---------------------------------------------------------------------
-
-
-def test_a_publication_that_fails_is_tried_again(world: World) -> None:
-    """When the broker is down, the job is due again after the policy's `hold`, and no publication is counted."""
-    world.use(Policy(hold=90.0))
-    world.submit()
-    now = world.clock.advance(LEASE)
-    with pytest.raises(BrokerUnavailableError):
-        world.sweep(no_broker)
-    assert (world.read().published, world.read().wake_at, world.events()) == (0, now + 90.0, ["submit"])
-    assert world.sweep() == SweepResult()
-    world.clock.advance(90.0)
-    assert world.sweep() == SweepResult(published=1)
 
 
 def test_an_outage_delays_no_recovery_and_no_purge(world: World) -> None:
@@ -349,42 +233,6 @@ def test_a_job_that_a_foreign_key_refers_to_blocks_no_others(
         with pytest.raises(StoreError, match="orders"):
             eventually(lambda: sweep(ledger, no_broker).purged < 0)
         assert [job.id for job in store.find(Query())] == ["old-2"]
-
-
-# --- retention ------------------------------------------------------------------------------------------------------
-
-ENDS: dict[str, tuple[Callable[[Ledger, Job], Job], int]] = {
-    "completed": (lambda ledger, job: ledger.complete(job, "1"), 1),
-    "failed": (lambda ledger, job: ledger.fail(job, "1", "broken"), 14),
-    "canceled": (lambda ledger, job: ledger.abandon(job, "stopped"), 1),
-}
-
-
-@for_each("state", ENDS)
-def test_an_ended_job_is_purged_after_its_retention(world: World, state: str) -> None:
-    """An ended job is kept for its state's retention, which a policy may set, and then deleted with its history."""
-    end_of, days = ENDS[state]
-    kept = world.use(Policy(retention={State(state): 7.0}))
-    assert end_of(kept, world.run(f"soon-{state}")).wake_at == world.clock() + 7.0
-    end_of(world.use(Policy()), world.run(state))
-    world.clock.advance(days * DAY - 0.5)
-    with untouched(world.store, state):
-        assert world.sweep() == SweepResult(purged=1)
-    world.clock.advance(0.5)
-    assert world.sweep(publish_nothing) == SweepResult(purged=1)
-    assert (world.gone(state), world.store.history(state)) == (True, [])
-
-
-@for_each("canvas", [False, True])
-def test_the_retention_is_not_extended(world: World, canvas: bool) -> None:
-    """A notification of a canvas extends no retention of a job without a canvas, or whose canvas was notified."""
-    job_id = f"job-{canvas}"
-    world.ledger.complete(world.run(job_id, canvas=canvas), "1")
-    if canvas:
-        world.ledger.mark_canvas_notified(world.read(job_id))
-    world.clock.advance(1.0)
-    with untouched(world.store, job_id):
-        world.ledger.mark_canvas_notified(world.read(job_id))
 
 
 # --- dispatchers ----------------------------------------------------------------------------------------------------

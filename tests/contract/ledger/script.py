@@ -1,0 +1,283 @@
+"""Laws of the ledger as scripts: commands, separated by `;`, on jobs that are named by their ids.
+
+A command is a name, ids, and values, which are expressions with the names of `Script.names`, or else texts:
+
+    run a canvas=True; pass LEASE; sweep published=1 lapsed=1; a state=queued crashes=1
+
+A name that is an id asserts columns of that job: `detail` and `events` are the ends of its history, `says` is a part of
+its text. `changed` asserts all columns that the last command changed. `keep` asserts that a command changes no job,
+`raise` that it raises an error with these values, and `refuse` both. `meanwhile` runs commands just after the next call
+of an operation of the store.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob import errors
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Outcome, Renewal, Retention
+from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import format_timestamp
+from onejob.jobs.transitions import DST_SHIFT
+from onejob.ledger.ledger import Ledger, NextRun
+from onejob.ledger.publication import note_canvas_error, note_unsent
+from onejob.ledger.sweep import SweepResult
+from tests.contract import support
+from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
+    from tests.contract.support import ManualClock
+
+COMMAND = re.compile(r"(?:[^;']|'[^']*')+")
+OPERATIONS = frozenset("get cancel run_now redrive drop delete".split())
+"""The operations of the ledger that take an id."""
+
+
+class Script:
+    """Plays the commands of a script on one store."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self.world = World(store, clock)
+        self.runs: dict[str, Job] = {}
+        """The latest run of each job."""
+        self.policy = Policy()
+        self.before: dict[str, Job] = {}
+        """All jobs before the last command."""
+        self.publishers: dict[str, Callable[[Job], object]] = {
+            "nobody": publish_nothing, "refuse": refuse, "away": no_broker, "broker": self.world.sent.append
+        }  # fmt: skip
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What expressions may use."""
+        return {
+            "DAY": DAY, "HOUR": DST_SHIFT, "LEASE": support.LEASE, "START": support.START, "LONG": 1e6,
+            "now": self.world.clock(), "at": lambda seconds: format_timestamp(support.START + seconds),
+        }  # fmt: skip
+
+    def play(self, text: str) -> None:
+        """Run all commands."""
+        for command in filter(None, map(str.strip, COMMAND.findall(text))):
+            try:
+                self.run_command(command)
+            except Exception as error:
+                error.add_note(f"in: {command}")
+                raise
+
+    def run_command(self, command: str) -> Any:
+        """Run one command, and return its answer."""
+        name, _, rest = command.partition(" ")
+        if name in {"keep", "raise", "refuse", "meanwhile"}:
+            return getattr(self, f"{name}_")(rest)
+        words = shlex.split(rest)
+        values = {key: self.value(text) for key, _, text in (word.partition("=") for word in words if "=" in word)}
+        ids = [word for word in words if "=" not in word]
+        own = getattr(self, f"do_{name}", None)
+        if own is None and name not in OPERATIONS:
+            return self.check(name, values)
+        if name != "changed":
+            self.before = self.jobs()
+        if own is not None:
+            return own(*ids, **values)
+        answer = getattr(self.world.ledger, name)(*ids, **values)
+        assert answer is None or answer == self.world.read(*ids)
+        return answer
+
+    def value(self, text: str) -> Any:
+        """Return the value of an expression, or else the text itself."""
+        try:
+            return eval(text, {}, self.names)  # noqa: S307 - the scripts are ours
+        except (NameError, SyntaxError):
+            return text
+
+    def jobs(self) -> dict[str, Job]:
+        """Return all jobs by their ids."""
+        return {job.id: job for job in self.world.store.find(Query(limit=1000))}
+
+    def check(self, job_id: str, values: dict[str, Any]) -> None:
+        """Assert columns of a job, and the end of its history."""
+        job, expected = self.world.read(job_id), dict(values)
+        if "events" in expected:
+            events = expected.pop("events").split(",")
+            assert self.world.events(job_id)[-len(events) :] == events
+        if "detail" in expected:
+            assert self.world.store.history(job_id)[-1].detail == str(expected.pop("detail"))
+        assert str(expected.pop("says", "")) in str(job)
+        assert {name: getattr(job, name) for name in expected} == expected
+
+    # --- around commands --------------------------------------------------------------------------------------------
+
+    def keep_(self, command: str) -> None:
+        """Assert that a command changes nothing."""
+        with support.untouched(self.world.store, *self.jobs()):
+            self.run_command(command)
+
+    def raise_(self, command: str) -> None:
+        """Assert that a command raises an error, with these values."""
+        error, *words = shlex.split(command)
+        expected = {key: self.value(text) for key, _, text in (word.partition("=") for word in words if "=" in word)}
+        with pytest.raises(getattr(errors, error)) as caught:
+            self.run_command(" ".join(word for word in words if "=" not in word))
+        assert type(caught.value).__name__ == error
+        assert {name: getattr(caught.value, name) for name in expected} == expected
+
+    def refuse_(self, command: str) -> None:
+        """Assert that a command raises an error, and changes nothing."""
+        with support.untouched(self.world.store, *self.jobs()):
+            self.raise_(command)
+
+    def meanwhile_(self, command: str) -> None:
+        """Run commands, separated by `&`, just after the next call of an operation of the store."""
+        operation, _, rest = command.partition(" ")
+        ledger = self.world.ledger
+
+        def act() -> None:
+            self.world.ledger = ledger
+            for each in rest.split(" & "):
+                self.run_command(each)
+
+        self.world.ledger = Ledger(support.after(self.world.store, operation, act), self.policy)
+
+    # --- submissions ------------------------------------------------------------------------------------------------
+
+    def do_submit(self, ids: str, outcome: str = "admitted", by: str = "", **values: Any) -> None:
+        """Submit jobs (`id:identity`) and assert the outcome, and which job answers."""
+        for each in ids.split(","):
+            job_id, _, identity = each.partition(":")
+            given = {"identity": identity} if identity else {}
+            answer = self.world.ledger.submit(support.submission(job_id, **given | values))
+            assert (answer.outcome, answer.job) == (Outcome(outcome), self.world.read(by or job_id))
+
+    def do_due(self, *ids: str) -> None:
+        self.world.due(*ids)
+
+    def do_run(self, ids: str, **values: Any) -> None:
+        """Submit jobs, and claim them."""
+        self.do_submit(ids, **values)
+        self.do_start(*(each.partition(":")[0] for each in ids.split(",")))
+
+    def do_start(self, *ids: str) -> None:
+        for job_id in ids:
+            self.runs[job_id] = self.world.start(job_id)
+
+    def do_follow(self, job_id: str, after: str, **values: Any) -> None:
+        self.world.follow(job_id, follows=after, **values)
+
+    def do_queue(self, job_id: str, **values: Any) -> None:
+        """Queue a run behind the job that holds the identity "same"."""
+        support.queue_next(self.world.store, job_id, **values)
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def do_complete(self, job_id: str, result: str = "1", **keep: float) -> None:
+        retention = Retention(**{f"identity_{name}": at for name, at in keep.items()}) if keep else None
+        self.world.ledger.complete(self.runs[job_id], result, keep=retention)
+
+    def do_fail(self, job_id: str, reason: str = "it broke") -> None:
+        self.world.ledger.fail(self.runs[job_id], "bad", reason)
+
+    def do_abandon(self, job_id: str, reason: str = "stopped") -> None:
+        self.world.ledger.abandon(self.runs[job_id], reason)
+
+    def do_retry(self, job_id: str, error: str | None = None, reason: str = "again", **values: Any) -> None:
+        next_run = NextRun(**{"payload": "[]", "options": "[]", "retries": 1} | values)
+        self.world.ledger.retry(self.runs[job_id], next_run, error=error, reason=reason)
+
+    def do_release(self, job_id: str, reason: str = "again", **values: Any) -> None:
+        self.world.ledger.release(self.runs[job_id], reason, **values)
+
+    def do_crash(self, job_id: str, *, applied: bool = True, lapsed: bool = False) -> None:
+        assert self.world.ledger.crash(self.runs[job_id], "killed", '"error"', lapsed=lapsed).applied is applied
+
+    def do_replace(self, job_id: str, **values: Any) -> None:
+        next_run = NextRun(**{"payload": "new", "options": "new", "retries": 0} | values)
+        self.world.ledger.replace(self.runs[job_id], next_run, canvas=False, reason="replaced")
+
+    def do_step(self, job_id: str) -> None:
+        self.world.ledger.keep_step(self.runs[job_id], "one", "1")
+
+    def do_free(self, job_id: str) -> None:
+        self.runs[job_id] = self.world.ledger.release_identity(self.runs[job_id])
+
+    def do_claim(self, job_id: str, *, applied: bool) -> None:
+        """Claim a job, and assert whether that is accepted; the answer has the job as it is."""
+        answer = self.world.ledger.claim(job_id, nonce="a", node="n")
+        assert (answer.applied, answer.job) == (applied, self.world.read(job_id))
+
+    def do_renew(self, job_id: str, *, held: bool = True, cancel: int = 0) -> None:
+        run = self.runs[job_id]
+        renewal = Renewal(job_id, run.claim, held=held, cancel=cancel)  # type: ignore[arg-type]
+        assert self.world.ledger.renew([(job_id, run.claim)]) == [renewal]
+
+    def do_apply(self, job_id: str, event: str, **values: Any) -> None:
+        """Apply a change to the job as it is."""
+        support.apply(self.world.store, self.world.read(job_id), Transition(event), **values)
+
+    def do_unsent(self, job_id: str) -> None:
+        note_unsent(self.world.ledger, self.world.read(job_id))
+
+    def do_canvas_error(self, job_id: str, error: str) -> None:
+        note_canvas_error(self.world.ledger, self.world.read(job_id), error)
+
+    def do_notified(self, job_id: str) -> None:
+        self.world.ledger.mark_canvas_notified(self.world.read(job_id))
+
+    # --- sweeps -----------------------------------------------------------------------------------------------------
+
+    def do_pass(self, seconds: Any) -> None:
+        self.world.clock.advance(self.value(seconds))
+
+    def do_policy(self, **values: Any) -> None:
+        self.policy = Policy(**values)
+        self.world.use(self.policy)
+
+    def do_sweep(self, by: str = "", tasks: str = "", **counts: int) -> None:
+        """Sweep, and assert what it did; where nothing is published, a publication fails."""
+        publish = self.publishers[by or ("broker" if "published" in counts else "nobody")]
+        known = {"tasks": frozenset({tasks})} if tasks else {}
+        assert self.world.sweep(publish, **known) == SweepResult(**counts)
+
+    def do_sent(self, *ids: str) -> None:
+        """Assert which jobs were published since the last look, in any order."""
+        assert sorted(self.world.sent_ids) == sorted(ids)
+        self.world.sent.clear()
+
+    def do_lost(self, *ids: str) -> None:
+        """Say that messages are lost."""
+        self.world.ledger.mark_lost(ids)
+
+    def do_forget(self, job_id: str) -> None:
+        """Delete a job behind the ledger's back."""
+        job = self.world.read(job_id)
+        assert self.world.store.delete([job_id], sources=frozenset({job.state})) == [job_id]
+
+    # --- assertions -------------------------------------------------------------------------------------------------
+
+    def do_changed(self, job_id: str, **columns: Any) -> None:
+        """Assert exactly which columns of a job the last command changed."""
+        assert self.world.read(job_id) == replace(self.before[job_id], **columns)
+
+    def do_gone(self, *ids: str) -> None:
+        """Assert that jobs do not exist, nor their histories."""
+        assert [job_id for job_id in ids if not self.world.gone(job_id) or self.world.store.history(job_id)] == []
+
+    def do_legal(self, *ids: str) -> None:
+        for job_id in ids:
+            self.world.assert_legal(job_id)
+
+    def do_steps(self, job_id: str, number: str) -> None:
+        assert len(self.world.store.steps(job_id)) == int(number)
+
+    def do_holders(self, identity: str, *ids: str) -> None:
+        assert [job.id for job in support.holders(self.world.store, identity)] == [*ids]

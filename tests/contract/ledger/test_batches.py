@@ -1,0 +1,89 @@
+"""Batches: equal submissions of one ask the store once, and are answered as one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.errors import (
+    PartlySubmittedError,
+    QuotaExceededError,
+    StoreUnavailableError,
+)
+from onejob.jobs.model import Outcome
+from onejob.jobs.quota import Charge, Quota
+from onejob.stores.protocol import BATCH_LIMIT
+from tests.conftest import every_store
+from tests.contract.support import CONFLICT_POLICIES, submission
+
+if TYPE_CHECKING:
+    from onejob.jobs.model import Submission
+    from tests.contract.ledger.world import World
+
+
+def test_the_ledger_splits_larger_batches(world: World) -> None:
+    """The ledger splits a batch larger than the store's limit, and returns all results in order."""
+    assert world.ledger.submit_many([]) == []
+    count = BATCH_LIMIT * 2 + 5
+    news = [submission(f"job-{n}", identity=str(n % (BATCH_LIMIT + 1))) for n in range(count)]
+    answers = world.ledger.submit_many(news)
+    assert [answer.job.id for answer in answers] == [f"job-{n % (BATCH_LIMIT + 1)}" for n in range(count)]
+    assert sum(answer.outcome is Outcome.ADMITTED for answer in answers) == BATCH_LIMIT + 1
+
+
+def mostly_equal(prefix: str, policy: str) -> list[Submission]:
+    """Return submissions of three identities, most of them equal, and for one identity some with other arguments."""
+    submissions = []
+    for each in range(70):
+        other = {"fingerprint": "other", "delay": 3.0} if each % 15 == 5 else {}
+        values = {"identity": f"{prefix}{each % 3}", "submitter": prefix} | CONFLICT_POLICIES[policy] | other
+        submissions.append(submission(f"{prefix}equal-{each}", nonce=f"{prefix}{each}", **values))
+    return submissions
+
+
+@every_store
+@pytest.mark.parametrize("policy", ["attach", "raise", "replace"])
+def test_equal_submissions_at_once_equal_one_by_one(world: World, policy: str) -> None:
+    """Equal submissions at once, of which one asks the store, leave what they leave one by one."""
+    for begun in (False, True):
+        left = {}
+        for prefix in (f"one-{begun}-", f"all-{begun}-"):
+            world.submit(f"{prefix}first", identity=f"{prefix}1", nonce=prefix)
+            if begun:
+                world.start(f"{prefix}first")
+            news = mostly_equal(prefix, policy)
+            is_batch = prefix.startswith("all")
+            answers = world.ledger.submit_many(news) if is_batch else [world.ledger.submit(new) for new in news]
+            jobs = [world.read(job_id) for job_id in sorted({answer.job.id for answer in answers})]
+            stored = [(job.payload, job.fingerprint, job.run_at, job.duplicate_count) for job in jobs]
+            kept = [len(world.store.duplicates(job.id)) for job in jobs]
+            outcomes = [(answer.outcome, answer.job.id.removeprefix(prefix)) for answer in answers]
+            left[is_batch] = outcomes, stored, kept
+        assert left[True] == left[False]
+
+
+def test_equal_submissions_are_answered_when_duplicates_cannot_be_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the store cannot record the duplicates of a batch, all its submissions are still answered."""
+
+    def fail_to_record(*_: object, **__: object) -> None:
+        raise StoreUnavailableError
+
+    monkeypatch.setattr(world.store, "record", fail_to_record)
+    answers = world.ledger.submit_many([submission(f"job-{number}", identity=str(number % 2)) for number in range(4)])
+    assert [answer.job.id for answer in answers] == ["job-0", "job-1"] * 2
+    assert [answer.outcome for answer in answers] == ["admitted", "admitted", "attached", "attached"]
+
+
+def test_what_is_charged_equally_is_asked_once(world: World) -> None:
+    """Equal submissions of a batch share an answer only if they have the same quotas."""
+    quotas = {name: (Charge("quota", Quota(limit, 60), name),) for name, limit in (("a", 1), ("b", 3))}
+    identities = {"a-1": "own", "a-2": "same", "b-1": "same", "b-2": "same"}
+    batch = [submission(job_id, identity=name, charges=quotas[job_id[0]]) for job_id, name in identities.items()]
+    with pytest.raises(PartlySubmittedError) as caught:
+        world.ledger.submit_many(batch)
+    first, refused, *others = caught.value.results
+    assert isinstance(refused, QuotaExceededError)
+    assert [each.outcome for each in (first, *others)] == ["admitted", "admitted", "attached"]  # type: ignore[attr-defined]
