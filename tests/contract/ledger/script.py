@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob import errors
-from onejob.jobs.lifecycle import Transition
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome, Renewal, Retention
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
@@ -63,7 +63,7 @@ class Script:
         """What expressions may use."""
         return {
             "DAY": DAY, "HOUR": DST_SHIFT, "LEASE": support.LEASE, "START": support.START, "LONG": 1e6,
-            "now": self.world.clock(), "at": lambda seconds: format_timestamp(support.START + seconds),
+            "now": self.world.clock(), "State": State, "at": lambda seconds: format_timestamp(support.START + seconds),
         }  # fmt: skip
 
     def play(self, text: str) -> None:

@@ -184,7 +184,7 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             "start a b; complete a; complete b",
         "An ended job is kept for its state's retention, which a policy may set, and then deleted with its history.": [
             f"run a; {end} a; pass {days}*DAY-0.5; sweep; pass 0.5; sweep purged=1; gone a; "
-            f"policy retention={{'{state}':7.0}}; run b; {end} b; b wake_at=now+7"
+            f"policy retention={{State.{state.upper()}:7.0}}; run b; {end} b; b wake_at=now+7"
             for end, state, days in (("complete", "completed", 1), ("fail", "failed", 14), ("abandon", "canceled", 1))
         ],
         "A notification of a canvas extends no retention of a job without a canvas, or whose canvas was notified.": [
