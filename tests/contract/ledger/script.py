@@ -191,8 +191,8 @@ class Script:
         self.world.ledger.abandon(self.runs[job_id], reason)
 
     def do_retry(self, job_id: str, error: str | None = None, reason: str = "again", **values: Any) -> None:
-        values = {"payload": "[]", "options": "[]", "retries": 1} | values
-        self.world.ledger.retry(self.runs[job_id], NextRun(**values), error=error, reason=reason)
+        again: dict[str, Any] = {"payload": "[]", "options": "[]", "retries": 1}
+        self.world.ledger.retry(self.runs[job_id], NextRun(**again | values), error=error, reason=reason)
 
     def do_release(self, job_id: str, reason: str = "again", **values: Any) -> None:
         self.world.ledger.release(self.runs[job_id], reason, **values)
@@ -201,8 +201,8 @@ class Script:
         assert self.world.ledger.crash(self.runs[job_id], "killed", '"error"', lapsed=lapsed).applied is applied
 
     def do_replace(self, job_id: str, **values: Any) -> None:
-        values = {"payload": "new", "options": "new", "retries": 0} | values
-        self.world.ledger.replace(self.runs[job_id], NextRun(**values), canvas=False, reason="replaced")
+        new: dict[str, Any] = {"payload": "new", "options": "new", "retries": 0}
+        self.world.ledger.replace(self.runs[job_id], NextRun(**new | values), canvas=False, reason="replaced")
 
     def do_step(self, job_id: str) -> None:
         self.world.ledger.keep_step(self.runs[job_id], "one", "1")
