@@ -18,6 +18,7 @@ from tests.cases import for_each
 from tests.contract.support import (
     CONFLICT_POLICIES,
     LEASE,
+    RUN_AGAIN,
     ManualClock,
     StoreAddress,
     change,
@@ -118,6 +119,16 @@ def test_no_message_is_pushed_for_a_duplicate(store: Store, broker: Broker, poli
     assert broker.pushed() == []
 
 
+@for_each("values", [RUN_AGAIN, {"follows": True}])
+def test_a_repeated_submission_says_what_was_pushed(store: Store, broker: Broker, values: dict[str, Any]) -> None:
+    """The repeated submission of a job that is queued next, or that follows another, says that nothing was pushed."""
+    name = str(values)
+    run(store, name, identity=name)
+    answers = [sent(store, broker, f"next-{name}", identity=name, **values) for _ in range(2)]
+    assert [(each.outcome, each.sent) for each in answers] == [(answers[0].outcome, False)] * 2
+    assert broker.pushed() == []
+
+
 def test_no_message_is_written_for_a_known_duplicate(store: Store, broker: Broker) -> None:
     """The message of a submission whose identity is known to be held is not even written."""
     sent(store, broker, identity="same")
@@ -146,6 +157,15 @@ def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broke
         assert {number for number, answer in enumerate(answers) if not answer.sent} == unsent
     assert broker.pushed() == [f"job-{number}" for number in range(250) if number not in unsent | {9}]
     assert broker.pushed("other") == ["elsewhere"]
+
+
+def test_an_id_that_a_batch_repeats_is_answered_by_the_first(store: Store, broker: Broker) -> None:
+    """The second submission of an id in a batch gets the answer of the first, though that needs another script."""
+    run(store, "first", identity="same")
+    batch = [submission("again", identity=identity, follows=True) for identity in ("same", "other")]
+    answers = store.submit_many(batch, wake_after=LEASE, message_of=broker.message_of)
+    assert [(each.outcome, each.job.id, each.sent) for each in answers] == [(Outcome.ATTACHED, "first", False)] * 2
+    assert broker.pushed() == []
 
 
 # --- changes --------------------------------------------------------------------------------------------------------
@@ -195,8 +215,8 @@ def test_changes_push_for_jobs_that_wait_for_a_run(store: Store, broker: Broker)
     assert broker.pushed() == ["message"]
 
 
-def test_the_place_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:
-    """The place names the server, the database and the user, and no password."""
+def test_the_address_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:
+    """The address names the server, the database and the user, and no password."""
     assert isinstance(store, MessagePushingStore)
     assert store.address == redis_url.replace("redis://", "redis://default@")
     assert broker.pushed() == []
