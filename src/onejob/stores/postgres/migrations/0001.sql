@@ -200,17 +200,3 @@ create table onejob.metric_buckets (
   amount double precision not null,
   primary key (period, starts_at, name)
 ) with (fillfactor = 50);
-
--- No code uses the next two tables.
-create table onejob.duplicate_stats (
-  task text not null,
-  identity text not null,
-  submitter text not null,
-  outcome text not null,
-  count bigint not null,
-  primary key (identity, submitter, outcome, task)
-);
-create table onejob.metrics (
-  name text primary key,
-  total double precision not null
-) with (fillfactor = 50);

@@ -194,17 +194,3 @@ create table metric_buckets (
   amount real not null,
   primary key (period, starts_at, name)
 ) strict, without rowid;
-
--- No code uses the next two tables.
-create table duplicate_stats (
-  task text not null,
-  identity text not null,
-  submitter text not null,
-  outcome text not null,
-  count integer not null,
-  primary key (identity, submitter, outcome, task)
-) strict, without rowid;
-create table metrics (
-  name text primary key,
-  total real not null
-) strict, without rowid;
