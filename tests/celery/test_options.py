@@ -201,7 +201,8 @@ def test_a_value_that_no_message_can_have_is_refused_by_name(app: celery.Celery,
 @for_each("options", [{"unque_on": ["a"]}, {"raise_on_duplicate": True}, {"lease": -1}])
 def test_each_call_of_a_refused_definition_fails(app: celery.Celery, options: dict[str, Any]) -> None:
     """A task with an option that does not exist or cannot work is never submitted, however often it is called."""
-    task: Any = app.task(_rest, name=f"refused-{[*options]}", shared=False, base=onejob.Task, **options)
+    decorate: Any = app.task
+    task = decorate(_rest, name=f"refused-{[*options]}", shared=False, base=onejob.Task, **options)
     for _ in range(3):
         with pytest.raises(ConfigurationError, match="refused-"):
             task.delay(1)
