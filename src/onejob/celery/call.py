@@ -18,7 +18,7 @@ from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
 from onejob.jobs.quota import NO_QUOTAS
-from onejob.jobs.submitter import NOBODY, Submitter, current_submitter
+from onejob.jobs.submitter import NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
 from onejob.webhooks.settings import check_url
@@ -49,7 +49,7 @@ class Caller(NamedTuple):
         So the members of a chain or a chord, which workers submit, have the submitter of its first job. They consume no
         quota, since the canvas was admitted as a whole.
         """
-        submitter, parent = current_submitter(), app.current_worker_task
+        submitter, parent = SUBMITTER.get(), app.current_worker_task
         if parent is None or submitter.name:
             return cls(submitter, parent)
         name = (parent.request.headers or {}).get(SUBMITTER_HEADER)
@@ -102,7 +102,7 @@ def prepare(call: Call) -> Prepared:
     """
     if call.options:
         check_call_options(call.options)
-    if call.key is None:
+    if call.task._onejob.requires_key:
         check_key(call)
     if call.webhook_url is not None:
         check_webhook_url(call.task, call.webhook_url)
@@ -159,7 +159,8 @@ def _resolve(call: Call, shared: _Resolved | None = None) -> _Resolved:
         args, kwargs = dump_models(call.task, call.args, call.kwargs, call.options)
         return shared._replace(args=args, kwargs=kwargs)
     args, kwargs, options = resolve_call(call)
-    scope = call.caller.submitter.scope
+    submitter = call.caller.submitter
+    scope = None if submitter is NOBODY else submitter.scope
     plan = app_state_of(call.task.app).routing.plan(call.task, args, kwargs, options, scope)
     return _Resolved(args, kwargs, options, plan, scope)
 
@@ -180,7 +181,8 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
         nonce=new_nonce(), payload=payload,
         options=with_parents(plan.options, own_options) if own_options else plan.options,
         route=plan.route, priority_rank=plan.priority_rank, lease=definition.lease, delay=delay,
-        expires_in=None if expires is None else seconds_until(expires, "expires"), retries=_retries_of(options),
+        expires_in=None if expires is None else seconds_until(expires, "expires"),
+        retries=_retries_of(options) if "retries" in options else 0,
         follows=follows, canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
@@ -191,7 +193,10 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
 
 def _own_options(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the options of one message, besides those of its plan: the ids of its run's tree, and the trace."""
-    own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
+    own = {}
+    for name in ("root_id", "parent_id"):
+        if options.get(name):
+            own[name] = options[name]
     return own if tracing.tracer is tracing.NO_TRACER else {**tracing.tracer.context(), **own}
 
 

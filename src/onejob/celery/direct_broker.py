@@ -110,18 +110,22 @@ class DirectBroker:
         if kind.form is not None:
             return self._fill(kind.form, message, own)
         try:
-            return self._write_first(kind, call.task, message, own)
+            return self._write_first(kind, job.route, call.task, message, own)
         except NotOneMessageError:
             return None
 
-    def _write_first(self, kind: _Kind, task: str, message: Any, own: dict[str, Any]) -> Any:
+    def _write_first(self, kind: _Kind, route: str, task: str, message: Any, own: dict[str, Any]) -> Any:
         """Have Celery publish a message; the next ones of its kind are filled in if this one could have been."""
+        self._declare(route)
         written = self._publish(task, message, {**kind.publication, "headers": own})
         if kind.is_uniform:
             form = self._form_of(written)
             kind.is_uniform = self._are_equal(written, self._fill(form, message, own))
             kind.form = form if kind.is_uniform else None
         return written
+
+    def _declare(self, route: str) -> None:
+        """Declare the queue of a route, as every message of Celery declares it, if that is not done with each push."""
 
     def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> Any:
         """Have Celery publish a message on the recording channel, and return what was recorded."""
@@ -227,14 +231,11 @@ class RedisBroker(DirectBroker):
         except exceptions.ConnectionError:  # the server may have closed an idle connection
             self._connections.execute(commands.values())
 
-    def write(self, job: Job | Submission) -> BrokerMessage | None:
-        """Return the message of a job, whose queue is declared, as every message of Celery declares it."""
-        message: BrokerMessage | None = super().write(job)
-        if message is not None and job.route not in self._declared:
+    def _declare(self, route: str) -> None:
+        if route not in self._declared:
             with self._broker.producer() as producer:
-                self._routing.declare(job.route, producer)
-            self._declared.add(job.route)
-        return message
+                self._routing.declare(route, producer)
+            self._declared.add(route)
 
     def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> BrokerMessage:
         pushed: list[BrokerMessage] = []

@@ -85,7 +85,8 @@ class TaskOptions:
     def of(cls, task: Any, app: Celery) -> Self:
         """Return the options of a task's class. Raises `ConfigurationError` for options that cannot work."""
         # `register_task` gives this name to the instance only.
-        name, settings = str(task.name or app.gen_task_name(task.__name__, task.__module__)), app_state_of(app).settings
+        name, app_state = str(task.name or app.gen_task_name(task.__name__, task.__module__)), app_state_of(app)
+        settings = app_state.settings
         if task.lease is not None:
             check_seconds(f"lease of task {name}", task.lease)
             check_lease(task.lease, settings.heartbeat)
@@ -122,7 +123,7 @@ class TaskOptions:
             converts=getattr(task, "_dump_pydantic_arguments", None) is not None if typed is None else typed.converts,
         )
         _check_exposed(options)
-        _check_webhook(options, app_state_of(app).webhooks)
+        _check_webhook(options, app_state.webhooks)
         return options
 
     def conflict_policy_for(self, on_duplicate: str | None) -> ConflictPolicy:

@@ -241,7 +241,7 @@ class Publisher:
         if broker is None:
             return None
         try:
-            message = broker.write(replace(job, **changes) if changes else job)
+            message: BrokerMessage | None = broker.write(replace(job, **changes) if changes else job)
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it

@@ -76,15 +76,16 @@ def admit(
     With a `session` the jobs are written in its transaction, and published after its commit, by a sweeper if
     necessary; errors of the database are the driver's, and raised.
     """
+    if not prepared:
+        return []
     if session is not None:
         return _admit_in_session(app, prepared, session)
     app_state = app_state_of(app)
     ledger, publisher = app_state.ledger, app_state.publisher
     pushes = publisher.shared_address is not None and (producer is None or publisher.is_own(producer))
-    admitted = _submit(
-        ledger, [each.submission for each in prepared], publisher.message_of if pushes else None,
-        wait_for_locks=wait_for_locks,
-    )  # fmt: skip
+    _, submissions = zip(*prepared, strict=True)
+    message_of = publisher.message_of if pushes else None
+    admitted = _submit(ledger, submissions, message_of, wait_for_locks=wait_for_locks)
     results: Results = []
     due: dict[str, tuple[Call, Admission]] = {}
     for (call, submission), admission in zip(prepared, admitted, strict=True):

@@ -146,13 +146,15 @@ class Task(CeleryTask, Generic[P, R_co]):
         error: the job is in the ledger, and a worker's sweeper publishes it.
         """
         app = self.app
-        named = (("link", link), ("link_error", link_error), ("shadow", shadow))
-        given: dict[str, Any] = {**options, **{name: value for name, value in named if value is not None}}
+        given: dict[str, Any] = {**options}
+        if link is not None or link_error is not None or shadow is not None:
+            named = (("link", link), ("link_error", link_error), ("shadow", shadow))
+            given |= {name: value for name, value in named if value is not None}
         call = Call(
             self, Caller.of(app), tuple(args or ()), dict(kwargs or {}), given, task_id=task_id,
             key=idempotency_key, webhook_url=webhook_url,
         )  # fmt: skip
-        if app_state_of(app).is_eager:
+        if app_state_of(self.app).is_eager:
             check_call_options(options)
             check_key(call)
             if (typed := self._onejob.typed) is not None:

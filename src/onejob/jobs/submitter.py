@@ -43,7 +43,8 @@ class Submitter:
 
 
 NOBODY = Submitter()
-_submitter: ContextVar[Submitter] = ContextVar("onejob_submitter", default=NOBODY)
+SUBMITTER: ContextVar[Submitter] = ContextVar("onejob_submitter", default=NOBODY)
+"""The submitter of this context; outside of `submitter` one without a name."""
 
 
 @contextmanager
@@ -66,16 +67,16 @@ def submitter(
 @contextmanager
 def submitting_as(value: Submitter) -> Iterator[None]:
     """Set the submitter of all submissions within a block."""
-    reset_token = _submitter.set(value)
+    reset_token = SUBMITTER.set(value)
     try:
         yield
     finally:
-        _submitter.reset(reset_token)
+        SUBMITTER.reset(reset_token)
 
 
 def current_submitter() -> Submitter:
     """Return the submitter of this context; outside of `submitter` one without a name."""
-    return _submitter.get()
+    return SUBMITTER.get()
 
 
 def check_name(kind: str, name: object) -> None:
