@@ -29,7 +29,7 @@ from tests.fundamentals.shop import claimed
 from tests.http.serving import PATIENCE, serving
 from tests.http.shop import BROKER, STORE, build
 from tests.pages.browser import on_every_store
-from tests.services import Daemon, eventually, free_port, start_redis
+from tests.services import Daemon, eventually, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -336,12 +336,9 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Return the environment of the server and the worker: an SQLite ledger and a Redis broker."""
-    folder = tmp_path_factory.mktemp("live")
-    redis = start_redis(folder)
-    yield [f"{STORE}=sqlite:///{folder / 'ledger.db'}", f"{BROKER}={redis.url}"]
-    redis.stop()
+def environment(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the environment of the server: an SQLite ledger, and a broker in its own memory."""
+    return [f"{STORE}=sqlite:///{tmp_path_factory.mktemp('live') / 'ledger.db'}", f"{BROKER}=memory://"]
 
 
 @contextmanager
