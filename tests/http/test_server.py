@@ -136,33 +136,26 @@ def test_a_slow_request_ends(app: EchoApp, limits: Limits, sent: tuple[bytes, ..
             assert read_problem(connection)[:2] == (408, "request-timeout")
 
 
-def test_progress_does_not_extend_a_deadline(app: EchoApp) -> None:
-    """A client that sends a byte now and then has no more time, and each request of a connection its own deadline."""
-    with serving(app, Limits(head=SHORT)) as served, served.connect(GET) as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        connection.sendall(GET[:-2])
-        started = time.monotonic()
-
-        def refused() -> bool:
-            with suppress(ConnectionError):
-                connection.sendall(b"x-y: z\r\n")
-                return False
-            return True
-
-        eventually(refused)
-        assert time.monotonic() - started >= SHORT
-
-
-def test_a_complete_request_has_no_deadline(app: EchoApp) -> None:
-    """The deadlines end with the request: its response may take longer."""
+def test_each_request_has_its_deadline(app: EchoApp) -> None:
+    """A response may take longer than its request; the next request has a deadline, which progress does not extend."""
     with serving(app, Limits(head=SHORT, body=SHORT)) as served:
         app.release.clear()
-        connection = served.connect(GET)
-        eventually(lambda: app.seen)
-        time.sleep(3 * SHORT)  # as long as no deadline may last
-        app.release.set()
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        connection.close()
+        with served.connect(GET) as connection:
+            eventually(lambda: app.seen)
+            time.sleep(3 * SHORT)  # as long as no deadline may last
+            app.release.set()
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            connection.sendall(GET[:-2])
+            started = time.monotonic()
+
+            def refused() -> bool:
+                with suppress(ConnectionError):
+                    connection.sendall(b"x-y: z\r\n")
+                    return False
+                return True
+
+            eventually(refused)
+            assert time.monotonic() - started >= SHORT
 
 
 def test_a_client_that_does_not_read_is_disconnected(app: EchoApp) -> None:
@@ -175,8 +168,8 @@ def test_a_client_that_does_not_read_is_disconnected(app: EchoApp) -> None:
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_pipelined_requests_are_answered_in_order(app: EchoApp) -> None:
-    """As many requests as may wait for earlier responses are answered, in their order."""
+def test_pipelined_requests_are_limited(app: EchoApp) -> None:
+    """As many requests as may wait are answered in order; with more the connection ends, and none of them runs."""
     with serving(app) as served:
         app.release.clear()
         requests = [POST + b"content-length: %d\r\n\r\n" % size + b"a" * size for size in range(PIPELINE_LIMIT)]
@@ -188,12 +181,9 @@ def test_pipelined_requests_are_answered_in_order(app: EchoApp) -> None:
                 received += connection.recv(65536)
         sizes = [int(part.rpartition(b"]")[0].split()[-1]) for part in received.split(b"HTTP/1.1 200")[2:]]
         assert sizes == list(range(PIPELINE_LIMIT))
-
-
-def test_pipelined_requests_are_limited(app: EchoApp) -> None:
-    """A connection with more unanswered requests than the limit is closed, and runs none of those that wait."""
-    with serving(app) as served:
+        eventually(lambda: not served.connections)
         app.release.clear()
+        app.seen = 0
         connections = [served.connect(GET * 4000) for _ in range(5)]
         eventually(lambda: not served.connections)
         app.release.set()
