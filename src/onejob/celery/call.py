@@ -78,11 +78,6 @@ class Call(NamedTuple):
     check_answer: Callable[[Admission], object] | None = None
     """Raises for a job that the caller may not get as the answer, before a webhook is added to it."""
 
-    @property
-    def has_webhooks(self) -> bool:
-        """Whether a webhook is created for the job that answers."""
-        return self.webhook_url is not None or self.task._onejob.webhook_url is not None
-
 
 # --- from a call to its submission ------------------------------------------------------------------------------------
 
@@ -170,11 +165,11 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
     settings, conflict_policy = definition.settings, definition.conflict_policy
     if call.on_duplicate is not None:
         conflict_policy = definition.conflict_policy_for(call.on_duplicate)
+    delay, expires, own_options = delay_of(options), options.get("expires"), _own_options(options)
     identity, fingerprint = definition.identifier.both(args, kwargs, scope)
     payload = encode(definition.task, args, kwargs, definition.limits)
     if not plan.always_encodes:
         app_state_of(call.task.app).routing.check_message(payload, plan.sent_options)
-    delay, expires, own_options = delay_of(options), options.get("expires"), _own_options(options)
     follows = plan.canvas or call.task_id is not None
     return Submission(
         id=call.task_id or new_id(), task=definition.task, identity=identity, fingerprint=fingerprint,

@@ -253,12 +253,13 @@ class RedisBroker(DirectBroker):
 
     def _fill(self, form: tuple[str, dict[str, Any]], message: Any, headers: dict[str, Any]) -> BrokerMessage:
         destination, envelope = form
+        tag = new_id()
         body, _ = self._channel.encode_body(to_json(message.body), self._channel.body_encoding)
         filled = {
             **envelope,
             "body": body,
             "headers": {**message.headers, **headers},
-            "properties": {**envelope["properties"], **message.properties, "delivery_tag": new_id()},
+            "properties": {**envelope["properties"], **message.properties, "delivery_tag": tag},
         }
         return BrokerMessage(destination, to_json(filled))
 

@@ -197,15 +197,20 @@ def _accept(ledger: Ledger, call: Call, submission: Submission, admission: Admis
     """Create the webhooks of a call that was admitted, and return the admission, or the error if one was refused."""
     if admission.outcome in _BY_ANOTHER:
         _warn_of_unused_arguments(call.task.app, submission, admission)
-    if call.check_answer is not None or call.has_webhooks:
+    if call.check_answer is not None or _has_webhooks(call):
         try:
             if call.check_answer is not None:
                 call.check_answer(admission)
-            if call.has_webhooks:
+            if _has_webhooks(call):
                 create_webhooks(call.task, ledger, submission, admission, call.webhook_url)
         except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
             return error
     return admission
+
+
+def _has_webhooks(call: Call) -> bool:
+    """Return whether a webhook is created for the job that answers."""
+    return call.webhook_url is not None or call.task._onejob.webhook_url is not None
 
 
 def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Admission) -> None:
@@ -246,7 +251,7 @@ def _publish(app_state: AppState, due: Mapping[str, tuple[Call, Admission]], pro
     for job_id, error in errors.items():
         call, admission = due[job_id]
         is_new = admission.outcome is Outcome.ADMITTED
-        if is_new and _withdraw(app_state.ledger, admission.job, error, has_webhooks=call.has_webhooks):
+        if is_new and _withdraw(app_state.ledger, admission.job, error, has_webhooks=_has_webhooks(call)):
             withdrawn[job_id] = error
     return withdrawn
 
