@@ -64,7 +64,7 @@ def is_regular(job: Job) -> bool:
 
 
 @pytest.fixture
-def lockstep(clock: ManualClock, fresh_stores: Callable[[], dict[str, Store]]) -> Callable[[], LockStep]:
+def lockstep(clock: ManualClock, fresh_stores: Callable[..., dict[str, Store]]) -> Callable[[], LockStep]:
     """Return a function that begins anew with an empty store of each kind."""
     return lambda: LockStep(clock, fresh_stores())
 
@@ -72,8 +72,8 @@ def lockstep(clock: ManualClock, fresh_stores: Callable[[], dict[str, Store]]) -
 @pytest.fixture
 def fresh_stores(
     clock: ManualClock, request: pytest.FixtureRequest, tmp_path: Path, blank_ledger: Path, postgres_schema: str
-) -> Iterator[Callable[[], dict[str, Store]]]:
-    """Return a function that empties a store of each kind, sets their clock back, and returns them."""
+) -> Iterator[Callable[..., dict[str, Store]]]:
+    """Return a function that empties the stores of these kinds, or all, sets their clock back, and returns them."""
     address = request.getfixturevalue("postgres_server").url
     redis_url, redis_prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
     file = tmp_path / "ledger.db"
@@ -96,11 +96,15 @@ def fresh_stores(
         query = "select relname::text from pg_class where relkind = 'r' and relnamespace = %s::regnamespace"
         of_postgres = [name for (name,) in postgres.execute(query, [postgres_schema]) if name not in KEPT_TABLES]
 
-        def fresh() -> dict[str, Store]:
-            for name in of_sqlite:
-                sqlite.execute(f"delete from {name}")  # noqa: S608 - ours
-            postgres.execute("; ".join(f"delete from {postgres_schema}.{name}" for name in of_postgres).encode())  # noqa: S608 - ours
-            server.flushdb()
+        def fresh(*kinds: str) -> dict[str, Store]:
+            if "sqlite" in (kinds or stores):
+                for name in of_sqlite:
+                    sqlite.execute(f"delete from {name}")  # noqa: S608 - ours
+            if "postgresql" in (kinds or stores):
+                deletions = "; ".join(f"delete from {postgres_schema}.{name}" for name in of_postgres)  # noqa: S608 - ours
+                postgres.execute(deletions.encode())
+            if "redis" in (kinds or stores):
+                server.flushdb()
             clock.now = START
             return stores
 

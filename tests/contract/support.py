@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
@@ -243,12 +243,6 @@ def untouched(store: Store, *job_ids: str) -> Iterator[None]:
 
 def _all_of(store: Store, job_id: str) -> tuple[object, ...]:
     return get(store, job_id), store.steps(job_id), store.history(job_id), store.duplicates(job_id)
-
-
-def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:
-    """Assert that exactly these columns differ, in the returned job and in the stored job."""
-    assert after == replace(before, **columns)
-    assert get(store, before.id) == after
 
 
 class _After:

@@ -91,10 +91,6 @@ class World:
         self.ledger = Ledger(support.after(self.store, operation, action), policy)
         return self.ledger
 
-    def assert_changed(self, before: Job, **columns: Any) -> None:
-        """Assert that exactly these columns of a job have changed."""
-        support.assert_changed(self.store, before, support.get(self.store, before.id), **columns)
-
     def assert_legal(self, job_id: str = "job-1") -> None:
         """Assert that a job's history follows the lifecycle."""
         support.assert_legal(self.store.history(job_id), self.read(job_id))
