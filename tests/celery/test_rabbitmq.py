@@ -175,11 +175,13 @@ def test_a_message_that_is_lost_is_published_again(
 
 def test_an_idle_connection_that_the_broker_closed_loses_no_message(rabbit: House, channel: Any, queue: str) -> None:
     """A submission notices that its connection was closed meanwhile, and writes its message on a new one."""
+    app = rabbit.another_app(onejob_publish_timeout=PATIENCE)  # so that a busy machine has the time to connect
+    play: Any = app.tasks["play"]
     for number in range(3):
-        rabbit.play.delay(f"first-{number}", ["return"])
-    with app_state_of(rabbit.app).publisher._broker.producer() as producer:
+        play.delay(f"first-{number}", ["return"])
+    with app_state_of(app).publisher._broker.producer() as producer:
         producer.channel.connection.sock.shutdown(socket.SHUT_RD)  # it reads the end, as after a close by the server
-    rabbit.play.delay("next", ["return"])
+    play.delay("next", ["return"])
     await_(lambda: ready(channel, queue) == 4)
 
 
