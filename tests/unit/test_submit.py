@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -14,8 +16,9 @@ import onejob
 from onejob import Outcome, State, TaskIdReusedError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, Caller, Prepared, prepare
-from onejob.celery.submit import admit
+from onejob.celery.submit import admit, submit
 from onejob.errors import (
+    DuplicateJobError,
     KeyReuseMismatchError,
     PartlySubmittedError,
     QuotaExceededError,
@@ -23,7 +26,10 @@ from onejob.errors import (
     StoreUnavailableError,
 )
 from onejob.jobs.records import Query
+from onejob.jobs.submitter import NOBODY
+from onejob.observability import tracing
 from onejob.testing import isolated
+from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
 
 if TYPE_CHECKING:
@@ -194,6 +200,26 @@ def test_a_message_is_sent_by_the_given_producer(app: Any, hook: str | None) -> 
     assert used == [producer]
 
 
+@for_each("shared, given, is_own, pushes", [
+    ("here", None, True, True), ("here", "a producer", True, True), ("here", "a producer", False, False),
+    (None, None, True, False), (None, "a producer", True, False),
+])  # fmt: skip
+def test_the_store_pushes_where_it_shares_the_broker(
+    app: Any, shared: str | None, given: Any, *, is_own: bool, pushes: bool
+) -> None:
+    """A store gets the message of a new job if it is the broker's own server, and the caller names no other one."""
+    publisher, ledger = app_state_of(app).publisher, ledger_of(app)
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(publisher), "shared_address", shared)
+        patch.setattr(publisher, "is_own", lambda _: is_own)
+        patch.setattr(publisher, "publish_all", lambda *_, **__: {})
+        patch.setattr(ledger, "submit_many", lambda _, **options: seen.append(options["message_of"]) or [])
+        with suppress(ValueError):  # there is no answer
+            admit(app, [prepared(app, 1)], producer=given)
+    assert [message_of == publisher.message_of for message_of in seen] == [pushes]
+
+
 # --- several that are submitted together ----------------------------------------------------------------------------
 
 
@@ -275,3 +301,79 @@ def test_the_admitted_part_of_a_batch_is_charged_and_sent(app: Any) -> None:
         app.tasks["play"].submit_many([(1,), (2,)])
         with pytest.raises(QuotaExceededError):
             app.tasks["play"].delay(4)
+
+
+# --- what a call returns --------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_ignored_as_the_call_says(app: Any) -> None:
+    """A result says whether its caller ignores it: as the call says, or else as the task does."""
+    task = app.tasks["play"]
+    assert [task.apply_async((1,), **options).ignored for options in ({}, {"ignore_result": True})] == [False, True]
+    assert [each.ignored for each in task.submit_many([(2,)], ignore_result=True)] == [True]
+
+
+@for_each("options, count", [({}, 1), ({"add_to_parent": True}, 1), ({"add_to_parent": False}, 0)])
+def test_a_run_knows_what_it_has_submitted(app: Any, options: dict[str, Any], count: int) -> None:
+    """A result is one of the children of the run that has submitted it, unless the call says otherwise."""
+    trail: list[Any] = []
+    run: Any = SimpleNamespace(add_trail=trail.append, request=SimpleNamespace(id="run", root_id=None, headers=None))
+    call = Call(app.tasks["play"], Caller(NOBODY, run), (1,), options=options)
+    result = submit(call)
+    assert trail == [result] * count
+    assert json.loads(ledger_of(app).get(result.id).options)["parent_id"] == "run"
+
+
+def test_a_rejected_call_is_an_error_with_its_reason(app: Any) -> None:
+    """A key that is used again names itself and the job that it belongs to; a refused duplicate names its task, too."""
+    task = app.tasks["play"]
+    first = task.apply_async((1,), idempotency_key="the key")
+    with pytest.raises(KeyReuseMismatchError, match="'the key'.*" + first.id):
+        task.apply_async((2,), idempotency_key="the key")
+    refused = Call(task, Caller.of(app), (1,), on_duplicate="raise")
+    with pytest.raises(DuplicateJobError, match="play") as caught:
+        submit(refused)
+    assert (caught.value.job_id, caught.value.state) == (first.id, State.QUEUED)
+
+
+def test_a_job_for_later_has_no_message(app: Any) -> None:
+    """A job is sent when it is due, however soon that is."""
+    app.tasks["play"].apply_async((1,), countdown=0.5)
+    assert messages() == []
+
+
+class Spans(tracing._NoTracer):
+    """Records the spans of submissions."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def submit(self, _task: str, _source: str, **_: Any) -> Any:  # type: ignore[override] # a shorter signature
+        """Return a span that records outcomes."""
+        self.seen.append((_task, _source))
+        return _Span(self.seen)
+
+
+class _Span(tracing._NoSpan):
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def record(self, admissions: Any) -> None:
+        """Record the outcomes."""
+        self.seen += [each.outcome.value for each in admissions]
+
+
+def test_each_submission_is_a_span(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced call is one span, with its task, its way in, and the outcome, if it has one."""
+    spans = Spans()
+    monkeypatch.setattr(tracing, "tracer", spans)
+    task = app.tasks["play"]
+    assert task.delay(1).id == task.delay(1).id
+    refuse_messages(app)
+    with pytest.raises(ValueError, match="too large"):
+        task.delay(2)
+    task.submit_many([(3,), (3,)])
+    assert spans.seen == [
+        ("play", "apply_async"), "admitted", ("play", "apply_async"), "attached", ("play", "apply_async"),
+        ("play", "submit_many"), "admitted", "attached",
+    ]  # fmt: skip
