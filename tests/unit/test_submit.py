@@ -214,9 +214,14 @@ def test_the_store_pushes_where_it_shares_the_broker(
         patch.setattr(type(publisher), "shared_address", shared)
         patch.setattr(publisher, "is_own", lambda _: is_own)
         patch.setattr(publisher, "publish_all", lambda *_, **__: {})
-        patch.setattr(ledger, "submit_many", lambda _, **options: seen.append(options["message_of"]) or [])
-        with suppress(ValueError):  # there is no answer
-            admit(app, [prepared(app, 1)], producer=given)
+        submit_many = ledger.submit_many
+
+        def recorded(submissions: Any, *, message_of: Any, **options: Any) -> Any:
+            seen.append(message_of)
+            return submit_many(submissions, **options)
+
+        patch.setattr(ledger, "submit_many", recorded)
+        admit(app, [prepared(app, 1)], producer=given)
     assert [message_of == publisher.message_of for message_of in seen] == [pushes]
 
 
@@ -348,7 +353,7 @@ class Spans(tracing._NoTracer):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def submit(self, _task: str, _source: str, **_: Any) -> Any:  # type: ignore[override] # a shorter signature
+    def submit(self, _task: str, _source: str, **_: Any) -> Any:
         """Return a span that records outcomes."""
         self.seen.append((_task, _source))
         return _Span(self.seen)
