@@ -199,6 +199,19 @@ class IdentityHeldError(OneJobError):
 
 
 @dataclass(eq=False, repr=False)
+class SupersededError(OneJobError):
+    """A dead letter cannot be redriven, because an equal job with newer arguments has run since, or will."""
+
+    template = (
+        "job {job_id} cannot be redriven: job {newer_id}, which is {newer_state}, was submitted later with other "
+        "arguments, which the older ones would overwrite. Drop the dead letter, or submit its arguments as a new job"
+    )
+    job_id: str
+    newer_id: str
+    newer_state: str
+
+
+@dataclass(eq=False, repr=False)
 class TooManyWebhooksError(OneJobError):
     """A job has as many webhooks of duplicate submissions as it may have. The job itself answers the submission."""
 

@@ -16,7 +16,7 @@ from onejob.jobs.timestamps import format_timestamp
 from onejob.pages.views import lists
 from tests.cases import for_each
 from tests.doors import DOORS, ERROR, Door, effects, failed, queued, running
-from tests.fundamentals.shop import order
+from tests.fundamentals.shop import claimed, order
 from tests.http.conftest import problem
 from tests.pages.browser import Browser, mounted
 
@@ -103,6 +103,10 @@ def test_what_prevents_an_operation_is_named(shop: Shop) -> None:
     kept = ledger.complete(running(ledger, 3), "1", keep=Retention(identity_for=60.0))
     until = problem(call(shop, Operation.DELETE, kept.id), 409, "window-open")["until"]
     assert until == format_timestamp(kept.identity_until or 0)
+    save = shop.app.tasks["shop.newest"]
+    old = ledger.fail(claimed(ledger, save.delay(4, "old").id), ERROR, "E")
+    newer = save.delay(4, "new").id
+    assert problem(call(shop, Operation.REDRIVE, old.id), 409, "superseded")["newer_id"] == newer
     requested = call(shop, Operation.CANCEL, first.id)
     assert (requested.status_code, requested.json()["cancel_requested"], ledger.get(first.id).cancel) == (202, True, 1)
 

@@ -25,6 +25,7 @@ from onejob.errors import (
     NotResubmittableError,
     NotWaitingError,
     OneJobError,
+    SupersededError,
 )
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Outcome
@@ -110,6 +111,45 @@ def test_an_operation_applies_to_its_states(
     assert ledger.get_or_none(job.id) == after
     if after is not None:
         assert ledger.history(job.id)[-1].detail == f"{operation.done} {ORIGIN}"
+
+
+def ended(ledger: Ledger, job_id: str, *, fails: bool) -> Job:
+    """Run a job to its end."""
+    job = ledger.claim(job_id, nonce="n", node="node").job
+    assert job is not None
+    return ledger.fail(job, ERROR, "E") if fails else ledger.complete(job, "1")
+
+
+def test_newer_arguments_are_not_overwritten(app: Celery, ledger: Ledger) -> None:
+    """A redrive is refused if an equal job with newer arguments has completed or is live, which the error names."""
+    save = app.tasks["shop.newest"]
+    dead = ended(ledger, save.delay(2, "bad-old").id, fails=True)
+    newer = save.delay(2, "good-new").id
+    for state in (State.QUEUED, State.COMPLETED):
+        with pytest.raises(SupersededError, match=f"job {newer}, which is {state}, .* Drop the dead letter"):
+            operate(app, ledger, Operation.REDRIVE, dead, origin=ORIGIN)
+        assert ledger.get(dead.id) == dead
+        ended(ledger, newer, fails=False) if state is State.QUEUED else None
+
+
+@for_each(
+    "task, first, later, fails",
+    [
+        ("newest", (1, "a"), (1, "b"), True),
+        ("newest", (2, "a"), (2, "a"), False),
+        ("newest", (3, "a"), (4, "b"), False),
+        ("invoice", (5, "a"), (5, "b"), False),
+    ],
+)
+def test_nothing_newer_prevents_no_redrive(
+    app: Celery, ledger: Ledger, task: str, first: tuple[Any, ...], later: tuple[Any, ...], fails: bool
+) -> None:
+    """A dead letter is redriven whose arguments no completed job has superseded, or whose task supersedes none."""
+    submit = app.tasks[f"shop.{task}"].delay
+    dead = ended(ledger, submit(*first).id, fails=True)
+    ended(ledger, submit(*later).id, fails=fails)
+    after = operate(app, ledger, Operation.REDRIVE, dead, origin=ORIGIN)
+    assert (after and after.id, after and after.state) == (dead.id, State.QUEUED)
 
 
 def test_a_forced_cancellation_needs_no_broker(app: Celery, ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,7 @@ from onejob.errors import (
     NotWaitingError,
     QuotaExceededError,
     StoreUnavailableError,
+    SupersededError,
     TooManyWebhooksError,
     UniquenessWindowError,
     describe,
@@ -98,6 +99,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "window-open": ProblemType(409, "Uniqueness window open", "It answers duplicates until `until`: delete it then."),
     "not-a-dead-letter": ProblemType(409, "Not a dead letter", "Only a failed job can be redriven."),
     "identity-held": ProblemType(409, "Identity held", "The job can be redriven when the job `holder_id` has ended."),
+    "superseded": ProblemType(409, "Superseded", "The later job `newer_id` has newer arguments: drop the dead letter."),
     "job-purged": ProblemType(410, "Job purged", "`state` is its final state, `finished_at` the time it ended."),
     "too-large": ProblemType(413, "Body too large", "Store the data elsewhere and pass a reference."),
     "wrong-content-type": ProblemType(415, "Unsupported media type", "Send `content-type: application/json`."),
@@ -158,6 +160,7 @@ REPORTS: dict[type[Exception], Report] = {
         "key-reused", "job_id", "the first submission with this idempotency key had different arguments"
     ),
     IdentityHeldError: Report("identity-held", "job_id holder_id"),
+    SupersededError: Report("superseded", "job_id newer_id newer_state"),
     JobEndedError: Report("job-ended", "job_id state"),
     JobNotEndedError: Report("job-not-ended", "job_id state"),
     NotWaitingError: Report("not-waiting", "job_id state follows_id"),

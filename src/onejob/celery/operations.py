@@ -26,6 +26,7 @@ from onejob.errors import (
     NoDeadLetterError,
     NotResubmittableError,
     NotWaitingError,
+    SupersededError,
     describe,
 )
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
@@ -35,6 +36,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.reader import edit_key
+from onejob.ledger.search import WINDOW, search
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import trace_of
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import BrokerMessage
 
 
+NEWER_LIMIT = 100_000
+"""Among about how many of the newest jobs a job with newer arguments is searched before a redrive."""
 WEBHOOK_LIMIT = 100
 """How many followers of a dead letter are searched for webhooks."""
 
@@ -122,7 +126,8 @@ def operate(
     for the history ("over HTTP by ops"). `forget_steps`: a redriven job runs its completed steps again.
 
     Raises `JobNotFoundError`; what `Operation.check` raises for a job in another state, `NotWaitingError` also for one
-    that waits for another job; `IdentityHeldError` for a redrive; `UniquenessWindowError` for a deletion.
+    that waits for another job; `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError` for a
+    deletion.
     """
     reason = f"{operation.done} {origin}"
     match operation:
@@ -246,11 +251,29 @@ BROKER_TIMEOUT = 2.0
 def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
     """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
 
+    Raises `SupersededError` if the task replaces arguments or runs again, and newer ones have run since, or will: the
+    last arguments would not be the last to run. Without the app of the task, its policy is not known.
+
     The store pushes its message if it can, and if `ledger` is that of `app`; otherwise a sweeper publishes it.
     """
+    task = None if app is None else tasks_of(app).get(job.task)
+    if task is not None and options_of(task).conflict_policy.queue_next and job.state is State.FAILED:
+        _check_last(ledger, job)
     canvas = has_canvas(loads(job.options))
     message = push_message(app, ledger, replace(job, retries=0))
     return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
+
+
+def _check_last(ledger: Ledger, job: Job) -> None:
+    """Raise `SupersededError` if the last equal job that has completed, or may, is later and has other arguments."""
+    query = Query(
+        task=job.task, identity=job.identity, states=frozenset(State) - {State.FAILED, State.CANCELED},
+        since=job.created_at, limit=1, light=True,
+    )  # fmt: skip
+    windows = iter(range(NEWER_LIMIT // WINDOW - 1))
+    for newer in search(ledger, query, is_over=lambda: next(windows, None) is None).jobs:
+        if newer.fingerprint != job.fingerprint:
+            raise SupersededError(job.id, newer.id, newer.state)
 
 
 def push_message(app: Celery | None, ledger: Ledger, job: Job) -> BrokerMessage | None:
