@@ -98,9 +98,12 @@ class BrokerUnavailableError(OneJobError):
 
 @dataclass(eq=False, repr=False)
 class JobNotFoundError(OneJobError, LookupError):
-    """No job has this id: it was never submitted, or it was purged after its retention."""
+    """No job has this id: it was never submitted, its transaction was rolled back, or it was purged."""
 
-    template = "no job has the id {job_id!r}: it was never submitted, or it was purged after its retention"
+    template = (
+        "no job has the id {job_id!r}: it was never submitted, its transaction was not committed, or it was purged "
+        "after its retention"
+    )
     job_id: str
 
 

@@ -243,6 +243,9 @@ def agree_on_groups(browser: Browser, api: TestClient) -> None:
             assert [ours[name] for name in figures] == [theirs[name] for name in figures]
             assert {name: ours[name] for name in theirs["counts"]} == theirs["counts"]
             assert ours["total"] == sum(theirs["counts"].values())
+    (task,) = (each for each in api.get("/activity").json()["tasks"] if each["seconds_saved"])
+    (saved,) = (each for each in browser.json("/")["saved"]["task"] if each["name"] == task["task"])
+    assert (saved["runs"], saved["seconds"]) == (task["duplicates_prevented"], task["seconds_saved"])
     groups = browser.json("/dead")["groups"]
     assert all(group.pop("oldest_id") for group in groups)
     assert groups == api.get("/dead/groups").json()["groups"]

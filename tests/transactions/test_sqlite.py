@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -98,6 +98,9 @@ def test_the_job_is_a_part_of_the_transaction(task: Any, tmp_path: Path, kind: s
             job = task.submit(f"{ends} {kind}", session=session)
             assert task.submit("live", session=session).id == live.id
             assert ledger_of(task).get_or_none(job.id) is None
+            assert job.state == "PENDING"
+        with pytest.raises(onejob.JobNotFoundError) if ends == "rollback" else nullcontext():
+            assert not job.ready()
         assert (ledger_of(task).get_or_none(job.id) is not None) == (ends == "commit")
         assert live.job.duplicate_count == before + (ends == "commit")
     with closing(CONNECT["plain"](tmp_path)) as connection:

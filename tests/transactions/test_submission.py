@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import closing
 from functools import partial
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from celery.exceptions import TimeoutError  # noqa: A004 - the name that users catch
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
-from onejob import ConfigurationError, KeyReuseMismatchError, Outcome, State
+from onejob import ConfigurationError, JobNotFoundError, KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import decode
 from onejob.celery.webhooks import ADDED_QUOTA
@@ -172,6 +174,34 @@ def test_a_connection_may_have_a_row_factory(place: Place, connect: Callable[[st
         result = owner.submit(place.effect, str(connect))
         owner.commit()
     assert place.ledger.get(result.id).state is State.QUEUED
+
+
+def test_a_result_ends_with_its_transaction(place: Place, owner: Owner) -> None:
+    """While a transaction is open, its submission is pending; after a rollback, every way to ask says so."""
+    result = owner.submit(place.effect, "a")
+    assert (result.state, result.ready()) == ("PENDING", False)
+    with pytest.raises(TimeoutError):
+        result.get(0)
+    owner.rollback()
+    for ask in (result.get, result.ready, lambda: result.state, lambda: asyncio.run(result.aget()), lambda: result.job):
+        with pytest.raises(JobNotFoundError, match="its transaction was not committed"):
+            ask()
+    kept = owner.submit(place.effect, "b")
+    owner.commit()
+    assert kept.state == "PENDING"
+
+
+@pytest.mark.parametrize("end", ["rollback", "close"])
+def test_many_results_end_with_their_transaction(place: Place, session: Owner, end: str) -> None:
+    """The results of a batch are pending until its transaction ends, also one of a savepoint that was rolled back."""
+    savepoint = session.savepoint()
+    results = session.call(lambda handle: place.effect.submit_many([("a",), ("b",)], session=handle))
+    savepoint.rollback()
+    assert [result.state for result in results] == ["PENDING", "PENDING"]
+    getattr(session.handle, end)()
+    for result in results:
+        with pytest.raises(JobNotFoundError):
+            result.get()
 
 
 def webhooks(place: Place) -> list[Job]:

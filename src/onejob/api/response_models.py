@@ -238,8 +238,9 @@ class DurationsView(BaseModel):
 class FiguresView(BaseModel):
     """Submissions by outcome and runs by end, without those that did not occur, and how long they took and waited.
 
-    `seconds_saved`: how long the prevented duplicates would have run, at the mean run time of each task; null if no run
-    of theirs is known. `failed_share`: of the runs that ended, those that failed or were lost; null without runs.
+    `seconds_saved`: how long the prevented duplicates would have run, at the mean run time of the newest
+    completed jobs of each task; null if no task has any. `failed_share`: of the runs that ended, those that failed or
+    were lost; null without runs.
     """
 
     submissions: dict[Outcome, int]

@@ -81,6 +81,8 @@ class AsyncResult(CeleryResult, Generic[R_co]):
     outcome: Outcome | None = None
     _cache: dict[str, Any] | None
     _admission: Admission | None = None
+    may_be_committed: Callable[[], bool] | None = None
+    """Whether the transaction is open in which the job was submitted; None without one."""
 
     @classmethod
     def of(cls, admission: Admission, app: Any) -> Self:
@@ -163,7 +165,8 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         """Wait for the job's end and return its result, or raise its failure or that of a job before it in a chain.
 
         `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`, one
-        that was purged `JobPurgedError`. An id that is in no ledger is pending, as in Celery: pass a timeout.
+        that was purged `JobPurgedError`, one whose transaction was rolled back `JobNotFoundError`. An id that was
+        looked up, and that no ledger has, is pending, as in Celery: pass a timeout.
 
         `interval`: seconds at most between two reads, after each of which `on_interval` is called. `callback` gets the
         id and the result.
@@ -249,6 +252,8 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         return meta
 
     def _read(self) -> dict[str, Any]:
+        """Return the result as it is now. Raises `JobNotFoundError` for a submission whose job will never exist."""
+        may_appear = self._admission is None or (self.may_be_committed is not None and self.may_be_committed())
         job = app_state_of(self.app).ledger.get_or_none(self.id)
         if job is not None and job.reason != REPLACED:
             return meta_of(job, self.app)
@@ -262,7 +267,10 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if not isinstance(self.backend, DisabledBackend):
             meta = dict(self.backend.get_task_meta(self.id))
         if job is None and meta["status"] not in states.READY_STATES:
-            return self._meta_of_purged() or meta
+            purged = self._meta_of_purged()
+            if purged is None and not may_appear:
+                raise JobNotFoundError(self.id)
+            return purged or meta
         return meta
 
     def _meta_of_purged(self) -> dict[str, Any] | None:

@@ -51,12 +51,12 @@ _BY_ANOTHER = frozenset({Outcome.ATTACHED, Outcome.REPLAYED})
 def submit(call: Call, *, session: object = None, producer: Any = None) -> AsyncResult[Any]:
     """Prepare and admit one call, and return its result. Raises as `prepare` and `answer` do."""
     if tracing.tracer is tracing.NO_TRACER:
-        return answer(call, _admit_one(call, session, producer))
+        return answer(call, _admit_one(call, session, producer), session)
     with tracing.tracer.submit(str(call.task.name), call.source) as span:
         admission = _admit_one(call, session, producer)
         if isinstance(admission, Admission):
             span.record([admission])
-        return answer(call, admission)
+        return answer(call, admission, session)
 
 
 def _admit_one(call: Call, session: object, producer: Any) -> Admission | Exception:
@@ -100,8 +100,8 @@ def admit(
     return results
 
 
-def answer(call: Call, admission: Admission | Exception) -> AsyncResult[Any]:
-    """Return the result of a call; it is added to the children of the run in which the call was made, if any.
+def answer(call: Call, admission: Admission | Exception, session: object = None) -> AsyncResult[Any]:
+    """Return the result of a call, as `result_of` does.
 
     Raises the error of a submission that was not admitted; `KeyReuseMismatchError` or `DuplicateJobError` for one that
     was rejected.
@@ -109,7 +109,7 @@ def answer(call: Call, admission: Admission | Exception) -> AsyncResult[Any]:
     if isinstance(admission, Exception):
         raise admission
     check_accepted(call, admission)
-    return result_of(call, admission)
+    return result_of(call, admission, session)
 
 
 def check_accepted(call: Call, admission: Admission) -> None:
@@ -120,9 +120,14 @@ def check_accepted(call: Call, admission: Admission) -> None:
         raise DuplicateJobError(admission.job.id, admission.job.state, str(call.task.name))
 
 
-def result_of(call: Call, admission: Admission) -> AsyncResult[Any]:
-    """Return the result of a submission, and add it to the children of the run in which it was made, if any."""
+def result_of(call: Call, admission: Admission, session: object = None) -> AsyncResult[Any]:
+    """Return the result of a submission, and add it to the children of the run in which it was made, if any.
+
+    `session`: in whose transaction it was submitted, if any.
+    """
     result: AsyncResult[Any] = AsyncResult.of(admission, call.task.app)
+    if session is not None:
+        result.may_be_committed = transaction_of(session).watch()
     result.ignored = bool(call.options.get("ignore_result", call.task.ignore_result))
     if call.caller.parent is not None and call.options.get("add_to_parent", True):
         call.caller.parent.add_trail(result)

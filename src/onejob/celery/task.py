@@ -210,7 +210,7 @@ class Task(CeleryTask, Generic[P, R_co]):
             prepared = prepare_items(call, calls)
             admissions = all_admitted(admit(self.app, prepared, session=session))
             span.record(admissions)
-        return [result_of(each.call, admission) for each, admission in zip(prepared, admissions, strict=True)]
+        return [result_of(each.call, admission, session) for each, admission in zip(prepared, admissions, strict=True)]
 
     # --- submitting in coroutines -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from onejob.observability.events import EVENT_NAMES
 from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, end_of, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from onejob.jobs.records import Bucket
     from onejob.ledger.reader import JobReader
@@ -121,7 +122,7 @@ class Stats:
 
     @property
     def seconds_saved(self) -> float | None:
-        """How long these would have taken, at the mean run time of each task; None if no run of theirs is known."""
+        """How long these would have taken, at the `mean_run` of each task; None if none of the tasks has one."""
         return self.known_seconds_saved if self.duplicates_prevented else 0.0
 
     @property
@@ -204,9 +205,16 @@ class Activity:
         return dict(sorted(found.items()))
 
 
-def read_activity(ledger: JobReader, period: Period, *, length: float, now: float | None = None) -> Activity:
+MeanOf = Callable[[str], float | None]
+"""Returns the mean run time of a task in seconds, as `mean_run` does."""
+
+
+def read_activity(
+    ledger: JobReader, period: Period, *, length: float, now: float | None = None, mean_of: MeanOf | None = None
+) -> Activity:
     """Return the activity of the last `length` seconds, with the slot that has just begun, in one read of the series.
 
+    `mean_of`: None for `mean_run`, which reads the newest jobs of each task that has duplicates.
     `length` is rounded up to whole slots, at most those that are kept. `now` is by default the time on the store's
     clock, which is one read more. A reader that is limited to some tasks gets the stats of these only; one that is
     limited otherwise must not read any: its caller checks that.
@@ -214,12 +222,14 @@ def read_activity(ledger: JobReader, period: Period, *, length: float, now: floa
     now = ledger.read_clock() if now is None else now
     end = (now // period.seconds + 1) * period.seconds
     begin = end - max(math.ceil(min(length, period.kept_for) / period.seconds), 1) * period.seconds
-    return summarize(period, begin, end, ledger.series(period, since=begin), tasks=ledger.visibility.tasks)
+    buckets = ledger.series(period, since=begin)
+    return summarize(period, begin, end, buckets, mean_of=mean_of or means_of(ledger), tasks=ledger.visibility.tasks)
 
 
 def summarize(
-    period: Period, begin: float, end: float, buckets: Iterable[Bucket], *, tasks: frozenset[str] | None = None
-) -> Activity:
+    period: Period, begin: float, end: float, buckets: Iterable[Bucket], *, mean_of: MeanOf,
+    tasks: frozenset[str] | None = None,
+) -> Activity:  # fmt: skip
     """Return the activity that the buckets from `begin` to `end` contain; `tasks`: only of these tasks."""
     amounts = {bucket.start: bucket.amounts for bucket in buckets}
     starts = [begin + index * period.seconds for index in range(round((end - begin) / period.seconds))]
@@ -227,10 +237,10 @@ def summarize(
     keyed = (((parse(name), amount) for name, amount in amounts.get(start, {}).items()) for start in starts)
     slots = [_slot_of(start, of_slot, tasks) for start, of_slot in zip(starts, keyed, strict=True)]
     activity = Activity(period, begin, end, slots)
-    means = {task: stats.run_times.mean for task, stats in activity.by_task().items()}
+    means = {task: mean_of(task) for task, stats in activity.by_task().items() if stats.duplicates_prevented}
     for slot in slots:
         for task, stats in slot.tasks.items():
-            mean = means[task]
+            mean = means.get(task)
             if mean is not None and stats.duplicates_prevented:
                 stats.known_seconds_saved = stats.duplicates_prevented * mean
     return activity
@@ -303,7 +313,7 @@ class DuplicateSummary:
     runs: int = 0
     """How many more runs there would have been without deduplication."""
     seconds: float | None = None
-    """How long these would have taken, at the mean run time of each task; None if no task has completed jobs."""
+    """How long these would have taken, at the `mean_run` of each task; None if none of the tasks has one."""
     tasks: dict[str, int] = field(default_factory=dict)
     """Its duplicates by task, without redelivered messages."""
     redelivered: int = 0
@@ -311,11 +321,11 @@ class DuplicateSummary:
 
 
 def summarize_duplicates(
-    ledger: JobReader, by: GroupBy, *, limit: int = 20, mean_of: Callable[[str], float | None] | None = None
+    ledger: JobReader, by: GroupBy, *, limit: int = 20, mean_of: MeanOf | None = None
 ) -> list[DuplicateSummary]:
     """Return the summaries of the `limit` groups with the most duplicates, largest first.
 
-    `mean_of`: returns the mean run time of a task in seconds, as `mean_run` does, which is the default.
+    `mean_of`: None for `mean_run`.
     """
     summaries: dict[str, DuplicateSummary] = {}
     mean_of = mean_of or means_of(ledger)
@@ -335,7 +345,7 @@ def summarize_duplicates(
     return list(summaries.values())
 
 
-def means_of(ledger: JobReader) -> Callable[[str], float | None]:
+def means_of(ledger: JobReader) -> MeanOf:
     """Return `mean_run` for one ledger, which reads the jobs of each task once."""
     return cache(partial(mean_run, ledger))
 

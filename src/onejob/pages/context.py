@@ -19,6 +19,7 @@ from onejob.celery.payload import Message, decode
 from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.stats import mean_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -93,6 +94,11 @@ class Context:
     def is_late(self, worker: WorkerInfo, now: float) -> bool:
         """Return whether a worker's heartbeat is late."""
         return now - worker.seen_at > app_state_of(self.app).settings.heartbeat_late_after
+
+    def mean_of(self, task: str) -> float | None:
+        """Return the mean run time of a task, the same for all figures of a page."""
+        mean: float | None = self.stats.get(("mean run", task), lambda: mean_run(self.ledger, task))
+        return mean
 
     def tasks(self, workers: Iterable[WorkerInfo]) -> frozenset[str]:
         """Return the names of the app's tasks, and of those that the live workers have registered."""

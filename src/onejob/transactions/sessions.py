@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onejob.errors import ConfigurationError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 Rows = list[dict[str, Any]]
+_OPEN = frozenset({1, 2, 3})
+"""libpq's status of a transaction while a command runs, between two, and after one that failed."""
 
 
 class OpenTransaction:
@@ -50,6 +52,13 @@ class OpenTransaction:
     def connection(self) -> object:
         """The driver's connection, which stays on one database as long as it exists."""
         raise NotImplementedError
+
+    def watch(self) -> Callable[[], bool]:
+        """Return what tells, from any thread, whether this transaction is open.
+
+        Drivers do not tell it from a later one of the same connection.
+        """
+        return partial(_has_transaction, self.connection)
 
 
 def transaction_of(session: object) -> OpenTransaction:
@@ -92,6 +101,10 @@ class _Connection(OpenTransaction):
     def autocommits(self) -> bool:
         driver = self._connection.connection.dbapi_connection
         return _sqlite_autocommits(driver) if self.dialect == "sqlite" else bool(getattr(driver, "autocommit", False))
+
+    def watch(self) -> Callable[[], bool]:
+        transaction = self._connection.get_transaction()
+        return lambda: transaction is not None and bool(transaction.is_active)
 
 
 class _Session(_Connection):
@@ -255,6 +268,16 @@ def _sqlite_autocommits(connection: Any) -> bool:
     # `autocommit` was added in Python 3.12; in legacy transaction mode it is LEGACY_TRANSACTION_CONTROL, a number.
     autocommit = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
     return autocommit and not connection.in_transaction
+
+
+def _has_transaction(connection: Any) -> bool:
+    """Return whether a connection of psycopg, psycopg2 or sqlite3 has an open transaction."""
+    if hasattr(connection, "info"):
+        return connection.info.transaction_status in _OPEN
+    try:
+        return bool(connection.in_transaction)
+    except sys.modules["sqlite3"].ProgrammingError:  # it is closed
+        return False
 
 
 def _by_column(cursor: Any) -> Rows:

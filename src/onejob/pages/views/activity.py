@@ -16,7 +16,7 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.stats import DuplicateSummary, Stats, means_of, read_activity, summarize_duplicates
+from onejob.ledger.stats import DuplicateSummary, Stats, read_activity, summarize_duplicates
 from onejob.pages.context import fields_of, job_row
 from onejob.pages.rendering import Page, View
 from onejob.stores.protocol import GroupBy
@@ -93,7 +93,7 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
     ledger, workers, now = context.ledger, context.ledger.workers(), request.now
     window = request.parameters.choice("window", CHOICES)
     period, length = WINDOWS[window]
-    activity = read_activity(ledger, period, length=length, now=now)
+    activity = read_activity(ledger, period, length=length, now=now, mean_of=context.mean_of)
     states = ledger.count_states(limit=COUNT_LIMIT)
     data = {
         "now": to_datetime(now),
@@ -126,11 +126,10 @@ def _oldest(context: Context, workers: Sequence[WorkerInfo]) -> dict[str, Any] |
 
 def _saved(context: Context) -> dict[str, Any]:
     """Return the tasks and submitters with the most duplicates, and the sums of all of their duplicates."""
-    mean_of = means_of(context.ledger)
     return {
         by.value: [
             fields_of(each, "name", "runs", "seconds")
-            for each in summarize_duplicates(context.ledger, by, limit=TOP, mean_of=mean_of)
+            for each in summarize_duplicates(context.ledger, by, limit=TOP, mean_of=context.mean_of)
         ]
         for by in (GroupBy.TASK, GroupBy.SUBMITTER)
     }
@@ -148,7 +147,8 @@ ARGUMENTS_EXAMPLE = '{"order_id": 42}'
 def _build_duplicates(context: Context, request: PageRequest) -> Page:
     groupings = [each.value for each in GroupBy if context.redact is None or each is not GroupBy.IDENTITY]
     by = GroupBy(request.parameters.choice("by", tuple(groupings)))
-    activity = read_activity(context.ledger, Period.HOUR, length=HISTORY_DAYS * 86_400.0, now=request.now)
+    length = HISTORY_DAYS * 86_400.0
+    activity = read_activity(context.ledger, Period.HOUR, length=length, now=request.now, mean_of=context.mean_of)
     data = {
         "by": by.value,
         "groupings": groupings,
@@ -163,7 +163,8 @@ def _build_duplicates(context: Context, request: PageRequest) -> Page:
 
 
 def _duplicate_groups(context: Context, by: GroupBy) -> list[dict[str, Any]]:
-    return [_duplicate_group(each, by) for each in summarize_duplicates(context.ledger, by, limit=GROUPS)]
+    found = summarize_duplicates(context.ledger, by, limit=GROUPS, mean_of=context.mean_of)
+    return [_duplicate_group(each, by) for each in found]
 
 
 def _duplicate_group(summary: DuplicateSummary, by: GroupBy) -> dict[str, Any]:
@@ -241,7 +242,8 @@ DUPLICATES = View("duplicates", "/duplicates", _build_duplicates)
 def _build_tasks(context: Context, request: PageRequest) -> Page:
     window = request.parameters.choice("window", tuple(WINDOWS))
     period, length = WINDOWS[window]
-    by_task = read_activity(context.ledger, period, length=length, now=request.now).by_task()
+    activity = read_activity(context.ledger, period, length=length, now=request.now, mean_of=context.mean_of)
+    by_task = activity.by_task()
     waiting: dict[str, int] = {}
     known = context.tasks(context.ledger.workers())
     for each in context.ledger.backlog(tasks=known, limit=COUNT_LIMIT):
