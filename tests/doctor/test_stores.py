@@ -177,6 +177,20 @@ def test_a_role_that_breaks_the_promise_is_found(
     )
 
 
+@for_each("store, namespace, app_name, command", [
+    ("postgresql://shop%40eu:secret@127.0.0.1:1/db", "onejob", "",
+     "onejob --store postgresql://shop%40eu@127.0.0.1:1/db migrate up"),
+    ("postgresql://127.0.0.1:1/db", "shop", "",
+     "onejob --store postgresql://127.0.0.1:1/db --namespace shop migrate up"),
+    ("postgresql://shop:secret@127.0.0.1:1/db", "shop", "shop.tasks", "onejob -A shop.tasks migrate up"),
+])  # fmt: skip
+def test_a_migration_is_run_as_the_role_of_the_ledger(store: str, namespace: str, app_name: str, command: str) -> None:
+    """The command that migrates names the app if it is known, and else the store with its user and its schema."""
+    with installed(store, namespace) as installation:
+        findings = [*ledger.examine(replace(installation, app_name=app_name))]
+    assert commands(findings, "ledger-unusable") == [command]
+
+
 def test_connections_that_run_out_are_found(durable_postgres: PostgresServer) -> None:
     """A PostgreSQL that has few connections left is found, with both numbers."""
     url = url_of(durable_postgres, "shop")

@@ -39,7 +39,7 @@ class Commands(click.Group):
 @click.pass_context
 def main(ctx: click.Context, /, app_name: str | None, **options: Any) -> None:
     """Inspect and operate the jobs of a ledger."""
-    ctx.obj = Access(find_app(app_name) if app_name else None, **options)
+    ctx.obj = Access(find_app(app_name) if app_name else None, app_name=app_name or "", **options)
 
 
 @click.group(name="onejob", cls=Commands)

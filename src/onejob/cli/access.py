@@ -45,6 +45,8 @@ class Access:
     app: Any = None
     store: str | None = None
     namespace: str | None = None
+    app_name: str = ""
+    """What `-A` has."""
     create: bool = False
     """Whether a SQLite file that does not exist is created."""
 

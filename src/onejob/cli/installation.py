@@ -56,7 +56,10 @@ def doctor(
     if paths:
         msg = "PATHS are read with --migrate only"
         raise click.UsageError(msg)
-    installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app, keys=keys)
+    app_name = "" if access.store or access.namespace else access.app_name
+    installation = Installation(
+        settings=access.settings(), ledger=access.ledger(), app=access.app, app_name=app_name, keys=keys
+    )
     findings = examine(installation)
     _show(findings, as_json=as_json)
     raise SystemExit(1 if worst(findings).rank >= Level(fail_on).rank else 0)

@@ -105,5 +105,7 @@ class Installation:
     settings: Settings
     ledger: Ledger
     app: Celery | None = None
+    app_name: str = ""
+    """The `-A` of the command line, if the ledger is that of the app; "" otherwise."""
     keys: Path | None = None
     """The file of the API keys."""

@@ -6,6 +6,7 @@ import time
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onejob.config import Settings
 from onejob.doctor.finding import Check, Finding, Level, ok, with_address
 from onejob.errors import OneJobError
 from onejob.jobs.records import Query
@@ -40,10 +41,19 @@ def examine(installation: Installation) -> Iterator[Finding]:
         installation.ledger.find(Query(limit=1))
         before, now, after = time.time(), installation.ledger.read_clock(), time.time()
     except OneJobError as error:
-        yield from with_address([UNUSABLE.found(str(error))], "URL", quote(url))
+        yield from with_address([UNUSABLE.found(str(error))], "--store URL", _options(installation))
         return
     finding = check_clock(now, before, after)
     yield finding or ok("ledger", f"{url} answers, namespace {installation.settings.namespace}")
+
+
+def _options(installation: Installation) -> str:
+    """Return the options of the command line that name the ledger: the app, or the store without its password."""
+    settings = installation.settings
+    if installation.app_name:
+        return f"-A {quote(installation.app_name)}"
+    namespace = "" if settings.namespace == Settings().namespace else f" --namespace {quote(settings.namespace)}"
+    return f"--store {quote(display_url(settings.store, with_user=True))}{namespace}"
 
 
 def check_clock(now: float, before: float, after: float) -> Finding | None:

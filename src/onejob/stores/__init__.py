@@ -71,15 +71,19 @@ def postgres_driver() -> ModuleType:
     return connection
 
 
-def display_url(url: str) -> str:
-    """Return the URL of a store without its user, password and options, for logs. Raises `ConfigurationError`."""
+def display_url(url: str, *, with_user: bool = False) -> str:
+    """Return the URL of a store without its password and options, for logs. Raises `ConfigurationError`.
+
+    `with_user`: with the user of a PostgreSQL, for a command.
+    """
     url = resolve(url)
     kind = kind_of(url)
     if kind == "sqlite":
         return f"sqlite:///{sqlite_path(url)}"
     if kind == "postgresql":
         connection = postgres_driver()
-        return f"postgresql://{connection.address_of(connection.conninfo_of(url))}"
+        info = connection.conninfo_of(url)
+        return f"postgresql://{connection.user_of(info) if with_user else ''}{connection.address_of(info)}"
     from onejob.stores.redis import address
 
     url = url.replace("redis+socket://", "unix://", 1)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from weakref import WeakSet
 
 import psycopg
@@ -347,6 +348,12 @@ def address_of(info: str) -> str:
     options = conninfo.conninfo_to_dict(info)
     database = options.get("dbname") or options.get("user", "")
     return f"{options.get('host', 'localhost')}:{options.get('port', 5432)}/{database}"
+
+
+def user_of(info: str) -> str:
+    """Return the user of a connection string as it stands in a URL before the host; "" without one."""
+    user = conninfo.conninfo_to_dict(info).get("user")
+    return f"{quote(str(user), safe='')}@" if user else ""
 
 
 def _after_fork_in_child() -> None:
