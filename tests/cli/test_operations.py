@@ -21,7 +21,7 @@ from onejob.jobs.timestamps import format_timestamp
 from onejob.uniqueness.canonical_json import Limits
 from tests.cases import for_each
 from tests.cli.command import call
-from tests.doors import DOORS, Door, completed, effects, queued
+from tests.doors import DOORS, Door, completed, effects, queued, running
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -87,6 +87,15 @@ def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
     assert (refused.exit_code, delayed[0] in refused.output) == (1, True)
     assert "0 redriven, 1 refused" in refused.output
     assert shell(*command).exit_code == 2
+
+
+def test_a_run_that_was_asked_to_stop_may_be_forced(ledger: Ledger, shell: Shell) -> None:
+    """A plain cancellation of a run names `--force`, outside of the output to parse; a forced one, or a wait, not."""
+    job = running(ledger)
+    assert "--force" in (asked := shell("jobs", "cancel", job.id, "--json")).stderr
+    assert json.loads(asked.stdout)["cancel_requested"]
+    for result in (shell("jobs", "cancel", job.id, "--force"), shell("jobs", "cancel", queued(ledger).id)):
+        assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_several_jobs_are_canceled(ledger: Ledger, shell: Shell) -> None:

@@ -89,7 +89,7 @@ def charge_bare(order):
     with transaction.atomic():
         Order.objects.create(customer=f"{order} {onejob.current_job().attempt}")
         try:
-            onejob.current_job().progress("charged")
+            onejob.current_job().progress(1, 1, "charged")
         except onejob.LeaseLost:
             pass
 

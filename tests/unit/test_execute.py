@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -38,6 +39,7 @@ from onejob.jobs.records import Query, Registration
 from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
 from onejob.testing import isolated
+from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
 
 if TYPE_CHECKING:
@@ -361,6 +363,26 @@ def test_a_run_holds_its_identity_as_its_task_says(house: House, task: str, seco
     job = house.run(act, task)
     assert holds == [held, held]
     assert house.events(job.id).count("release_identity") == int(not held)
+
+
+@for_each("progress", [
+    ("a", 5), (-1, 5), (9, 5), (0, -1), (True, 5), (1, True), (float("nan"), 5), (1, float("nan")), (1, float("inf")),
+    (None,), (1, "2"), (1, 2, None), (1, 2, "s" * 501),
+])  # fmt: skip
+def test_what_is_no_progress_is_refused(house: House, progress: tuple[Any, ...]) -> None:
+    """A progress with other numbers than 0 <= done <= total, or with a stage that is no short text, is not stored."""
+
+    def act(_task: Any) -> None:
+        for good in ((0, 0), (0.5,), (1, 2.5), (2, 2, "s" * 500)):
+            onejob.current_job().progress(*good)
+        with pytest.raises(onejob.InvalidArgumentsError, match="progress"):
+            onejob.current_job().progress(*progress)
+
+    house.act = act
+    result = house.app.tasks["play"].delay(str(progress))
+    house.deliver()
+    job = house.ledger.get(result.id)
+    assert (job.state, json.loads(job.progress or "")["total"]) == (State.COMPLETED, 2)
 
 
 def test_a_canceled_run_stops(house: House, trace: Any) -> None:

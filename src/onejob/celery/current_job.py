@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
 
@@ -14,6 +15,7 @@ from onejob.celery.payload import dumps, encode_state, loads
 from onejob.celery.typed import build_step, dump_step
 from onejob.errors import (
     ConfigurationError,
+    InvalidArgumentsError,
     JobCanceled,
     JobReleased,
     LeaseLost,
@@ -39,6 +41,8 @@ T = TypeVar("T")
 S = TypeVar("S")
 EFFECTS = UUID("6f1f2d0c-6c5b-4c55-9f0e-0d2f1a3c7e55")
 """The UUID namespace of effect keys. It must never change."""
+STAGE_LIMIT = 500
+"""Characters of the stage of a progress."""
 _current: ContextVar[RunningJob | None] = ContextVar("onejob_current_job", default=None)
 
 draining = threading.Event()
@@ -120,8 +124,10 @@ class RunningJob:
     def progress(self, done: float, total: float | None = None, stage: str = "") -> None:
         """Report the progress of the job: `done` of `total` units, in `stage`.
 
-        Raises `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop: do not catch them.
+        Raises `InvalidArgumentsError` unless 0 <= done <= total, or for a stage of more than `STAGE_LIMIT` characters;
+        `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop: do not catch them.
         """
+        _check_progress(done, total, stage)
         self._report({"done": done, "total": total, "stage": stage})
 
     def report_state(self, state: str, meta: object) -> None:
@@ -263,6 +269,21 @@ class RunningJob:
             raise LeaseLost(self.id)
         if now.cancel is not Cancel.NO:
             raise JobCanceled(self.id)
+
+
+def _check_progress(done: object, total: object, stage: object) -> None:
+    """Raise `InvalidArgumentsError` unless this is a progress that a bar can show; 0 of 0 is one, of nothing to do."""
+    if not _is_amount(done) or not (total is None or (_is_amount(total) and done <= total)):  # type: ignore[operator]
+        msg = f"progress takes numbers with 0 <= done <= total, not done={done!r:.100}, total={total!r:.100}"
+        raise InvalidArgumentsError(msg)
+    if not isinstance(stage, str) or len(stage) > STAGE_LIMIT:
+        size = f"{len(stage)} characters" if isinstance(stage, str) else type(stage).__name__
+        msg = f"the stage of a progress is a text of at most {STAGE_LIMIT} characters, not {size}"
+        raise InvalidArgumentsError(msg)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from onejob.cli.printing import (
     print_list,
 )
 from onejob.doctor.finding import count_text
+from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import format_timestamp, local_text
 from onejob.ledger.bulk import NO_LIMIT, Selection, bulk_apply
@@ -207,6 +208,8 @@ def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool
         job = operate(access.app, ledger, operation, ledger.get(job_id), origin=ORIGIN)
     if job is not None:
         print_job(job_to_dict(job), as_json=as_json)
+        if operation is Operation.CANCEL and job.state is State.RUNNING:
+            echo(f"It runs until its next step or progress call; `--force` ends it at once: {job.id}", err=True)
     elif as_json:
         print_json({"done": [job_id]})
     else:

@@ -28,7 +28,7 @@ SENTENCES = {
     Transition.CRASH: "Attempt {attempt} was lost, {detail}; the job was queued again, with its steps.",
     Transition.DEAD_LETTER: "Attempt {attempt} was lost, and the job is a dead letter now: {detail}.",
     Transition.ABANDON: "Attempt {attempt} stopped: {detail}.",
-    Transition.PUBLISH: "A sweep found the job due and unclaimed: {detail}.",
+    Transition.PUBLISH: "The job was due, and not claimed yet: {detail}.",
     Transition.UNPUBLISHABLE: "The job is a dead letter now: {detail}.",
     Transition.POSTPONE: "A sweep found nothing to do: {detail}.",
     Transition.REQUEST_CANCEL: "The cancellation of the running attempt {attempt} was requested: {detail}.",

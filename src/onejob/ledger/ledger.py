@@ -331,13 +331,14 @@ class Ledger(JobReader):
     def cancel(self, job_id: str, *, force: bool = False, reason: str = "canceled on request") -> Job:
         """Cancel a job: at once unless it is running, else by a request to the run (`force`: its worker kills it).
 
-        Returns the job afterwards; a job that has ended is unchanged. Raises `JobNotFoundError`.
+        Returns the job afterwards; one that has ended, or whose run has such a request, is unchanged. Raises
+        `JobNotFoundError`.
         """
+        cancel = Cancel.FORCED if force else Cancel.ASKED
         for _ in range(TRIES):
             job = self.get(job_id)
-            if job.state.final:
+            if job.state.final or (job.state is State.RUNNING and job.cancel >= cancel):
                 return job
-            cancel = Cancel.FORCED if force else Cancel.ASKED
             applied = self._settle(cancel_change(self.policy, job, cancel, reason))
             if applied.applied and applied.job is not None:
                 return applied.job

@@ -45,10 +45,10 @@ def note_publication(ledger: Ledger, job: Job, error: str, message: BrokerMessag
 
 
 def note_unsent(ledger: Ledger, job: Job) -> Applied:
-    """Record that the broker did not accept the message of a waiting job: a sweep publishes it as soon as it can."""
+    """Record that the broker did not accept the message of a job that was just queued: a sweep publishes it soon."""
     return ledger.change(
         job, Transition.PUBLISH, None, token=job.token, wake_after=0.0, publishes=False,
-        detail="the broker did not accept its message; a sweep publishes it",
+        detail="the broker did not accept its message when it was queued; a sweep publishes it",
     )  # fmt: skip
 
 

@@ -325,7 +325,7 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
         ],
         "A job whose message the broker did not accept counts as unsent, is due, and its history says so.":
             "submit a route=q; unsent a; a published_at=None wake_at=now published=0 "
-            "detail='the broker did not accept its message; a sweep publishes it'",
+            "detail='the broker did not accept its message when it was queued; a sweep publishes it'",
         "After eight attempts, with pauses that double, the job fails with its reason, and its identity is free.":
             "submit a route=typo lease=10 delay=10; pass 10; "
             + "".join(

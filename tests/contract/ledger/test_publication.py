@@ -11,6 +11,7 @@ import pytest
 
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.explain import explain
 from onejob.ledger.publication import (
     PATIENCE_LEASES,
     abandon_canvas,
@@ -59,6 +60,18 @@ def test_a_note_on_an_earlier_wait_changes_nothing(world: World, note: Callable[
     world.ledger.release(world.start(stale.id), "again")
     with untouched(world.store, stale.id):
         assert not note(world.ledger, stale).applied
+
+
+def test_a_message_that_was_not_accepted_is_due_at_once(world: World) -> None:
+    """A job whose message the broker did not accept counts as unsent, is due, and its history says so."""
+    note_unsent(world.ledger, world.submit(route="celery"))
+    job = world.read()
+    assert (job.published_at, job.wake_at, job.published) == (None, world.clock(), 0)
+    assert world.details(Transition.PUBLISH) == [
+        "the broker did not accept its message when it was queued; a sweep publishes it"
+    ]
+    (sentence,) = (each for each in explain(world.ledger, job.id).sentences if "did not accept" in each)
+    assert "sweep found" not in sentence
 
 
 def test_a_sweep_waits_as_long_again_as_a_message_has_waited(world: World) -> None:

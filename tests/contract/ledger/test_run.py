@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import JobCanceled, LeaseLost, StaleTokenError
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Cancel
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import NextRun
 from tests.conftest import every_store
@@ -57,3 +59,13 @@ def test_a_run_that_must_stop_learns_it_from_its_report(world: World) -> None:
         world.ledger.report(job, "2")
     with pytest.raises(LeaseLost):
         world.ledger.keep_step(job, "two", "2")
+
+
+@every_store
+def test_a_cancellation_is_requested_once(world: World) -> None:
+    """A request to cancel a run is recorded when it is new or stronger, and not again by a repeated or weaker one."""
+    world.run()
+    for force in (False, False, True, True, False):
+        world.ledger.cancel("job-1", force=force, reason=f"{force}")
+    assert world.read().cancel is Cancel.FORCED
+    assert world.details(Transition.REQUEST_CANCEL) == ["False", "True"]
