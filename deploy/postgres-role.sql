@@ -1,18 +1,51 @@
--- Make two roles: onejob_owner migrates the ledger, whose schema it owns; onejob, the role of the services, reads and
--- writes the tables, and cannot change the schema. Both may do nothing else in this server.
--- psql runs it as the superuser, in the database of the ledger, which is empty. The passwords are those of the URLs.
-\set owner_password `sed 's/.*:\(.*\)@.*/\1/' /run/secrets/owner-store`
-\set password `sed 's/.*:\(.*\)@.*/\1/' /run/secrets/store`
-create role onejob_owner login nosuperuser nocreatedb nocreaterole noreplication nobypassrls connection limit 20
+-- Make two roles for the ledger of one database: the owner migrates the schema of the ledger; the role of the services
+-- reads and writes its tables, and cannot change the schema. A ledger that is there already becomes the owner's.
+--
+-- psql runs this as a superuser, connected to the database. Each variable has a default, those of the names as here:
+--
+--   psql -d shop -v schema=onejob -v owner=onejob_owner -v role=onejob -v owner_password=... -v password=... \
+--     -f deploy/postgres-role.sql
+--
+-- A role without a password logs in by another method of pg_hba.conf, or after `\password onejob`, which no list of
+-- processes shows.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+  \set schema onejob
+\endif
+\if :{?owner}
+\else
+  \set owner onejob_owner
+\endif
+\if :{?role}
+\else
+  \set role onejob
+\endif
+\if :{?owner_password}
+\else
+  \set owner_password ''
+\endif
+\if :{?password}
+\else
+  \set password ''
+\endif
+begin;
+set local client_min_messages = warning;
+create role :"owner" login nosuperuser nocreatedb nocreaterole noreplication nobypassrls connection limit 20
   password :'owner_password';
-create role onejob login nosuperuser nocreatedb nocreaterole noreplication nobypassrls connection limit 200
+create role :"role" login nosuperuser nocreatedb nocreaterole noreplication nobypassrls connection limit 200
   password :'password';
-create schema onejob authorization onejob_owner;
-grant usage on schema onejob to onejob;
-alter default privileges for role onejob_owner in schema onejob grant select, insert, update, delete on tables to onejob;
-alter default privileges for role onejob_owner in schema onejob grant usage on sequences to onejob;
-revoke all on database onejob from public;
-grant connect on database onejob to onejob_owner, onejob;
-revoke all on schema public from public;
-revoke connect on database postgres from public;
-revoke connect on database template1 from public;
+create schema if not exists :"schema";
+alter schema :"schema" owner to :"owner";
+select format('alter table %I.%I owner to %I', schemaname, tablename, :'owner') from pg_tables
+where schemaname = :'schema'
+\gexec
+grant usage on schema :"schema" to :"role";
+grant select, insert, update, delete on all tables in schema :"schema" to :"role";
+grant usage on all sequences in schema :"schema" to :"role";
+alter default privileges for role :"owner" in schema :"schema" grant select, insert, update, delete on tables to :"role";
+alter default privileges for role :"owner" in schema :"schema" grant usage on sequences to :"role";
+grant connect on database :"DBNAME" to :"owner", :"role";
+commit;
+\warn 'WARNING: as every role, these two may connect to each database that PUBLIC may connect to. Nothing was revoked:'
+\warn 'deploy/compose-role.sql shows how to, on a server that has nothing but the ledger.'

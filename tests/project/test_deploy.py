@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -21,6 +22,9 @@ from onejob.stores.migrate import upgrade
 from tests.contract.support import end, run, submit
 from tests.services import eventually, free_port, redis_binary, start_postgres
 from tests.tiers import deep
+
+if TYPE_CHECKING:
+    from tests.services import PostgresServer
 
 DEPLOY = ROOT / "deploy"
 
@@ -48,15 +52,17 @@ def test_the_services_have_passwords_of_their_own(tmp_path: Path) -> None:
 @deep
 def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
     """The owner migrates the ledger, the role of the services uses it and cannot change it, and neither may do more."""
-    sql = (DEPLOY / "postgres-role.sql").read_text()
-    sql = re.sub(r"(?m)^\\set .*\n", "", sql).replace(":'owner_password'", "'o'").replace(":'password'", "'s'")
+    sql = (DEPLOY / "compose-role.sql").read_text()
+    script = tmp_path / "role.sql"
+    script.write_text(sql.replace("/run/secrets", str(tmp_path)).replace("/etc/onejob", str(DEPLOY)))
+    (tmp_path / "owner-store").write_text("postgresql://onejob_owner:o@postgres/onejob\n")
+    (tmp_path / "store").write_text("postgresql://onejob:s@postgres/onejob\n")
     server = start_postgres()
     try:
         with psycopg.connect(server.url, autocommit=True) as superuser:
             superuser.execute("create database onejob")
         place = server.url.partition("@")[2].removesuffix("/postgres")
-        with psycopg.connect(f"postgresql://postgres@{place}/onejob", autocommit=True) as superuser:
-            superuser.execute(sql.encode())
+        psql(f"postgresql://postgres@{place}/onejob", "-f", str(script))
         owner, url = (f"postgresql://{role}@{place}/onejob" for role in ("onejob_owner", "onejob"))
         with pytest.raises(StoreError):
             upgrade(url)
@@ -83,6 +89,37 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
                 psycopg.connect(role.removesuffix("/onejob") + "/postgres")
     finally:
         server.remove()
+
+
+def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server: PostgresServer) -> None:
+    """`postgres-role.sql` takes names and passwords, hands over a ledger that exists, and changes no other database."""
+    others = "select datname, datacl from pg_database where datname <> 'shop' order by 1"
+    place = postgres_server.url.partition("@")[2].removesuffix("/postgres")
+    with psycopg.connect(postgres_server.url, autocommit=True) as superuser:
+        superuser.execute("create database shop")
+        before = superuser.execute(others).fetchall()
+        upgrade(f"postgresql://postgres@{place}/shop", "jobs")
+        names = {"schema": "jobs", "owner": "jobs owner", "role": "jobs_role", "password": "it's"}
+        variables = [text for name, value in names.items() for text in ("-v", f"{name}={value}")]
+        told = psql(f"postgresql://postgres@{place}/shop", *variables, "-f", str(DEPLOY / "postgres-role.sql"))
+        assert "Nothing was revoked" in told
+        assert superuser.execute(others).fetchall() == before
+        store = open_store(f"postgresql://jobs_role@{place}/shop", namespace="jobs")
+        assert submit(store).id == "job-1"
+        store.close()
+        owned = psql(f"postgresql://postgres@{place}/shop", "-Atc", "select distinct tableowner from pg_tables "
+                     "where schemaname = 'jobs'")  # fmt: skip
+        assert owned.split("\n")[0] == "jobs owner"
+        superuser.execute("drop database shop with (force)")
+        superuser.execute('drop role "jobs owner", jobs_role')
+
+
+def psql(url: str, *options: str) -> str:
+    """Run psql, as an operator does, and return what it prints."""
+    command = ["psql", "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qd", url, *options]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return made.stdout + made.stderr
 
 
 def test_redis_requires_its_password(tmp_path: Path) -> None:
