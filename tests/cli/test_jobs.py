@@ -167,10 +167,12 @@ def test_times_are_written_for_people(
 
 def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
     """`duplicates` counts the runs saved by task, identity or submitter; with an id it lists those of a job."""
-    job = claimed(ledger, ledger.submit(order(1)).job.id)
+    payload = json.dumps({"task": "shop.invoice", "args": [1], "kwargs": {"note": "b"}})
+    job = claimed(ledger, ledger.submit(replace(order(1), payload=payload)).job.id)
     for name in ("user:1", "user:2", "user:1"):
         ledger.submit(order(1, submitter=name, source="apply_async", host="web-1"))
     (before,) = shell.json("duplicates")
+    assert "?: not known, since no completed job" in shell("duplicates").output
     assert (before["name"], before["runs"], before["seconds"]) == ("shop.invoice", 3, None)
     ended = ledger.complete(job, "1")
     by_submitter = shell.json("duplicates", "--by", "submitter")
@@ -178,7 +180,9 @@ def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
         ("user:1", 2, 2), ("user:2", 1, 1),
     ]  # fmt: skip
     assert by_submitter[0]["seconds"] == pytest.approx(2 * ((ended.finished_at or 0) - (ended.started_at or 0)))
-    assert [each["name"] for each in shell.json("duplicates", "--by", "identity")] == [job.identity]
+    (group,) = shell.json("duplicates", "--by", "identity")
+    assert (group["name"], group["task"], group["arguments"]) == (job.identity, "shop.invoice", '1, note="b"')
+    assert "shop.invoice" in shell("duplicates", "--by", "identity").output
     first = shell("duplicates", "--by", "submitter", "--limit", "1").output
     assert ("user:1" in first, "user:2" in first) == (True, False)
     table = shell("duplicates", job.id).output

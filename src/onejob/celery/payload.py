@@ -6,6 +6,7 @@ that class already, and `JobFailedError` otherwise.
 
 from __future__ import annotations
 
+import json as plain_json
 import re
 import sys
 import traceback
@@ -21,6 +22,7 @@ from onejob.uniqueness.canonical_json import deeper_than, plain_encoder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from onejob.jobs.model import Job
     from onejob.uniqueness.canonical_json import Limits
 
 
@@ -43,6 +45,8 @@ ENVELOPE_DEPTH = 3
 """How many levels deeper a message is nested than the arguments in it."""
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
 """An escape in JSON as Python writes it: a pair of surrogates is one character, a lone surrogate is invalid."""
+PREVIEW = 120
+"""Characters of the arguments in a list."""
 REPLACED = "replaced by another task, whose end it gets"
 """The reason of a job whose id `Task.replace` gave to a task that does not run at once, or not in the ledger."""
 
@@ -65,6 +69,32 @@ def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Li
 def decode(payload: str) -> Message:
     """Return the message in a payload of `encode`."""
     return Message(**loads(payload))
+
+
+def read_message(job: Job) -> Message | None:
+    """Return the message in the payload of a job; None if it is none of this version, as in a rolling deployment."""
+    try:
+        message = decode(job.payload)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return message if isinstance(message.args, list) and isinstance(message.kwargs, dict) else None
+
+
+def preview(arguments: Any) -> str:
+    """Return arguments on one line, as in a call, cut to `PREVIEW` characters."""
+    match arguments:
+        case {"args": list(args), "kwargs": dict(kwargs)}:
+            words = [_plain(value) for value in args] + [f"{name}={_plain(value)}" for name, value in kwargs.items()]
+            text = ", ".join(words)
+        case None | str():
+            text = arguments or ""
+        case _:
+            text = _plain(arguments)
+    return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
+
+
+def _plain(value: object) -> str:
+    return plain_json.dumps(value, ensure_ascii=False, default=str)
 
 
 def with_replacement(payload: str, earlier: list[str]) -> str:

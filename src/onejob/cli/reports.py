@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.celery.payload import preview, read_message
 from onejob.cli.access import Access, access, needs_extra
 from onejob.cli.options import Time, json_option, seconds_of
 from onejob.cli.printing import duplicate_fields, echo, fields_of, print_json, print_list, print_table
 from onejob.jobs.model import Outcome
-from onejob.jobs.records import AuditEntry, Period
+from onejob.jobs.records import AuditEntry, Period, Query
 from onejob.jobs.timestamps import local_text
 from onejob.ledger.reader import AUDIT_LIMIT
+from onejob.ledger.search import search
 from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity, summarize_duplicates
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from onejob.ledger.ledger import Ledger
+    from onejob.ledger.stats import DuplicateSummary
 
 OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITTED)
 
@@ -42,15 +45,28 @@ def duplicates(access: Access, job_id: str | None, by: str, limit: int, *, as_js
 
 def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool) -> None:
     found = summarize_duplicates(ledger, by, limit=limit)
+    calls = {each.name: _call_of(ledger, each) if by is GroupBy.IDENTITY else {} for each in found}
     lines = (
         (
-            each.name or "(unnamed)", each.runs, "?" if each.seconds is None else f"{each.seconds:.1f}",
+            each.name or "(unnamed)", *calls[each.name].values(), each.runs,
+            "?" if each.seconds is None else f"{each.seconds:.1f}",
             *(each.counts[outcome] for outcome in OUTCOMES), each.redelivered,
         )
         for each in found
     )  # fmt: skip
-    headings = (str(by), "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered")
-    print_list([*map(asdict, found)], headings, lines, as_json=as_json)
+    call = ("task", "arguments") if by is GroupBy.IDENTITY else ()
+    headings = (str(by), *call, "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered")
+    print_list([asdict(each) | calls[each.name] for each in found], headings, lines, as_json=as_json)
+    if not as_json and any(each.seconds is None and each.runs for each in found):
+        echo("?: not known, since no completed job of the task is kept.")
+
+
+def _call_of(ledger: Ledger, summary: DuplicateSummary) -> dict[str, str]:
+    """Return the task of an identity, and the arguments of its newest job; "" if that is not found at once."""
+    found = search(ledger, Query(identity=summary.name, limit=1), is_over=lambda: True).jobs
+    message = read_message(found[0]) if found else None
+    arguments = preview({"args": message.args, "kwargs": message.kwargs}) if message else ""
+    return {"task": ", ".join(summary.tasks), "arguments": arguments}
 
 
 def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:

@@ -49,9 +49,9 @@ PERMISSIONS = Check("postgresql-permissions", "postgresql", Level.ERROR,
 SUPERUSER = Check("postgresql-superuser", "postgresql", Level.INFO,
     when="the role is a superuser",
     meaning="whoever gets the URL of the ledger has the whole server; the promise does not depend on it",
-    remedy="use a role that has the ledger's schema and nothing else: `psql URL -v schema=S -f deploy/postgres-role.sql` "
-    "makes the roles onejob_owner, for migrations, and onejob, for the services; the file says how to give them other "
-    "names, and passwords")
+    remedy="use a role that has the ledger's schema and nothing else: `psql URL -v schema=S -f "
+    "deploy/postgres-role.sql` makes onejob_owner, for migrations, and onejob, for the services; the file says how to "
+    "give them other names, and passwords")
 CONNECTIONS = Check("postgresql-connections", "postgresql", Level.WARNING,
     when=f"more than {FULL:.0%} of `max_connections` are in use",
     meaning="a process that gets no connection cannot submit or claim jobs, and a worker without one cannot renew its "

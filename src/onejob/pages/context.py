@@ -15,7 +15,7 @@ from onejob.api.routes.jobs import read_job
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import TTLCache
 from onejob.celery.options import tasks_of
-from onejob.celery.payload import Message, decode
+from onejob.celery.payload import preview, read_message
 from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
@@ -158,15 +158,6 @@ def fields_of(value: Any, *names: str) -> dict[str, Any]:
 UNREADABLE = "The payload cannot be read: it is no message of this version of onejob."
 
 
-def read_message(job: Job) -> Message | None:
-    """Return the message in the payload of a job; None if it is none of this version, as in a rolling deployment."""
-    try:
-        message = decode(job.payload)
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return message if isinstance(message.args, list) and isinstance(message.kwargs, dict) else None
-
-
 def parse_json(text: str | None) -> Any:
     """Return a stored JSON text as a value, None without one."""
     return None if text is None else json.loads(text)
@@ -178,8 +169,6 @@ def deadline(seconds: float = SEARCH_SECONDS) -> Callable[[], bool]:
     return lambda: time.monotonic() > ends_at
 
 
-PREVIEW = 120
-"""Characters of the arguments in a list."""
 PREVIEW_BYTES = 1_000_000
 """How many characters of arguments a list reads for its previews; the rows after that have none."""
 OMITTED = ("progress", "result")
@@ -208,20 +197,3 @@ def _previews(context: Context, jobs: Sequence[Job]) -> dict[str, str]:
         size += sum(len(job.payload) for job in found.values())
         previews |= {job_id: preview(context.arguments(job)) for job_id, job in found.items()}
     return previews
-
-
-def preview(arguments: Any) -> str:
-    """Return arguments on one line, as in a call, cut to `PREVIEW` characters."""
-    match arguments:
-        case {"args": list(args), "kwargs": dict(kwargs)}:
-            words = [_json(value) for value in args] + [f"{name}={_json(value)}" for name, value in kwargs.items()]
-            text = ", ".join(words)
-        case None | str():
-            text = arguments or ""
-        case _:
-            text = _json(arguments)
-    return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)

@@ -11,13 +11,13 @@ from onejob.api.api_keys import Role
 from onejob.api.problems import Problem
 from onejob.celery.operations import Operation, curl_call, python_call
 from onejob.celery.options import options_of, tasks_of
-from onejob.celery.payload import loads
+from onejob.celery.payload import loads, read_message
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
-from onejob.pages.context import UNREADABLE, fields_of, job_row, parse_json, read_message
+from onejob.pages.context import UNREADABLE, fields_of, job_row, parse_json
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 
