@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,6 +74,21 @@ def test_an_old_lock_answers_with_its_task(side: Side) -> None:
         assert held.id == old
         assert admitted.get(PATIENCE) == "more"
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
+
+
+@for_each("name", ["single", "once"])
+def test_a_lock_that_was_left_is_named(side: Side, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """A lock without a job in the ledger is named by a warning, once, with what removes it; then a call is admitted."""
+    task, call = getattr(side.house, name), ("left-behind", ["return"])
+    key = task.generate_lock(name, call) if name == "single" else task.get_key(call)
+    side.locks.set(key, "an-old-task", px=600_000)
+    for _ in range(2):
+        with suppress(AlreadyQueued):
+            task.delay(*call)
+    (warned,) = (each.getMessage() for each in caplog.records if key in each.getMessage())
+    remedy = warned.partition("remove it by ")[2]
+    eval(remedy, {"app": side.house.app})  # noqa: S307 - as one who follows the advice does
+    assert task.delay(*call).get(PATIENCE) == "left-behind"
 
 
 def test_a_lock_raises_where_it_raised(side: Side) -> None:

@@ -11,9 +11,9 @@ import pkgutil
 import sys
 from abc import abstractmethod
 from contextlib import suppress
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import parse_item
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 ROUNDS = 10
 """How often a lock is tried that is released each time before its holder is read."""
+HELD = (
+    "a call of task {task} is a duplicate because of the lock {key!r} of the old library, which {holder} holds: no job "
+    "of the ledger. If no process of the old version has that task any more, the lock was left behind: remove it by "
+    "app.tasks[{task!r}].{unlock}({key!r})"
+)
 
 
 def alias(package: ModuleType, name: str) -> None:
@@ -72,9 +77,9 @@ def import_class(path: object, name: str, package: str) -> Any:
         raise ConfigurationError(msg) from error
 
 
-@cache
+@lru_cache(1000)
 def notice_once(text: str) -> None:
-    """Log a warning; a repeated call with the same text does nothing.
+    """Log a warning; a repeated call with one of the last thousand texts does nothing.
 
     It is a log record and no `warnings.warn`, which a program that turns warnings into errors would not survive.
     """
@@ -114,6 +119,8 @@ class LockSharingTask(Task[..., Any]):
 
     abstract = True
     _releases_before_run: Any = False
+    _unlocks_by: ClassVar[str]
+    """The public method that removes a lock by its key."""
 
     @abstractmethod
     def _old_key(self, args: Any, kwargs: Any) -> str | None:
@@ -173,6 +180,7 @@ class LockSharingTask(Task[..., Any]):
             if job is not None:
                 self._release(key)  # the process of its job died before the release
             elif holder is not None:
+                notice_once(HELD.format(task=self.name, key=key, holder=holder or "a task", unlock=self._unlocks_by))
                 raise HeldByOldLibrary(key, holder)
         return False
 

@@ -47,6 +47,7 @@ class QueueOnce(LockSharingTask):
 
     abstract = True
     once: ClassVar[Mapping[str, Any]] = {"graceful": False, "unlock_before_run": False}
+    _unlocks_by = "once_backend.clear_lock"
     _onejob_foreign_options = frozenset({"once"})
 
     @classmethod

@@ -66,6 +66,7 @@ class Singleton(LockSharingTask):
     abstract = True
     raise_on_duplicate: ClassVar[bool | None] = None
     lock_expiry: ClassVar[float | None] = None
+    _unlocks_by = "unlock"
     _onejob_foreign_options = frozenset({"raise_on_duplicate", "lock_expiry"})
     _answer: ClassVar[Callable[[Any, str], Any] | None] = None
     """The `on_duplicate` method of a program's own class."""
