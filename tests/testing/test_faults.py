@@ -109,8 +109,11 @@ def test_points_that_were_not_declared_fail(till: Jobs) -> None:
     with pytest.raises(AssertionError, match=r"no run has reached this point.*before_step:charge"):
         till.survive(missing, payments.charge_safely, "ann")
     fault: Any = faults(steps=["charge"])[0]
-    with pytest.raises(AssertionError, match="does not name: before_progress:1, after_progress:1"):
+    undeclared = r"does not name: before_progress:1, after_progress:1.* faults\(steps=\['charge'\], progress=\d\)"
+    with pytest.raises(AssertionError, match=undeclared) as failed:
         till.survive(fault, payments.charge_safely, "ann")
+    for entry in failed.traceback:
+        assert ("onejob/testing" in str(entry.path)) == entry.ishidden(failed), entry
 
 
 # --- all faults ------------------------------------------------------------------------------------------------------

@@ -72,6 +72,15 @@ def faults(*, steps: Iterable[str] = (), progress: int = 0, processes: bool = Tr
     return faults_at(points, points, processes=processes)
 
 
+def declaration(passed: Iterable[str]) -> str:
+    """Return the call of `faults` that names the points which a run has passed."""
+    writes = [write for side, _, write in (point.partition("_") for point in passed) if side == "before"]
+    steps = [write.removeprefix("step:") for write in writes if write.startswith("step:")]
+    progress = sum(write.startswith("progress:") for write in writes)
+    given = {"steps": steps, "progress": progress}
+    return f"faults({', '.join(f'{name}={value!r}' for name, value in given.items() if value)})"
+
+
 def faults_at(points: Sequence[str], declared: tuple[str, ...] = (), *, processes: bool) -> list[Fault]:
     """Return every kind of fault at every point."""
     if processes and not hasattr(os, "fork"):
@@ -333,6 +342,7 @@ def _in_children(trial: Trial) -> Iterator[None]:
 
 def _prepare(trial: Trial, before: Any) -> None:
     """Forget all jobs and effects. Raises `ConfigurationError` if the effects of an earlier run are still there."""
+    __tracebackhide__ = True
     trial.worker.clear()
     trial.setup()
     found = trial.look_before()
@@ -346,6 +356,7 @@ def _prepare(trial: Trial, before: Any) -> None:
 
 def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
     """Run a call without a fault, and return its job with its effects."""
+    __tracebackhide__ = True
     _prepare(trial, before)
     job_id = trial.submit()
     recover(trial.worker)
@@ -360,6 +371,7 @@ def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
 
 def _check_visible(trial: Trial, before: Any, expected: Any) -> None:
     """Raise `ConfigurationError` if `effects` does not see the effects of another process."""
+    __tracebackhide__ = True
     try:
         with _in_children(trial):
             _, found = _run_clean(trial, before)

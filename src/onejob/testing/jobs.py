@@ -17,7 +17,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.testing.fault import Trial, freeze, lose_worker, recover, run_matrix, survive
+from onejob.testing.fault import Trial, declaration, freeze, lose_worker, recover, run_matrix, survive
 from onejob.testing.ledger import Hook
 from onejob.testing.store import Outage
 from onejob.uniqueness.canonical_json import Limits
@@ -167,6 +167,7 @@ class Jobs:
         Raises `AssertionError` if no run has reached the fault's point, or one has passed points that are not among
         those of `faults`.
         """
+        __tracebackhide__ = True
         task = celery_task(self.app, task)
         job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
         passed = dict.fromkeys(point for run in self.ledger.runs if run.job_id == job.id for point in run.points)
@@ -174,7 +175,8 @@ class Jobs:
             msg = f"{fault}: no run has reached this point. A run passes {', '.join(passed)}"
             raise AssertionError(msg)
         if others := [point for point in passed if fault.declared and point not in fault.declared]:
-            msg = f"{task.name} has points that faults(...) does not name: {', '.join(others)}"
+            named = f"faults(...) does not name: {', '.join(others)}. Declare {declaration(passed)}"
+            msg = f"{task.name} has points that {named}"
             raise AssertionError(msg)
         return JobWithValues.of(job)
 
@@ -206,6 +208,7 @@ class Jobs:
 
     def check_faults(self) -> None:
         """Raise `AssertionError` for faults that were to happen at points that no run has reached."""
+        __tracebackhide__ = True
         if self.ledger.hooks:
             wanted = ", ".join(hook.description for hook in self.ledger.hooks)
             passed = ", ".join(dict.fromkeys(point for run in self.ledger.runs for point in run.points))
@@ -251,6 +254,7 @@ class Jobs:
 
     def assert_not_submitted(self, task: Any, *args: Any, outcome: str | None = None, **kwargs: Any) -> None:
         """Assert that a task was not submitted: with these arguments, or without any, at all."""
+        __tracebackhide__ = True
         self.assert_submitted(task, *args, times=0, outcome=outcome, **kwargs)
 
 
