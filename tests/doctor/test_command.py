@@ -11,12 +11,16 @@ from click.testing import CliRunner
 
 from onejob.cli import celery_group
 from onejob.cli.access import find_app
+from onejob.cli.installation import _show
 from onejob.doctor.examine import catalogue
+from onejob.doctor.finding import Finding, Level
 from tests.cli.command import call
 from tests.cli.conftest import app_shell
 from tests.doctor.support import installed
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.cli.command import Shell
 
 __all__ = ["app_shell"]
@@ -49,6 +53,13 @@ def test_the_exit_code_follows_the_worst_finding(tmp_path: Path, app_shell: Shel
     find_app(name).conf.task_always_eager = True
     result = app_shell("doctor")
     assert (result.exit_code, "task_always_eager is True" in result.output) == (1, True)
+
+
+def test_the_last_line_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line has the number of findings of each level, in English."""
+    levels = [Level.ERROR, Level.OK, Level.OK, Level.WARNING, Level.WARNING, Level.INFO]
+    _show([Finding(level, "app", "found", "", "") for level in levels], as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "1 error, 2 warnings, 1 info, 2 ok"
 
 
 def test_an_unusable_ledger_is_an_error() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from onejob.celery.worker.heartbeat import ProbeFile, StoreContact, find_fault
+from onejob.celery.worker.heartbeat import FailureLog, ProbeFile, StoreContact, find_fault
 from onejob.config import Settings
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, StoreError
 from tests.cli.command import call
 from tests.contract.support import START, ManualClock
 
@@ -29,6 +29,25 @@ def renew(contact: StoreContact, clock: ManualClock, seconds: float) -> None:
     for _ in range(round(seconds / INTERVAL)):
         clock.advance(INTERVAL)
         contact.reached()
+
+
+def test_an_outage_is_logged_at_once_and_then_less_and_less(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that is away is logged at once, then after pauses that double up to a minute, and when it is back."""
+    log = FailureLog("the-loop", clock=clock)
+    for _ in range(2):
+        log.record_success()
+        begin = clock()
+        for second in range(300):
+            log.record_failure(StoreError(f"at {second}"))
+            clock.advance(1.0)
+        log.record_success()
+        assert clock() - begin == 300.0
+        assert [each.getMessage().partition(": ")[2] or each.getMessage() for each in caplog.records] == [
+            *(f"at {second}" for second in (0, 2, 6, 14, 30, 62, 122, 182, 242)), "the-loop works again, after 300 s",
+        ]  # fmt: skip
+        caplog.clear()
 
 
 def test_a_worker_that_starts_waits(contact: StoreContact, clock: ManualClock) -> None:

@@ -130,16 +130,14 @@ def dumps(value: object, what: str, limits: Limits) -> str:
         msg = f"{what} cannot be stored as JSON: {error}{hint}"
         raise InvalidPayloadError(msg) from error
     if ("\\u0000" in text or "\\ud" in text) and any(escape["bad"] for escape in _ESCAPE.finditer(text)):
-        msg = (
-            f"{what} have a NUL character or a lone surrogate, which stores cannot keep: remove it, or encode the bytes"
-        )
+        msg = f"{what} cannot be stored with a NUL character or a lone surrogate: remove it, or encode the bytes"
         raise InvalidPayloadError(msg)
     if text.count("[") + text.count("{") > limits.depth and deeper_than(loads(text), limits.depth + ENVELOPE_DEPTH):
-        msg = f"{what} are nested deeper than {limits.depth} levels, which not every JSON parser accepts"
+        msg = f"{what} cannot be stored: nested deeper than {limits.depth} levels, which not every JSON parser accepts"
         raise InvalidPayloadError(msg)
     if len(text) > limits.size:
         msg = (
-            f"{what} take {len(text)} bytes as JSON, the limit is {limits.size}: "
+            f"{what} cannot be stored: {len(text)} bytes as JSON, and the limit is {limits.size}: "
             "store them elsewhere and pass a reference"
         )
         raise InvalidPayloadError(msg)

@@ -15,7 +15,7 @@ from onejob.cli.access import Access, access
 from onejob.cli.options import json_option
 from onejob.cli.printing import echo, print_json
 from onejob.doctor.examine import examine
-from onejob.doctor.finding import Installation, Level, worst
+from onejob.doctor.finding import Installation, Level, count_text, worst
 from onejob.doctor.leftovers import find_leftovers
 from onejob.stores import display_url, kind_of
 from onejob.stores import migrate as migrations
@@ -89,7 +89,11 @@ def _show(findings: list[Finding], *, as_json: bool) -> None:
                 echo(f"{'':<8} {heading}: {text}")
     counts = Counter(finding.level for finding in findings)
     if findings:
-        echo(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))
+        echo(", ".join(_counted(counts[level], level) for level in reversed(Level) if counts[level]))
+
+
+def _counted(count: int, level: Level) -> str:
+    return count_text(count, level) if level in LIMITS else f"{count} {level}"
 
 
 @click.group()

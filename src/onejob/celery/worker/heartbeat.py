@@ -37,10 +37,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 FORK_PATIENCE = 2.0
 """Seconds at most for which a fork waits for the ticks of loops."""
+PAUSES = (2.0, 60.0)
+"""Seconds between two logs of a store that fails: at first, and at most."""
 CHILD_CHECK_INTERVAL = 0.5
 """Seconds at most between two checks for dead children."""
 RETRIES = frozenset({Transition.RETRY, Transition.REPLACE})
 """The ends of a run after which its child process goes on for a moment while the job may have another run."""
+
+
+class FailureLog:
+    """Logs that the store fails: at once, then after pauses that double, up to `PAUSES`; and that it does no more."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._failed_at: float | None = None
+        """When the first of the failures was; None while there are none."""
+        self._logs_at = 0.0
+        self._pause = 0.0
+
+    def record_failure(self, error: StoreError) -> None:
+        """Record a failure, and log it if that is due."""
+        now = self._clock()
+        if self._failed_at is None:
+            self._failed_at, self._logs_at, self._pause = now, now, PAUSES[0]
+        if now < self._logs_at:
+            return
+        logger.error("%s failed, and goes on: %s", self._name, error)
+        self._logs_at, self._pause = now + self._pause, min(2 * self._pause, PAUSES[1])
+
+    def record_success(self) -> None:
+        """Log the end of the failures, if there were any."""
+        if self._failed_at is not None:
+            logger.warning("%s works again, after %.0f s", self._name, self._clock() - self._failed_at)
+            self._failed_at = None
 
 
 class Loop:
@@ -53,6 +83,7 @@ class Loop:
 
     def __init__(self, name: str, interval: float, tick: Callable[[], None], *, spread: float = 0.0) -> None:
         self._name = name
+        self._log = FailureLog(name)
         self._spread = spread
         self._interval = interval
         self._tick = tick
@@ -80,9 +111,11 @@ class Loop:
                 with self.ticking:
                     self._tick()
             except StoreError as error:
-                logger.error("%s failed, and goes on: %s", self._name, error)  # noqa: TRY400 - no stack
+                self._log.record_failure(error)
             except Exception:
                 logger.exception("%s failed, and goes on", self._name)
+            else:
+                self._log.record_success()
 
 
 _loops: WeakSet[Loop] = WeakSet()
