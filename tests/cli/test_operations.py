@@ -21,7 +21,7 @@ from onejob.jobs.timestamps import format_timestamp
 from onejob.uniqueness.canonical_json import Limits
 from tests.cases import for_each
 from tests.cli.command import call
-from tests.doors import DOORS, Door, completed, effects, queued, running
+from tests.doors import DOORS, Door, completed, effects, failed, queued, running
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -96,6 +96,23 @@ def test_a_run_that_was_asked_to_stop_may_be_forced(ledger: Ledger, shell: Shell
     assert json.loads(asked.stdout)["cancel_requested"]
     for result in (shell("jobs", "cancel", job.id, "--force"), shell("jobs", "cancel", queued(ledger).id)):
         assert (result.exit_code, result.stderr) == (0, "")
+
+
+@for_each("words, hint", [
+    ("jobs list --task shop.invoise", "the task shop.invoise. The newest jobs have: shop.invoice\n"),
+    ("dead list --error ValueEror", "the error 'ValueEror'. Dead letters have: ValueError\n"),
+    ("dead redrive --error ValueEror --yes", "the error 'ValueEror'. Dead letters have: ValueError\n"),
+    ("jobs bulk redrive --task shop.invoise --dry-run", "The newest jobs have: shop.invoice\n"),
+    ("dead list", ""), ("jobs list --task shop.invoice", ""), ("jobs list --task shop.invoice --state queued", ""),
+])  # fmt: skip
+def test_a_filter_that_matches_nothing_is_answered_with_what_there_is(
+    ledger: Ledger, shell: Shell, words: str, hint: str
+) -> None:
+    """A task or an error that nothing has is followed by those there are, outside of the output to parse."""
+    failed(ledger)
+    result = shell(*words.split())
+    assert result.exit_code == 0
+    assert result.stderr.endswith(hint) if hint else not result.stderr
 
 
 def test_several_jobs_are_canceled(ledger: Ledger, shell: Shell) -> None:

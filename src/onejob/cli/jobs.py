@@ -12,7 +12,7 @@ import click
 from onejob.celery import operations
 from onejob.celery.operations import Operation, operate
 from onejob.celery.options import options_of
-from onejob.cli.access import Access, access, audited
+from onejob.cli.access import NEWEST, Access, access, audited
 from onejob.cli.options import filter_options, json_option, query_of, together
 from onejob.cli.printing import (
     clean,
@@ -29,6 +29,7 @@ from onejob.cli.printing import (
 from onejob.doctor.finding import count_text
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp, local_text
 from onejob.ledger.bulk import NO_LIMIT, Selection, bulk_apply
 from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 ORIGIN = "at the command line"
+SHOWN = 10
+"""How many tasks or errors a hint names."""
 AT_LEAST_ONE = click.IntRange(1)
 limit_option = click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 
@@ -78,6 +81,25 @@ def list_jobs(access: Access, /, *, stuck: bool, count: bool, limit: int, as_jso
     found: Sequence[Any] = list_stuck(ledger, query) if stuck else ledger.find(query)
     print_job_list(found, now, limit=limit, as_json=as_json)
     access.report_if_empty(ledger, found)
+    if not found:
+        _report_what_exists(ledger, query)
+
+
+def _report_what_exists(ledger: Ledger, query: Query) -> None:
+    """Print which tasks or errors there are, if a query by a task or an error matches nothing: it may be misspelled."""
+    if query.task is not None:
+        tasks = sorted({job.task for job in ledger.find(Query(limit=NEWEST, light=True))})
+        if tasks and query.task not in tasks:
+            echo(f"Nothing matches the task {query.task}. The newest jobs have: {_listed(tasks)}", err=True)
+    if query.reason is not None:
+        errors = sorted({each.error_type or each.pattern for each in group_failures(ledger, limit=NEWEST)})
+        if errors:
+            echo(f"Nothing matches the error {query.reason!r}. Dead letters have: {_listed(errors)}", err=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 @jobs.command()
@@ -321,6 +343,8 @@ def _run_bulk(
         with audited(operation.ledger, operation.name, " ".join(selection.job_ids), detail) as attempt:
             result = apply()
             attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
+    if selection.query is not None and not (result.done or result.refused):
+        _report_what_exists(operation.ledger, selection.query)
     more = result.next is not None
     if as_json:
         print_json({"dry_run": dry_run, "done": result.done, "refused": result.refused, "more": more})
@@ -349,9 +373,12 @@ def dead() -> None:
 def list_dead(access: Access, task: str | None, error: str | None, limit: int, *, as_json: bool) -> None:
     """List dead letters, newest first."""
     ledger = access.ledger()
-    found = ledger.find(dead_letters(task, error, limit + 1))
+    query = dead_letters(task, error, limit + 1)
+    found = ledger.find(query)
     print_job_list(found, ledger.read_clock(), limit=limit, as_json=as_json)
     access.report_if_empty(ledger, found)
+    if not found:
+        _report_what_exists(ledger, query)
 
 
 @dead.command("groups")
