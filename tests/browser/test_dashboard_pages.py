@@ -41,6 +41,9 @@ PHONE: ViewportSize = {"width": 390, "height": 844}
 WINDOW: ViewportSize = {"width": 1280, "height": 720}
 WITNESSES = ("jobs", "failed job", "duplicates with a check", LOGIN)
 """The pages that the quick test looks at; the others are as good, and take as long."""
+FIGURES = """panel => [...document.querySelector(panel).parentElement.querySelectorAll(".figure")].map(
+  each => Object.values(each.querySelector("dd").getBoundingClientRect().toJSON()).slice(0, 2).map(Math.round))"""
+"""Where the values of the figures of a panel are: their left and their top."""
 LONG = "unbreakable" * 20
 NOT_FOUND = r"status of 404|/jobs/unknown 404"
 
@@ -59,6 +62,17 @@ def check_fit(page: Page) -> None:
     """Check that a page is not wider than the window."""
     width = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
     assert width[0] <= width[1], page.url
+
+
+def test_figures_stand_in_rows(tabs: Tabs, mounted: Mounted) -> None:
+    """The figures of a row begin at the same height, also where only some of them have a note below."""
+    page = tabs.open()
+    page.set_viewport_size(WINDOW)
+    open_named(page, mounted("overview"), "overview")
+    for panel in ("#submitted", "#ran"):
+        places = page.evaluate(FIGURES, panel)
+        columns, tops = len({left for left, _ in places}), {top for _, top in places}
+        assert (len(places), len(tops)) == (4, -(-4 // columns)), places
 
 
 @pytest.mark.parametrize(
