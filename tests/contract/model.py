@@ -151,7 +151,9 @@ class ModelStore:
         if is_moved:
             job = row.set(wake_at=wake_at, published_at=now if is_due else None)
         if decided.takes_over:
-            job = row.set(payload=new.payload, fingerprint=new.fingerprint, route=new.route)
+            job = row.set(
+                payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines
+            )  # fmt: skip
         row.set(
             run_at=decided.run_at, priority_rank=decided.priority_rank, expires_at=expires_at,
             wake_at=_earliest(job.wake_at, expires_at),
@@ -664,5 +666,6 @@ def _matches(job: Job, query: Query) -> bool:
         and query.node in {None, job.node}
         and (query.reason is None or query.reason.lower() in job.reason.lower())
         and (query.arguments is None or query.arguments in arguments)
+        and (query.tag is None or query.tag in job.tags)
         and (not query.unsettled or job.finished_at is None or job.canvas_pending)
     )

@@ -52,6 +52,7 @@ SUBMISSIONS: Mapping[str, Sequence[Any]] = {
     "priority_rank": [1, 2], "follows": [True], "key": ["k1", KEY], "expires_in": [4.0, 40.0], "canvas": [True],
     "charges": [["few"], ["many", "few"], ["fewer"]], "publisher_task": [CARRIED], "route": ["slow", *ROUTES],
     "submitter": ["user:1", 'x"y | z'],
+    "tag_lines": ["import\ntenant:7", "tenant:70", '%_\\ "ü😀'],
 }  # fmt: skip
 """What a submission may have besides its identity."""
 CHANGES = [event for event in Transition if event not in {Transition.CLAIM, Transition.RENEW}]
@@ -88,6 +89,7 @@ FILTERS: Mapping[str, Sequence[Any]] = {
     "tasks": [frozenset({"other.task"}), frozenset()], "identity": ["identity-one"],
     "reason": ["RUN", "a R", "% wrong_"], "submitter": ["user:1", ""], "queue": ["fast", 'f"ü', "", "key"],
     "node": ["node-1", ""], "arguments": ["other", "args", "OTHER", "%_\\", "oë"],
+    "tag": ["tenant:7", "tenant", '%_\\ "ü😀', "import\ntenant:7", ""],
     "unsettled": [True], "limit": [1, 2], "light": [True],
 }  # fmt: skip
 

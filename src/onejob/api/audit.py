@@ -40,7 +40,7 @@ CHANGES = frozenset({"POST", "DELETE"})
 OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
 SHOWN = frozenset({
     "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "state", "task", "queue", "worker",
-    "submitter", "identity", "since", "until", "error_type",
+    "submitter", "tag", "identity", "since", "until", "error_type",
 })  # fmt: skip
 """The fields whose values are recorded, also within a filter. Of others, which may quote arguments, only the names."""
 

@@ -30,6 +30,7 @@ from typing_extensions import TypedDict  # pydantic requires this one up to Pyth
 from onejob.api.checked_request import INLINE_BYTES, parse_json
 from onejob.api.problems import MAX_ERRORS, Problem
 from onejob.celery.app_state import app_state_of
+from onejob.celery.option_names import TAG_COUNT, TAG_LENGTH
 from onejob.celery.options import body_of, options_of, tasks_of
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.submitter import NAME_LIMIT
@@ -55,6 +56,9 @@ KEY_SCHEMA = {
 }  # fmt: skip
 PUBLIC_URL = r"^https://([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}([/?][A-Za-z0-9._~/?&=-]*)?$"
 """URLs that the default configuration of webhooks accepts, if not all of them."""
+TAG_PATTERN = r"^[!-~]([ -~]*[!-~])?$"
+"""Printable ASCII. Any other printable character is accepted, too, but no pattern has them all."""
+Tag = Annotated[str, Field(min_length=1, max_length=TAG_LENGTH, json_schema_extra={"pattern": TAG_PATTERN})]
 WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 """Takes 7.0 as 7, which it is in JSON Schema. Arguments of tasks are passed on, so there it is not an integer."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,6 +96,9 @@ class SubmitRequest(CallRequest):
         max_length=URL_LIMIT,
         description="An HTTPS URL that gets a signed request when the job ends.",
         json_schema_extra={"pattern": PUBLIC_URL},
+    )
+    tags: list[Tag] | None = Field(
+        None, max_length=TAG_COUNT, description="Words by which people find the job, besides those of its task."
     )
     validate_only: bool = Field(default=False, description="Validate, return the identity, and store nothing.")
 

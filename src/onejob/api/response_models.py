@@ -48,6 +48,7 @@ class JobView(BaseModel):
     task: str
     identity: str
     submitter: str
+    tags: list[str]
     queue: str
     state: State
     reason: str

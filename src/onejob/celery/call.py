@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from celery import Signature
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.option_names import check_call_options
+from onejob.celery.option_names import check_call_options, merge_tags
 from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
@@ -170,6 +170,7 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
     payload = encode(definition.task, args, kwargs, definition.limits)
     if not plan.always_encodes:
         app_state_of(call.task.app).routing.check_message(payload, plan.sent_options)
+    tags = merge_tags(definition.tags, options["tags"]) if "tags" in options else definition.tags
     follows = plan.canvas or call.task_id is not None
     return Submission(
         id=call.task_id or new_id(), task=definition.task, identity=identity, fingerprint=fingerprint,
@@ -182,6 +183,7 @@ def _build(call: Call, resolved: _Resolved) -> Submission:
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
         queue_next=conflict_policy.queue_next, max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
+        tag_lines="\n".join(tags) if tags else None,
         charges=() if submitter is NOBODY else settings.quotas_of(submitter).charges(submitter.name, identity),
     )  # fmt: skip
 

@@ -116,6 +116,7 @@ class CallOptions(TypedDict, total=False):
     publisher: Any
     router: Any
     mandatory: bool
+    tags: Sequence[str] | None
 
 
 class SubmissionOptions(CallOptions, total=False):
@@ -145,6 +146,7 @@ class TaskKeywords(TypedDict, total=False):
     expose: bool
     requires_key: bool
     typed: bool
+    tags: Sequence[str]
     base: type[CeleryTask] | None
     name: str | None
     shared: bool

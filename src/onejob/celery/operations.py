@@ -199,8 +199,8 @@ def edit(
             submission = replace(
                 submission, options=json.dumps(options | trace_of(submission.options)), route=job.route,
                 priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter,
-                publisher_task=job.publisher_task, expires_in=None, delay=0.0, key=edit_key(job.id),
-                key_for=max(ledger.policy.tombstone_retention, submission.key_for),
+                publisher_task=job.publisher_task, tag_lines=job.tag_lines, expires_in=None, delay=0.0,
+                key=edit_key(job.id), key_for=max(ledger.policy.tombstone_retention, submission.key_for),
             )  # fmt: skip
             _check_arguments_run(ledger, job, submission)
             (admission,) = admit(app, [Prepared(call, submission)])

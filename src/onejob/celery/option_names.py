@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TASK_OPTIONS = (
     "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
-    "expose", "requires_key", "typed",
+    "expose", "requires_key", "typed", "tags",
 )  # fmt: skip
 CELERY_OPTIONS = frozenset(
     "autoretry_for base compression delivery_mode dont_autoretry_for exchange lazy pydantic pydantic_context "
@@ -27,7 +27,7 @@ CELERY_OPTIONS = frozenset(
     "shared store_eager_result".split()
 )
 """The options of Celery's `app.task` that are no attributes of its task class."""
-CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id")
+CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id", "tags")
 SETTINGS = frozenset(
     [f"onejob_{name}" for name in NAMES] + [f"onejob_webhook_{name}" for name in WebhookSettings.__dataclass_fields__]
 )
@@ -100,6 +100,31 @@ def check_call_options(options: Mapping[str, Any]) -> None:
         error = _call_error(option)
         if error is not None and option not in stamps:
             raise InvalidArgumentsError(error)
+    if options.get("tags") is not None:
+        merge_tags((), options["tags"])
+
+
+TAG_COUNT, TAG_LENGTH = 10, 64
+
+
+def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
+    """Return the tags of a task, and those of a call that these are not. Raises `InvalidArgumentsError`."""
+    tags = tuple(dict.fromkeys([*own, *given])) if isinstance(given, list | tuple) and _are_tags(given) else None
+    if tags is None or len(tags) > TAG_COUNT:
+        which = f", besides those of the task, {own!r:.500}" if own else ""
+        msg = (
+            f"tags={given!r:.500} are not the tags of a job{which}: write a list of at most {TAG_COUNT} texts, each of "
+            f"1 to {TAG_LENGTH} printable characters without a space at an end"
+        )
+        raise InvalidArgumentsError(msg)
+    return tags
+
+
+def _are_tags(given: Iterable[object]) -> bool:
+    return all(
+        isinstance(each, str) and 1 <= len(each) <= TAG_LENGTH and each.isprintable() and each == each.strip()
+        for each in given
+    )
 
 
 MAX_PRIORITY = 255

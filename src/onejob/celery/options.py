@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.option_names import MESSAGE_OPTIONS, check_option_values
+from onejob.celery.option_names import MESSAGE_OPTIONS, check_option_values, merge_tags
 from onejob.celery.typed import TypedBody
 from onejob.config import check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
@@ -80,6 +80,8 @@ class TaskOptions:
     """What converts models in the arguments and the result, for a `typed` task."""
     converts: bool
     """Whether arguments may be models, which are converted before they are stored."""
+    tags: tuple[str, ...]
+    """The tags of each of its jobs."""
 
     @classmethod
     def of(cls, task: Any, app: Celery) -> Self:
@@ -120,6 +122,7 @@ class TaskOptions:
             limits=settings.limits,
             names_shadow=task.shadow_name is not CeleryTask.shadow_name,
             typed=typed,
+            tags=merge_tags((), task.tags),
             converts=getattr(task, "_dump_pydantic_arguments", None) is not None if typed is None else typed.converts,
         )
         _check_exposed(options)
@@ -171,8 +174,9 @@ def _check_flags(name: str, task: Any) -> None:
 
 
 def _check_message_options(name: str, task: Any) -> None:
-    """Raise `ConfigurationError` for a default of an option of messages with which no message could be sent."""
+    """Raise `ConfigurationError` for a default of an option of calls with which no job could be submitted."""
     try:
+        merge_tags((), task.tags)
         check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
     except InvalidArgumentsError as error:
         msg = f"task {name}: {error}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TRANSIENT = frozenset(
     "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_id "
-    "task_type retries".split()
+    "task_type retries tags".split()
 )
 """Options that apply to one publication, or that the ledger stores in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")

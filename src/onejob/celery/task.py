@@ -71,6 +71,8 @@ class Task(CeleryTask, Generic[P, R_co]):
     - `requires_key`: whether a submission without an idempotency key raises `KeyRequiredError`, so that every call can
       be repeated safely. Default: False. A submission with a `task_id`, such as a canvas member, needs no key.
 
+    - `tags`: words by which people find the jobs, such as `["billing"]`; a call may add more of them.
+
     Options that cannot work raise `ConfigurationError` when the task is defined.
     """
 
@@ -88,6 +90,7 @@ class Task(CeleryTask, Generic[P, R_co]):
     expose: ClassVar[bool] = False
     requires_key: ClassVar[bool] = False
     typed: ClassVar[bool] = False
+    tags: ClassVar[Sequence[str]] = ()
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
 
@@ -138,6 +141,10 @@ class Task(CeleryTask, Generic[P, R_co]):
         `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
         signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook. Raises
         `TooManyWebhooksError` when duplicates have added as many as a job may have.
+
+        `tags`: words by which people find the job (`["import", "tenant:7"]`), besides the task's own: at most 10, each
+        of 1 to 64 printable characters. They decide nothing. A duplicate that attaches leaves those of the job as they
+        are; one whose arguments replace the job's replaces them, too.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         `QuotaExceededError` likewise, and `StoreUnavailableError` if the ledger does not answer. A message that cannot

@@ -72,6 +72,7 @@ filter_options = together(
     click.option("--task", help="Only jobs of this task."),
     click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it."),
     click.option("--submitter", help="Only jobs that this submitter submitted first."),
+    click.option("--tag", help="Only jobs that have this tag."),
     click.option("--queue", help="Only jobs of this queue."),
     click.option("--worker", "node", help="Only jobs whose latest run is, or was, on this worker."),
     click.option("--argument", help="Only jobs with this argument, as name=value, or with this text in an argument."),

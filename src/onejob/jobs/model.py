@@ -133,6 +133,13 @@ class Job:
     """Why the job is in its state, as text for people."""
     publisher_task: str | None = None
     """The task whose workers handle the job when it is due; None: its own. A webhook has that of its job."""
+    tag_lines: str | None = None
+    """Its tags, one on each line; None: it has none."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of the submission whose arguments it has, by which jobs are found."""
+        return tuple(self.tag_lines.split("\n")) if self.tag_lines else ()
 
     @property
     def queue(self) -> str:
@@ -217,6 +224,8 @@ class Submission:
     """The host of the submitter."""
     publisher_task: str | None = None
     """The task whose workers handle the job, if not its own."""
+    tag_lines: str | None = None
+    """As `Job.tag_lines`."""
     charges: tuple[Charge, ...] = ()
     """What the submission is charged with if it writes a new job; over one of these quotas it writes nothing."""
 

@@ -21,6 +21,7 @@ def job_to_dict(job: Job) -> dict[str, Any]:
         "task": job.task,
         "identity": job.identity,
         "submitter": job.submitter,
+        "tags": list(job.tags),
         "queue": job.queue,
         "state": job.state,
         "reason": job.reason,

@@ -222,7 +222,7 @@ def group_backlog(rows: Iterable[Iterable[Any]]) -> list[Backlog]:
     return [Backlog(*group, *numbers) for group, numbers in sorted(found.items())]
 
 
-FILTERS = ("task", "tasks", "identity", "reason", "submitter", "queue", "node", "arguments")
+FILTERS = ("task", "tasks", "identity", "reason", "submitter", "queue", "node", "arguments", "tag")
 """The fields of a query that leave out jobs unless they are None, besides `states`, `unsettled` and the times."""
 
 
@@ -245,6 +245,8 @@ class Query:
     """The worker of the latest claim; "" before the first."""
     arguments: str | None = None
     """A substring of the JSON of the arguments, case-sensitive: see `onejob.ledger.search.argument_text`."""
+    tag: str | None = None
+    """One of the tags of the job."""
     unsettled: bool = False
     """Only jobs that have not ended, or whose canvas is still to be notified of their end."""
     since: float | None = None

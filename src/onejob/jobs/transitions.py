@@ -58,6 +58,7 @@ def new_job(submission: Submission, *, now: float, wake_after: float) -> Job:
         published_at=now if submission.delay <= 0 and wake_after > 0 else None, publish_error="",
         cancel=Cancel.NO, canvas_pending=submission.canvas, key_retained_until=None, duplicate_count=0, progress=None,
         result=None, error=None, reason=SUBMITTED, publisher_task=submission.publisher_task,
+        tag_lines=submission.tag_lines,
     )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ class JobFilter:
     queue: str | None = None
     worker: str | None = None
     submitter: str | None = None
+    tag: str | None = None
     identity: str | None = None
     argument: str | None = None
     """A part of the arguments, or name=value."""
@@ -122,8 +123,8 @@ class JobFilter:
         argument = None if self.argument is None else argument_text(self.argument)
         return Query(
             states=frozenset(self.state), task=self.task, queue=self.queue, node=self.worker, submitter=self.submitter,
-            identity=self.identity, arguments=argument, reason=self.reason, since=self.since, until=self.until,
-            limit=limit, light=light, **decode_cursor(cursor),
+            identity=self.identity, tag=self.tag, arguments=argument, reason=self.reason, since=self.since,
+            until=self.until, limit=limit, light=light, **decode_cursor(cursor),
         )  # fmt: skip
 
     @property
@@ -136,7 +137,7 @@ class JobFilter:
         return fields_of(self)
 
 
-TEXTS = ("task", "queue", "worker", "submitter", "identity", "argument", "reason")
+TEXTS = ("task", "queue", "worker", "submitter", "tag", "identity", "argument", "reason")
 """The fields that are texts."""
 
 

@@ -85,12 +85,13 @@ class JobFilter(BaseModel):
     task: Text | None = None
     identity: Text | None = None
     submitter: Text | None = None
+    tag: Text | None = None
     since: Timestamp | None = Field(None, description="Only jobs submitted at this time or later: RFC 3339.")
     until: Timestamp | None = Field(None, description="Only jobs submitted before this time.")
 
     def query(self, **values: Any) -> Query:
         """Return a query with these conditions and more fields."""
-        names = ("task", "identity", "submitter", "since", "until")
+        names = ("task", "identity", "submitter", "tag", "since", "until")
         return Query(**{name: getattr(self, name) for name in names}, **values)
 
 

@@ -19,7 +19,8 @@ given as (
     cast(:source as text) as source, cast(:payload as text) as payload, cast(:options as text) as options,
     cast(:route as text) as route, cast(:priority_rank as integer) as priority_rank,
     cast(:retries as integer) as retries, cast(:lease as float8) as lease, cast(:canvas as boolean) as canvas,
-    cast(:publisher_task as text) as publisher_task, cast(:delay as float8) as delay, cast(:expires_in as float8) as expires_in
+    cast(:publisher_task as text) as publisher_task, cast(:tag_lines as text) as tag_lines, cast(:delay as float8) as delay,
+    cast(:expires_in as float8) as expires_in
 )
 -- name: given_many
 -- in: :submissions (JSON: an array of objects with the same fields), in a quarter of the client's time for arrays
@@ -27,16 +28,17 @@ given as (
   select * from json_to_recordset(cast(:submissions as json)) as given (
     id text, task text, identity text, fingerprint text, nonce text, submitter text, source text, payload text,
     options text, route text, priority_rank integer, retries integer, lease float8, canvas boolean, publisher_task text,
-    delay float8, expires_in float8
+    tag_lines text, delay float8, expires_in float8
   )
 )
 -- name: new_job_columns
 id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
-    canvas_pending, publisher_task
+    canvas_pending, publisher_task, tag_lines
 -- name: new_job_values
 -- in: `given`
 given.id, given.task, given.identity, given.fingerprint, given.nonce, given.submitter, given.source, given.payload,
-    given.options, given.route, given.priority_rank, given.retries, given.lease, given.canvas, given.publisher_task
+    given.options, given.route, given.priority_rank, given.retries, given.lease, given.canvas, given.publisher_task,
+    given.tag_lines
 -- name: holder_columns
 {new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
 -- name: holder_values
@@ -64,7 +66,7 @@ job_id, seq, at, event, state, attempt, node, detail
 -- The rules of `onejob.uniqueness.on_duplicate.resolve`, applied to the locked row, which may be newer than the
 -- statement's snapshot: the holder of the identity, or the job that is queued next.
 (
-    outcome, rescheduled, fingerprint, payload, route, expires_at, run_at, priority_rank, wake_at, published_at,
+    outcome, rescheduled, fingerprint, payload, route, tag_lines, expires_at, run_at, priority_rank, wake_at, published_at,
     key_retained_until
   ) = (
     select
@@ -73,6 +75,7 @@ job_id, seq, at, event, state, attempt, node, detail
       case when takes_over then excluded.fingerprint else jobs.fingerprint end,
       case when takes_over then excluded.payload else jobs.payload end,
       case when takes_over then excluded.route else jobs.route end,
+      case when takes_over then excluded.tag_lines else jobs.tag_lines end,
       new_expires_at,
       new_run_at,
       new_rank,
@@ -210,7 +213,7 @@ lease_until is null and (finished_at is null or canvas_pending)
 case when left(route, 1) = '[' then cast(route as json) ->> 2 else route end
 -- name: filters
 -- in: :states (array, empty for all) :tasks (array, null for any) :task :identity :submitter :queue :node :reason (a part
---     of it) :arguments (a part of their JSON; null for any) :unsettled
+--     of it) :arguments (a part of their JSON) :tag (null for any) :unsettled
 (cast(:states as text[]) = '{}' or state = any(cast(:states as text[])))
   and (cast(:task as text) is null or task = :task)
   and (cast(:tasks as text[]) is null or task = any(cast(:tasks as text[])))
@@ -222,6 +225,7 @@ case when left(route, 1) = '[' then cast(route as json) ->> 2 else route end
   and (not cast(:unsettled as boolean) or finished_at is null or canvas_pending)
   and (cast(:arguments as text) is null
     or strpos(substr(payload, greatest(strpos(payload, '"args": '), 1)), cast(:arguments as text)) > 0)
+  and (cast(:tag as text) is null or cast(:tag as text) = any(string_to_array(tag_lines, chr(10))))
 -- name: time_range
 -- in: :since :until (null for any)
 created_at >= coalesce(cast(:since as float8), '-infinity') and created_at < coalesce(cast(:until as float8), 'infinity')

@@ -28,7 +28,7 @@ _GIVEN = (
     "id", "task", "identity", "fingerprint", "nonce", "submitter", "source", "payload", "options", "route",
     "priority_rank", "retries", "lease", "canvas", "publisher_task", "delay", "expires_in",
 )  # fmt: skip
-"""The fields of a submission that its new job has: the columns of `given_many`."""
+"""The fields of a submission that its new job has, besides its tags: the columns of `given_many`."""
 _given = attrgetter(*_GIVEN)
 SUBMIT_TRIES = 20
 """How often a submission is retried because the existing job changed while it waited for the row."""
@@ -181,10 +181,16 @@ def _admit_calls(submissions: Sequence[Submission], wake_after: float) -> list[C
     """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
     values = {"wake_after": wake_after}
     if len(submissions) > 1:
-        texts = json.dumps([dict(zip(_GIVEN, _given(each), strict=True)) for each in submissions])
+        texts = json.dumps([_given_values(each) for each in submissions])
         call = _charged_call("admit_many", values | {"submissions": texts}, submissions)
         return [*lock_quotas(submissions), call]
     return [("admit", values_of(each) | values) for each in submissions if not each.charges]
+
+
+def _given_values(submission: Submission) -> dict[str, Any]:
+    """Return the columns of `given_many`, without that of the tags if there are none."""
+    values = dict(zip(_GIVEN, _given(submission), strict=True))
+    return values | {"tag_lines": submission.tag_lines} if submission.tag_lines else values
 
 
 def lock_quotas(submissions: Sequence[Submission]) -> list[Call]:

@@ -65,6 +65,7 @@ local function update_waiting_job(job, takes_over)
   end
   if takes_over then
     row[ROUTE], row[FINGERPRINT] = submitted[ROUTE], fingerprint ~= row[IDENTITY] and fingerprint
+    row[TAG_LINES] = submitted[TAG_LINES]
     write_part(job, PAYLOAD, payload)
   end
   if takes_over or lives_longer then

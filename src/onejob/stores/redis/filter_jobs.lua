@@ -2,7 +2,7 @@
 -- Filter jobs without reading their large fields, except for the arguments if they are asked for.
 -- KEYS: the jobs
 -- ARGV: clock, states (words, '' for all), unsettled; with a prefix '=', or '' for any: task, tasks (JSON array),
---       identity, submitter, reason (a part of it), queue, node, arguments (a part of their JSON)
+--       identity, submitter, reason (a part of it), queue, node, arguments (a part of their JSON), tag
 -- returns: for each key the state of the job; "" for one that does not match or does not exist
 local states, unsettled = unpack(ARGV, 2, 3)
 
@@ -22,9 +22,19 @@ local function has_arguments(key, text)
   return string.find(payload, text, string.find(payload, '"args": ', 1, true) or 1, true)
 end
 
-local task, tasks, identity, submitter, reason, queue, node, arguments =
+-- Whether a job has a tag.
+local function has_tag(row, tag)
+  for each in string.gmatch(row[TAG_LINES] or '', '[^\n]+') do
+    if each == tag then
+      return true
+    end
+  end
+  return false
+end
+
+local task, tasks, identity, submitter, reason, queue, node, arguments, tag =
   filter(ARGV[4]), filter(ARGV[5]), filter(ARGV[6]), filter(ARGV[7]), filter(ARGV[8]), filter(ARGV[9]),
-  filter(ARGV[10]), filter(ARGV[11])
+  filter(ARGV[10]), filter(ARGV[11]), filter(ARGV[12])
 local known, found = {}, {}
 for _, name in ipairs(tasks and cjson.decode(tasks) or {}) do
   known[name] = true
@@ -42,6 +52,7 @@ for i, key in ipairs(KEYS) do
     and (not queue or queue == queue_of(row[ROUTE] or ''))
     and (not node or node == (row[NODE] or ''))
     and (unsettled == '' or not row[FINISHED_AT] or row[CANVAS_PENDING])
+    and (not tag or has_tag(row, tag))
     and (not arguments or has_arguments(key, arguments))
   found[i] = matches and row[STATE] or ''
 end

@@ -138,6 +138,7 @@ class Queries(Part):
         tasks = None if query.tasks is None else json.dumps(sorted(query.tasks))
         filters = (
             query.task, tasks, query.identity, query.submitter, query.reason, query.queue, query.node, query.arguments,
+            query.tag,
         )  # fmt: skip
         texts = ("" if value is None else f"={value}" for value in filters)
         values = (" ".join(query.states), format_value(query.unsettled), *texts)

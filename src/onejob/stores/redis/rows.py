@@ -71,8 +71,8 @@ class Keys:
 
 
 GIVEN = (
-    "task", "submitter", "source", "route", "publisher_task", "lease", "priority_rank", "retries", "canvas_pending",
-    "state", "holds_identity", "reason", "identity", "fingerprint", "submission_nonce",
+    "task", "submitter", "source", "route", "publisher_task", "tag_lines", "lease", "priority_rank", "retries",
+    "canvas_pending", "state", "holds_identity", "reason", "identity", "fingerprint", "submission_nonce",
 )  # fmt: skip
 """The fields of a new row that the client knows. A fingerprint is stored if it is not the identity."""
 TIMES = ("created_at", "run_at", "expires_at", "key_retained_until", "published_at")
@@ -122,8 +122,8 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
     row, error, *large, wake_at = parts
     payload, options, progress, result = large or ("", "", "", "")
     (
-        task, submitter, source, route, publisher_task, lease, priority_rank, retries, canvas_pending, state,
-        holds_identity, reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at,
+        task, submitter, source, route, publisher_task, tag_lines, lease, priority_rank, retries, canvas_pending,
+        state, holds_identity, reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at,
         key_retained_until, published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at,
         _requests, finished_at, identity_until, follows_id, queued_next, _followed, crashes, published, publish_error,
         cancel,
@@ -142,7 +142,7 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
         publish_error=publish_error or "", cancel=Cancel(int(cancel)) if cancel else Cancel.NO,
         canvas_pending=canvas_pending is not None, key_retained_until=_time(key_retained_until),
         duplicate_count=int(duplicate_count or 0), progress=progress or None, result=result or None,
-        error=error or None, reason=reason or "", publisher_task=publisher_task,
+        error=error or None, reason=reason or "", publisher_task=publisher_task, tag_lines=tag_lines,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ ORIGIN = ("source", "submitter", "host", "fingerprint")
 """What a duplicate records of its submission: a JSON array that only clients read."""
 _origin_values = attrgetter(*ORIGIN)
 _ROW_HEADER = Packer().pack_array_header(len(GIVEN) + len(TIMES))
+_GIVEN_HEADER_SIZE = len(Packer().pack_array_header(len(GIVEN)))
 
 
 @dataclass(slots=True)
@@ -306,13 +307,15 @@ def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
     )  # fmt: skip
     row = packb((
         submission.task, submission.submitter or False, submission.source or False, submission.route or False,
-        submission.publisher_task or False, str(submission.lease), str(rank) if rank else False,
-        str(retries) if retries else False, submission.canvas and "1", "queued", "1", SUBMITTED, submission.identity,
-        submission.fingerprint != submission.identity and submission.fingerprint, submission.nonce or False,
+        submission.publisher_task or False, submission.tag_lines or False, str(submission.lease),
+        str(rank) if rank else False, str(retries) if retries else False, submission.canvas and "1", "queued", "1",
+        SUBMITTED,
+        submission.identity, submission.fingerprint != submission.identity and submission.fingerprint,
+        submission.nonce or False,
     ))  # fmt: skip
     return (
-        submission.id, _ROW_HEADER + row[1:], submission.payload, submission.options, str(delay) if delay else "",
-        "" if expires_in is None else str(expires_in),
+        submission.id, _ROW_HEADER + row[_GIVEN_HEADER_SIZE:], submission.payload, submission.options,
+        str(delay) if delay else "", "" if expires_in is None else str(expires_in),
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 -- name: new_job_columns
 id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
-    canvas_pending, publisher_task
+    canvas_pending, publisher_task, tag_lines
 -- name: new_job_values
 -- in: the fields of the submission
 :id, :task, :identity, :fingerprint, :nonce, :submitter, :source, :payload, :options, :route, :priority_rank, :retries, :lease,
-    :canvas, :publisher_task
+    :canvas, :publisher_task, :tag_lines
 -- name: in_sources
 -- in: :sources (names of states, each between spaces)
 instr(:sources, ' ' || state || ' ')
@@ -29,7 +29,7 @@ iif(substr(route, 1, 1) = '[', json_extract(route, '$[2]'), route)
 -- name: filters
 -- One term for the planner, which would take every one more for a reason to expect fewer rows.
 -- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :queue :node :reason (a part of it)
---     :arguments (a part of their JSON; null for any) :unsettled
+--     :arguments (a part of their JSON) :tag (null for any) :unsettled
 ((:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
   and (:tasks is null or task in (select value from json_each(:tasks)))
@@ -40,6 +40,8 @@ iif(substr(route, 1, 1) = '[', json_extract(route, '$[2]'), route)
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
   and (not :unsettled or finished_at is null or canvas_pending)
   and (:arguments is null or instr(substr(payload, max(instr(payload, '"args": '), 1)), :arguments) > 0)
+  and (:tag is null
+    or instr(char(10) || tag_lines || char(10), char(10) || :tag || char(10)) > 0 and instr(:tag, char(10)) = 0)
 ) is true
 -- name: time_range
 -- in: :since :until (null for any)

@@ -179,8 +179,8 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, wake_after: f
         wake_at = max(run_at, tx.now + wake_after if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
-            payload=submission.payload, route=submission.route, expires_at=resolution.expires_at, run_at=run_at,
-            priority_rank=resolution.priority_rank,
+            payload=submission.payload, route=submission.route, tag_lines=submission.tag_lines,
+            expires_at=resolution.expires_at, run_at=run_at, priority_rank=resolution.priority_rank,
             wake_at=wake_at if (rescheduled or run_at > tx.now) and not job.queued_next else None,
             published_at=tx.now if run_at <= tx.now else None,
         )  # fmt: skip

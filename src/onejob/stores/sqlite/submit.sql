@@ -3,12 +3,12 @@
 -- in: the fields of the job
 insert into jobs
   (id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries,
-   lease, canvas_pending, publisher_task, holds_identity, created_at, run_at, expires_at, published_at,
+   lease, canvas_pending, publisher_task, tag_lines, holds_identity, created_at, run_at, expires_at, published_at,
    wake_at, reason)
 values
   (:id, :task, :identity, :fingerprint, :submission_nonce, :submitter, :source, :payload, :options, :route,
-   :priority_rank, :retries, :lease, :canvas_pending, :publisher_task, :holds_identity, :created_at, :run_at, :expires_at,
-   :published_at, :wake_at, :reason)
+   :priority_rank, :retries, :lease, :canvas_pending, :publisher_task, :tag_lines, :holds_identity, :created_at, :run_at,
+   :expires_at, :published_at, :wake_at, :reason)
 on conflict do nothing
 -- name: queue_next
 -- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.
@@ -49,13 +49,14 @@ where identity = :identity and holds_identity and identity_until <= :now
 returning id
 -- name: attach
 -- Update the job that answers a duplicate, as `onejob.uniqueness.on_duplicate.resolve` decided.
--- in: :job_id :takes_over :fingerprint :payload :route :expires_at :run_at :priority_rank :wake_at (null: unchanged, as
---     is published_at) :published_at
+-- in: :job_id :takes_over :fingerprint :payload :route :tag_lines :expires_at :run_at :priority_rank :wake_at (null:
+--     unchanged, as is published_at) :published_at
 -- out: the job
 update jobs set
   fingerprint = iif(:takes_over, :fingerprint, fingerprint),
   payload = iif(:takes_over, :payload, payload),
   route = iif(:takes_over, :route, route),
+  tag_lines = iif(:takes_over, :tag_lines, tag_lines),
   expires_at = :expires_at,
   run_at = :run_at,
   priority_rank = :priority_rank,

@@ -28,6 +28,8 @@ create table onejob.jobs (
   follows_id text,
   -- The task whose workers handle the job when it is due, if that is not the job's own: a webhook has that of its job.
   publisher_task text,
+  -- One on each line (null: none).
+  tag_lines text,
   token bigint not null default 0,
   claim text not null default '',
   node text not null default '',
