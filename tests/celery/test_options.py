@@ -102,6 +102,8 @@ WRONG_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "did you mean requires_key": [{"requires_keys": True}],
     "time_limit='1' is not a number of seconds": [{"time_limit": "1"}],
     "serializer=5 is not the name of a serializer": [{"serializer": 5}],
+    "tags='import' is not a list of tags": [{"tags": "import"}],
+    "did you mean tags": [{"tag": ["import"]}],
     "onejob_webhook_secrets": [{"webhook_url": "https://hooks.example/"}],
 }  # fmt: skip
 
@@ -187,6 +189,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
         *[("retries", value) for value in ("x", -1)],
         *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5")],
         ("eta", "in an hour"), ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
+        *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\n"], ["a "], {"a": 1}, [*"abcdefghijk"])],
         ("time_limit", "1"), ("soft_time_limit", True), ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
     ],
 )  # fmt: skip

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 def test_each_filter_is_passed_on(ledger: Ledger, shell: Shell) -> None:
     """`jobs list` has the jobs that match all options, newest first, and as many as the limit."""
     payload = '{"task": "shop.invoice", "args": [], "kwargs": {"order_id": 42, "note": "a b"}}'
-    first = ledger.submit(replace(order(1, route="fast", submitter="user:1"), payload=payload)).job
+    first = ledger.submit(replace(order(1, route="fast", submitter="user:1", tag_lines="a b\nc"), payload=payload)).job
     second = claimed(ledger, ledger.submit(order(2, route="slow")).job.id)
     at, both = format_timestamp(second.created_at), [second.id, first.id]
     for options, expected in {
         "--state running": [second.id], "--state running --state queued": both, "--task another": [],
         f"--identity {first.identity}": [first.id], "--limit 1": [second.id], "--offset 1": [first.id],
-        "--submitter user:1": [first.id], "--submitter ": [second.id], f"--since {at}": [second.id],
+        "--submitter user:1": [first.id], "--submitter ": [second.id], "--tag a%b": [first.id], "--tag a": [],
+        f"--since {at}": [second.id],
         f"--until {at}": [first.id], "--since 1h": both, "--until 1h": [], "--queue fast": [first.id],
         f"--worker {second.node}": [second.id], "--argument order_id=42": [first.id], "--argument a%b": [first.id],
         "--argument order_id=4 --queue slow": [], "--stuck --argument note=a": [first.id],

@@ -132,11 +132,18 @@ submit a; pass -3600; submit b:other; submit c; claim b; kept b; flood b 25; pas
 submit a; claim a; complete a; bury a 100; pass 99; look a; pass 1; look a; submit a; look a; cancel a; bury a 100; \
 look a
 """
+TAGS = """
+submit a:one tag_lines=old; submit b:one tag_lines=new; submit c:one replace tag_lines=new
+submit a:one tag_lines=old; submit b:one replace fingerprint=x tag_lines=new; submit c:one replace
+submit a:one,b:two,c:three tag_lines=many; submit d:one,e:two,f:three replace fingerprint=x; claim a; retry a; redrive b
+next tag_lines=next; submit c run_again fingerprint=x tag_lines=new; complete a; claim b
+submit a tag_lines=old; claim a; submit b follows=True tag_lines=follower; follow f after=a; complete a
+"""
 ID = "0123456789abcdef"
 SEQUENCES = [
     line.replace("ID", ID)
     for text in (
-        REPEATED_SUBMISSIONS, REPEATED_REQUESTS, IDENTITIES, QUEUED_NEXT, FOLLOWERS, KEYS, RUNS, TIMES
+        REPEATED_SUBMISSIONS, REPEATED_REQUESTS, IDENTITIES, QUEUED_NEXT, FOLLOWERS, KEYS, RUNS, TIMES, TAGS
     )
     for line in text.strip().splitlines()
 ]  # fmt: skip
@@ -271,6 +278,18 @@ FILTERS: list[dict[str, Any]] = [
 def test_a_sequence_ends_as_on_the_model(lockstep: Callable[[], LockStep], sequence: str) -> None:
     """Each command has the same answer on every store, and leaves the same columns."""
     Script(lockstep()).play(sequence)
+
+
+def test_a_tag_is_found_whole(lockstep: Callable[[], LockStep]) -> None:
+    """A filter finds the jobs that have a tag, whatever its characters are: no part of one, and not several."""
+    run = lockstep()
+    lines = [None, "import", "tenant:7\nimport", "tenant:70\nimports", "%_\\'\"ü😀", 'a b\n"]']
+    run("submit_many", [submission(f"{n}", tag_lines=each) for n, each in enumerate(lines)], wake_after=LEASE)
+    tags = {tag for each in lines if each for tag in each.split("\n")}
+    for tag in (*tags, "tenant:7\nimport", "tenant", "%", "", "\n", "IMPORT"):
+        found = [job.id for job in run.read("find", Query(tag=tag))]
+        assert found == [f"{n}" for n in range(5, -1, -1) if tag in (lines[n] or "").split("\n") and tag], tag
+        assert sum(run.read("counts", Query(tag=tag, states=frozenset({State.QUEUED}))).values()) == len(found)
 
 
 def test_many_jobs_are_as_few(lockstep: Callable[[], LockStep]) -> None:

@@ -169,7 +169,7 @@ def test_an_ended_job_has_one_event(shop: Shop) -> None:
 def test_each_filter_is_passed_on(shop: Shop) -> None:
     """A list has only the jobs that match all filters, of which times may have any zone."""
     with submitter("user:1"):
-        first = shop.task.apply_async((), {"order_id": 42, "note": "Zoë"}, queue="fast").id
+        first = shop.task.apply_async((), {"order_id": 42, "note": "Zoë"}, queue="fast", tags=["a&b", "c"]).id
     second = shop.task.apply_async((), {"order_id": 7}, queue="slow").id
     shop.claimed(second)
     zone = timezone(timedelta(hours=5, minutes=30))
@@ -178,6 +178,7 @@ def test_each_filter_is_passed_on(shop: Shop) -> None:
         ("state=running", [second]), ("state=running&state=queued", [second, first]), ("task=shop.strict", []),
         (f"identity={shop.ledger.get(first).identity}", [first]), ("queue=fast", [first]),
         ("worker=node", [second]), ("worker=", [first]), ("submitter=user:1", [first]), ("submitter=", [second]),
+        ("tag=a%26b", [first]), ("tag=a", []),
         ("argument=order_id=42", [first]), ("argument=oë", [first]), ("argument=", [second, first]),
         ("queue=fast&argument=order_id=7", []), ("offset=1", [first]), ("limit=1", [second]),
         (f"since={at}", [second]), (f"until={at}", [first]), (f"since={at}&until={at}", []),
@@ -186,6 +187,7 @@ def test_each_filter_is_passed_on(shop: Shop) -> None:
     page = _page(shop, argument="order_id=7", count="true")
     assert (page["total"], page["by_state"]["running"]) == (1, 1)
     assert shop.get(f"/jobs/{first}").json()["submitter"] == "user:1"
+    assert [job["tags"] for job in shop.get("/jobs").json()["jobs"]] == [[], ["a&b", "c"]]
 
 
 def test_a_count_is_optional_and_capped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,16 @@ TWO_KEYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_tags_are_those_of_the_job(shop: Shop) -> None:
+    """Tags in the body become those of the job; what can be none is refused, and nothing is stored."""
+    job = shop.submit(1, tags=["import", "tenant:7", "import", "ü"]).json()["job"]
+    assert job["tags"] == ["import", "tenant:7", "ü"]
+    for wrong in ("import", [1], [""], ["x" * 65], ["a\n"], [" a"], [str(number) for number in range(11)]):
+        response = shop.submit(2, tags=wrong)
+        assert (response.status_code, "tags" in response.text) == (422, True), wrong
+    assert len(shop.ledger.find(Query())) == 1
+
+
 def test_an_idempotency_key_makes_retries_safe(shop: Shop) -> None:
     """A repeated submission with a key, wherever it is, gets the first job, also after its end; two keys are 422."""
     for more in TWO_KEYS:

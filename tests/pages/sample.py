@@ -73,7 +73,7 @@ def index_document(document: int, text: str) -> None: ...
 
 TASKS: tuple[tuple[Any, dict[str, Any]], ...] = (
     (study_plan, {"expose": True, "unique_on": ["project"]}),
-    (send_invoice, {"expose": True, "unique_on": ["order_id"]}),
+    (send_invoice, {"expose": True, "unique_on": ["order_id"], "tags": ["billing", "a & b"]}),
     (daily_report, {"unique_on": ["region"], "unique_for": "day@Europe/Berlin"}),
     (index_document, {"unique_on": ["document"], "on_duplicate": "replace"}),
 )

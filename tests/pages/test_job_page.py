@@ -127,6 +127,8 @@ def test_a_job_shows_its_runs_duplicates_webhooks_and_followers(browser: Browser
     text = browser.page(f"/jobs/{sample.named['double']}").text
     assert "https://example.org/hooks/invoices" in text
     assert "differ in what does not count" in text
+    for path in (f"/jobs/{sample.named['double']}", "/jobs"):
+        assert "/ops/jobs?tag=a+%26+b" in browser.page(path).links, path
     first = submit(sample, "first", delay=8e9)
     follower = replace(submission("follower"), identity=first.identity)
     assert sample.ledger.follow(follower, follows_id=first.id) is not None

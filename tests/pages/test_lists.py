@@ -42,6 +42,7 @@ def filters_of(sample: Sample, jobs: list[Job]) -> Filters:
         "queue": ("default", lambda job: job.queue == "default"),
         "worker": ("south@web-2", lambda job: job.node == "south@web-2"),
         "submitter": ("web:checkout", lambda job: job.submitter == "web:checkout"),
+        "tag": ("a & b", lambda job: "a & b" in job.tags),
         "identity": (identity, lambda job: job.identity == identity),
         "argument": ("order_id=4711", lambda job: decode(job.payload).kwargs.get("order_id") == 4711),
         "reason": ("BILLING", lambda job: "billing" in job.reason.lower()),

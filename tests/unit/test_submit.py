@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,7 @@ from onejob.celery.call import Call, Caller, Prepared, prepare
 from onejob.celery.submit import admit, submit
 from onejob.errors import (
     DuplicateJobError,
+    InvalidArgumentsError,
     KeyReuseMismatchError,
     PartlySubmittedError,
     QuotaExceededError,
@@ -56,6 +58,8 @@ def app() -> Iterator[Any]:
 
     for name in ("play", "other"):
         app.task(play, base=onejob.Task, name=name, unique_on=["key"], shared=False)
+    app.task(play, base=onejob.Task, name="tagged", unique_on=["key"], shared=False, tags=["billing"])
+    app.task(play, base=onejob.Task, name="newest", on_duplicate="run_again", unique_on=["key"], shared=False)
     app.task(play, base=onejob.Task, name="calling", unique_on=["key"], shared=False, webhook_url=HOOK)
     app.conf.onejob_webhook_secrets = [SECRET]
     with isolated(app, lease=30):
@@ -125,6 +129,46 @@ def test_a_job_that_cannot_be_sent_is_withdrawn(app: Any, way: str, quota: str |
         if quota:
             with pytest.raises(QuotaExceededError):
                 submit(2)
+
+
+TAGGED: dict[str, Callable[..., Any]] = {
+    **WAYS,
+    "signature": lambda task, key, **options: task.s(key).set(**options).apply_async().id,
+    "stored signature": lambda task, key, **options: (
+        celery.signature(json.loads(json.dumps(task.s(key).set(**options))), app=task.app).delay().id
+    ),
+    "chain": lambda task, key, **options: (task.si(key).set(**options) | task.si(0)).apply_async().parent.id,
+    "coroutine": lambda task, key, **options: asyncio.run(task.aapply_async((key,), **options)).id,
+    "coroutine of many": lambda task, key, **options: asyncio.run(task.asubmit_many([(key,)], **options))[0].id,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", TAGGED)
+def test_tags_are_stored_and_not_sent(app: Any, way: str) -> None:
+    """Every way to submit keeps the tags of the task and of the call, each once and in order; no message has them."""
+    task, submit = app.tasks["tagged"], TAGGED[way]
+    found = [submit(task, 1, tags=["import", "billing", "ü 7", "import"]), submit(task, 2, tags=None), submit(task, 3)]
+    expected = [("billing", "import", "ü 7"), ("billing",), ("billing",)]
+    assert [ledger_of(app).get(job_id).tags for job_id in found] == expected
+    assert [job.id for job in ledger_of(app).find(Query(tag="ü 7"))] == found[:1]
+    sent = str([each for queue in memory.Channel.queues.values() for each in queue.queue])
+    assert (set(found) - set(messages()), "billing" in sent, "tags" in sent) == (set(), False, False)
+    with pytest.raises(InvalidArgumentsError, match="at most 10, with the 1 of the task"):
+        submit(task, 4, tags=[f"{number}" for number in range(10)])
+
+
+def test_tags_are_those_of_the_arguments(app: Any) -> None:
+    """Tags decide about no duplicate. A job keeps its own, unless it takes over the arguments of a duplicate."""
+    play, newest = app.tasks["play"], app.tasks["newest"]
+    first = play.apply_async((1,), tags=["first"])
+    assert play.apply_async((1, "other"), tags=["second"]).job.tags == first.job.tags == ("first",)
+    job_id = newest.apply_async((1,), tags=["first"]).id
+    assert newest.apply_async((1,), tags=["second"]).job.tags == ("first",)
+    assert newest.apply_async((1, "other"), tags=["third"]).job.tags == ("third",)
+    ledger = ledger_of(app)
+    ledger.claim(job_id, nonce="1", node="node")
+    queued = newest.apply_async((1, "next"), tags=["fourth"])
+    assert (queued.outcome, queued.job.tags, ledger.get(job_id).tags) == ("queued_next", ("fourth",), ("third",))
 
 
 def test_a_quota_counts_new_jobs(app: Any) -> None:

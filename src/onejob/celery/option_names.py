@@ -111,10 +111,10 @@ def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
     """Return the tags of a task, and those of a call that these are not. Raises `InvalidArgumentsError`."""
     tags = tuple(dict.fromkeys([*own, *given])) if isinstance(given, list | tuple) and _are_tags(given) else None
     if tags is None or len(tags) > TAG_COUNT:
-        which = f", besides those of the task, {own!r:.500}" if own else ""
+        own_count = f", with the {len(own)} of the task" if own else ""
         msg = (
-            f"tags={given!r:.500} are not the tags of a job{which}: write a list of at most {TAG_COUNT} texts, each of "
-            f"1 to {TAG_LENGTH} printable characters without a space at an end"
+            f"tags={given!r:.500} is not a list of tags: write at most {TAG_COUNT}{own_count}, each of 1 to "
+            f"{TAG_LENGTH} printable characters without a space at an end"
         )
         raise InvalidArgumentsError(msg)
     return tags

@@ -309,8 +309,7 @@ def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
         submission.task, submission.submitter or False, submission.source or False, submission.route or False,
         submission.publisher_task or False, submission.tag_lines or False, str(submission.lease),
         str(rank) if rank else False, str(retries) if retries else False, submission.canvas and "1", "queued", "1",
-        SUBMITTED,
-        submission.identity, submission.fingerprint != submission.identity and submission.fingerprint,
+        SUBMITTED, submission.identity, submission.fingerprint != submission.identity and submission.fingerprint,
         submission.nonce or False,
     ))  # fmt: skip
     return (
