@@ -100,7 +100,7 @@ def check_call_options(options: Mapping[str, Any]) -> None:
         error = _call_error(option)
         if error is not None and option not in stamps:
             raise InvalidArgumentsError(error)
-    if options.get("tags") is not None:
+    if "tags" in options:
         merge_tags((), options["tags"])
 
 
@@ -108,7 +108,9 @@ TAG_COUNT, TAG_LENGTH = 10, 64
 
 
 def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
-    """Return the tags of a task, and those of a call that these are not. Raises `InvalidArgumentsError`."""
+    """Return the tags of a task, and those that are given besides; None: none. Raises `InvalidArgumentsError`."""
+    if given is None:
+        return own
     tags = tuple(dict.fromkeys([*own, *given])) if isinstance(given, list | tuple) and _are_tags(given) else None
     if tags is None or len(tags) > TAG_COUNT:
         own_count = f", with the {len(own)} of the task" if own else ""
