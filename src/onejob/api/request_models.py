@@ -102,6 +102,11 @@ class SubmitRequest(CallRequest):
     )
     validate_only: bool = Field(default=False, description="Validate, return the identity, and store nothing.")
 
+    def options(self) -> dict[str, Any]:
+        """Return the options of `apply_async` that are given."""
+        options = {"countdown": self.countdown, "eta": self.eta, "priority": self.priority, "tags": self.tags}
+        return {name: value for name, value in options.items() if value is not None}
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the JSON Schema, with what depends on the app, and what concerns more than one field."""

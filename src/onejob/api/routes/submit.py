@@ -126,10 +126,8 @@ def call_of(task: Task, pending: PendingRequest) -> Call:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
     if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
-    options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority, "tags": body.tags}
     return Call(
-        task, Caller.of(task.app), kwargs=body.kwargs,
-        options={name: value for name, value in options.items() if value is not None}, source=SOURCE, key=pending.key,
+        task, Caller.of(task.app), kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
         on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
     )  # fmt: skip
 

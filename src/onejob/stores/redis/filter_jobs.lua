@@ -1,15 +1,9 @@
 #!lua flags=no-writes
 -- Filter jobs without reading their large fields, except for the arguments if they are asked for.
 -- KEYS: the jobs
--- ARGV: clock, states (words, '' for all), unsettled; with a prefix '=', or '' for any: task, tasks (JSON array),
---       identity, submitter, reason (a part of it), queue, node, arguments (a part of their JSON), tag
+-- ARGV: clock, the filters of the query that are set, by name (JSON)
 -- returns: for each key the state of the job; "" for one that does not match or does not exist
-local states, unsettled = unpack(ARGV, 2, 3)
-
--- A filter without its prefix; nil for any.
-local function filter(argument)
-  return argument ~= '' and string.sub(argument, 2) or nil
-end
+local wanted = cjson.decode(ARGV[2])
 
 -- The queue of a route, as `Route.decode` returns it.
 local function queue_of(route)
@@ -32,28 +26,31 @@ local function has_tag(row, tag)
   return false
 end
 
-local task, tasks, identity, submitter, reason, queue, node, arguments, tag =
-  filter(ARGV[4]), filter(ARGV[5]), filter(ARGV[6]), filter(ARGV[7]), filter(ARGV[8]), filter(ARGV[9]),
-  filter(ARGV[10]), filter(ARGV[11]), filter(ARGV[12])
-local known, found = {}, {}
-for _, name in ipairs(tasks and cjson.decode(tasks) or {}) do
-  known[name] = true
+-- The members of a list as the keys of a table; nil without a list.
+local function set_of(list)
+  local set = list and {}
+  for _, each in ipairs(list or {}) do
+    set[each] = true
+  end
+  return set
 end
-reason = reason and string.lower(reason)
+
+local states, tasks, reason = set_of(wanted.states), set_of(wanted.tasks), wanted.reason and string.lower(wanted.reason)
+local found = {}
 for i, key in ipairs(KEYS) do
   local row = read_row(key)
   local matches = row
-    and (states == '' or contains(states, row[STATE]))
-    and (not tasks or known[row[TASK]])
-    and (not task or task == row[TASK])
-    and (not identity or identity == row[IDENTITY])
-    and (not submitter or submitter == (row[SUBMITTER] or ''))
+    and (not states or states[row[STATE]])
+    and (not tasks or tasks[row[TASK]])
+    and (not wanted.task or wanted.task == row[TASK])
+    and (not wanted.identity or wanted.identity == row[IDENTITY])
+    and (not wanted.submitter or wanted.submitter == (row[SUBMITTER] or ''))
     and (not reason or string.find(string.lower(row[REASON] or ''), reason, 1, true))
-    and (not queue or queue == queue_of(row[ROUTE] or ''))
-    and (not node or node == (row[NODE] or ''))
-    and (unsettled == '' or not row[FINISHED_AT] or row[CANVAS_PENDING])
-    and (not tag or has_tag(row, tag))
-    and (not arguments or has_arguments(key, arguments))
+    and (not wanted.queue or wanted.queue == queue_of(row[ROUTE] or ''))
+    and (not wanted.node or wanted.node == (row[NODE] or ''))
+    and (not wanted.unsettled or not row[FINISHED_AT] or row[CANVAS_PENDING])
+    and (not wanted.tag or has_tag(row, wanted.tag))
+    and (not wanted.arguments or has_arguments(key, wanted.arguments))
   found[i] = matches and row[STATE] or ''
 end
 return found

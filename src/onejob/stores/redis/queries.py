@@ -16,7 +16,6 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import group_backlog
 from onejob.stores.protocol import indexed_state, is_indexed
 from onejob.stores.redis.client import Call, Part, pages_of
-from onejob.stores.redis.rows import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,14 +134,8 @@ class Queries(Part):
 
     def _filter(self, query: Query, ids: Sequence[str]) -> list[str]:
         """Return the state of each job that matches, and "" for the others."""
-        tasks = None if query.tasks is None else json.dumps(sorted(query.tasks))
-        filters = (
-            query.task, tasks, query.identity, query.submitter, query.reason, query.queue, query.node, query.arguments,
-            query.tag,
-        )  # fmt: skip
-        texts = ("" if value is None else f"={value}" for value in filters)
-        values = (" ".join(query.states), format_value(query.unsettled), *texts)
-        states: list[str] = self._client.call("filter_jobs", tuple(map(self._keys.job, ids)), values)
+        filters = json.dumps({name: getattr(query, name) for name in query.filters}, default=sorted)
+        states: list[str] = self._client.call("filter_jobs", tuple(map(self._keys.job, ids)), (filters,))
         return states
 
     def _read_found(self, query: Query, ids: Sequence[str], limit: int) -> list[Job]:
