@@ -301,6 +301,25 @@ def test_what_cannot_be_sent_has_its_error(app: Any) -> None:
     assert len(messages()) == 2
 
 
+def test_an_answer_that_is_refused_is_one_callers_error(app: Any) -> None:
+    """A caller that may not have the job that answers gets the error of that, and the others their jobs; none is fine."""
+
+    def refuse(_: Any) -> None:
+        raise PermissionError
+
+    calls = [Call(app.tasks["play"], Caller.of(app), (1,), check_answer=check) for check in (refuse, None)]
+    assert kinds(admit(app, [prepare(call) for call in calls])) == ["PermissionError", "attached"]
+    assert (app.tasks["play"].submit_many([]), admit(app, [])) == ([], [])
+
+
+def test_a_withdrawn_job_with_a_duplicate_is_kept(app: Any) -> None:
+    """A job whose message cannot be sent has an end that its duplicates see."""
+    refuse_messages(app)
+    with pytest.raises(ValueError, match="too large"):
+        app.tasks["play"].submit_many([(1,), (1,)])
+    assert [state for _, state in jobs(app)] == [State.FAILED]
+
+
 @pytest.mark.parametrize(
     ("errors", "count", "expected"),
     [
