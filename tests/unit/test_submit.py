@@ -302,7 +302,7 @@ def test_what_cannot_be_sent_has_its_error(app: Any) -> None:
 
 
 def test_an_answer_that_is_refused_is_one_callers_error(app: Any) -> None:
-    """A caller that may not have the job that answers gets the error of that, and the others their jobs; none is fine."""
+    """A caller that may not have the job that answers gets that error, and the others their jobs; none get none."""
 
     def refuse(_: Any) -> None:
         raise PermissionError
