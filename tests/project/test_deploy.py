@@ -93,25 +93,26 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
 
 def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server: PostgresServer) -> None:
     """`postgres-role.sql` takes names and passwords, hands over a ledger that exists, and changes no other database."""
-    others = "select datname, datacl from pg_database where datname <> 'shop' order by 1"
+    others = "select datname, datacl from pg_database where datname in ('postgres', 'template1') order by 1"
     place = postgres_server.url.partition("@")[2].removesuffix("/postgres")
+    url = f"postgresql://postgres@{place}/of_the_roles"
+    names = {"schema": "jobs", "owner": "jobs owner", "role": "jobs_role", "password": "it's"}
+    variables = [text for name, value in names.items() for text in ("-v", f"{name}={value}")]
     with psycopg.connect(postgres_server.url, autocommit=True) as superuser:
-        superuser.execute("create database shop")
-        before = superuser.execute(others).fetchall()
-        upgrade(f"postgresql://postgres@{place}/shop", "jobs")
-        names = {"schema": "jobs", "owner": "jobs owner", "role": "jobs_role", "password": "it's"}
-        variables = [text for name, value in names.items() for text in ("-v", f"{name}={value}")]
-        told = psql(f"postgresql://postgres@{place}/shop", *variables, "-f", str(DEPLOY / "postgres-role.sql"))
-        assert "Nothing was revoked" in told
-        assert superuser.execute(others).fetchall() == before
-        store = open_store(f"postgresql://jobs_role@{place}/shop", namespace="jobs")
-        assert submit(store).id == "job-1"
-        store.close()
-        owned = psql(f"postgresql://postgres@{place}/shop", "-Atc", "select distinct tableowner from pg_tables "
-                     "where schemaname = 'jobs'")  # fmt: skip
-        assert owned.split("\n")[0] == "jobs owner"
-        superuser.execute("drop database shop with (force)")
-        superuser.execute('drop role "jobs owner", jobs_role')
+        superuser.execute("create database of_the_roles")
+        try:
+            before = superuser.execute(others).fetchall()
+            upgrade(url, "jobs")
+            assert "Nothing was revoked" in psql(url, *variables, "-f", str(DEPLOY / "postgres-role.sql"))
+            assert superuser.execute(others).fetchall() == before
+            store = open_store(url.replace("postgres@", "jobs_role@"), namespace="jobs")
+            assert submit(store).id == "job-1"
+            store.close()
+            owners = "select distinct tableowner from pg_tables where schemaname = 'jobs'"
+            assert psql(url, "-Atc", owners).strip() == "jobs owner"
+        finally:
+            superuser.execute("drop database of_the_roles with (force)")
+            superuser.execute('drop role if exists "jobs owner", jobs_role')
 
 
 def psql(url: str, *options: str) -> str:
