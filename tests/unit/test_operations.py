@@ -146,6 +146,7 @@ def test_nothing_newer_prevents_no_redrive(
 ) -> None:
     """A dead letter is redriven whose arguments no completed job has superseded, or whose task supersedes none."""
     submit = app.tasks[f"shop.{task}"].delay
+    ended(ledger, submit(first[0], "earlier").id, fails=False)
     dead = ended(ledger, submit(*first).id, fails=True)
     ended(ledger, submit(*later).id, fails=fails)
     after = operate(app, ledger, Operation.REDRIVE, dead, origin=ORIGIN)
