@@ -189,7 +189,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
         *[("retries", value) for value in ("x", -1)],
         *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5")],
         ("eta", "in an hour"), ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
-        *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\n"], ["a "], {"a": 1}, [*"abcdefghijk"])],
+        *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\tb"], ["a "], {"a": 1}, [*"abcdefghijk"])],
         ("time_limit", "1"), ("soft_time_limit", True), ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
     ],
 )  # fmt: skip

@@ -186,6 +186,7 @@ def test_a_dead_letter_is_submitted_with_other_arguments(app: Celery, ledger: Le
         "routing_key": "fast.now",
         "time_limit": 9,
         "headers": {"tenant": "t"},
+        "tags": ["import"],
     }
     with onejob.submitter("ann"):
         dead = brought(app, ledger, State.FAILED, priority=3, webhook_url="https://example.org/end", **options)
@@ -194,6 +195,7 @@ def test_a_dead_letter_is_submitted_with_other_arguments(app: Celery, ledger: Le
     assert (admission.outcome, message.args, message.kwargs) == (Outcome.ADMITTED, [2], {"note": "fixed"})
     for name in ("task", "route", "priority_rank", "options", "lease", "submitter", "retries", "publisher_task"):
         assert getattr(job, name) == getattr(dead, name), name
+    assert job.tags == dead.tags == ("import",)
     assert loads(job.options).items() >= {"time_limit": 9, "headers": {"tenant": "t"}}.items()
     assert (Route.decode(job.route).routing_key, job.submitter, job.run_at) == ("fast.now", "ann", job.created_at)
     assert job.identity != dead.identity
