@@ -12,6 +12,7 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quote
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -26,7 +27,7 @@ from kombu.utils.functional import maybe_list
 from redis import exceptions
 
 from onejob.celery.broker import TRIES
-from onejob.celery.payload import MARK, decode, loads, to_json
+from onejob.celery.payload import MARK, Message, decode, loads, to_json
 from onejob.jobs.model import BrokerMessage
 from onejob.jobs.transitions import new_id
 from onejob.observability.tracing import TRACE_CONTEXT
@@ -56,6 +57,9 @@ _CONTENT = (
 _CALLBACKS = {"link": "callbacks", "link_error": "errbacks"}
 """What `as_task_v2` calls the options of `send_task`."""
 _PARENTS = ("root_id", "parent_id")
+_OWN_HEADERS = ("id", *_PARENTS, "retries", "argsrepr", "kwargsrepr")
+"""The headers in which jobs of one kind differ, besides our own one."""
+_OWN = (*_OWN_HEADERS, "reply_to")
 _HAS_OWN = re.compile(f'"({"|".join((*_PARENTS, *TRACE_CONTEXT))})"').search
 _REPR_LEVELS = 3
 """How deep Celery shows arguments, unless it is configured."""
@@ -75,9 +79,11 @@ class _Kind:
     """Arguments of `send_task_message`."""
     headers: dict[str, Any]
     form: Any = None
-    """The first message as kombu made it: the next ones differ in headers, body and ids. None: not known yet."""
-    is_uniform: bool = True
-    """Whether that is so."""
+    """A message without the values of its job, made of the first one that Celery has published."""
+    first_id: str = ""
+    """The id of its job."""
+    is_uniform: bool | None = None
+    """Whether another job's values in that form are the message that Celery publishes for it. None: not known yet."""
 
 
 class DirectBroker:
@@ -104,24 +110,30 @@ class DirectBroker:
             return None
         options, parents = _split_parents(job.options)
         kind, call = self._kind_of(options, job.route, job.priority_rank), decode(job.payload)
-        content = {"reply_to": self._app.thread_oid, **self._shown(call.args, call.kwargs), **kind.content, **parents}
-        message = self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, retries=job.retries, **content)
-        own = {**kind.headers, MARK: job.id}
-        if kind.form is not None:
-            return self._fill(kind.form, message, own)
+        shown = self._shown(call.args, call.kwargs)
+        own = {
+            "id": job.id, "root_id": parents.get("root_id") or job.id, "parent_id": parents.get("parent_id"),
+            "retries": job.retries, "reply_to": self._app.thread_oid, **shown,
+        }  # fmt: skip
+        for name in kind.content.keys() & own.keys():
+            own[name] = kind.content[name]
+        if shown and kind.is_uniform:
+            return self._fill(kind.form, own, call)
         try:
-            return self._write_first(kind, job.route, call.task, message, own)
+            return self._write_by_celery(kind, job, own, call)
         except NotOneMessageError:
             return None
 
-    def _write_first(self, kind: _Kind, route: str, task: str, message: Any, own: dict[str, Any]) -> Any:
-        """Have Celery publish a message; the next ones of its kind are filled in if this one could have been."""
-        self._declare(route)
-        written = self._publish(task, message, {**kind.publication, "headers": own})
-        if kind.is_uniform:
-            form = self._form_of(written)
-            kind.is_uniform = self._are_equal(written, self._fill(form, message, own))
-            kind.form = form if kind.is_uniform else None
+    def _write_by_celery(self, kind: _Kind, job: Job | Submission, own: dict[str, Any], call: Message) -> Any:
+        """Have Celery publish a message; the third one of its kind is filled in, if the second one could have been."""
+        self._declare(job.route)
+        content = {**kind.content, **{name: value for name, value in own.items() if name != "id"}}
+        message = self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, **content)
+        written = self._publish(call.task, message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
+        if not kind.first_id:
+            kind.form, kind.first_id = self._form_of(written, message.body[2]), job.id
+        elif kind.is_uniform is None and job.id != kind.first_id and "argsrepr" in own:
+            kind.is_uniform = self._are_equal(written, self._fill(kind.form, own, call))
         return written
 
     def _declare(self, route: str) -> None:
@@ -131,12 +143,12 @@ class DirectBroker:
         """Have Celery publish a message on the recording channel, and return what was recorded."""
         raise NotImplementedError
 
-    def _form_of(self, written: Any) -> Any:
-        """Return what the next messages of a kind have in common with this one."""
+    def _form_of(self, written: Any, embedded: dict[str, Any]) -> Any:
+        """Return a message without the values of its job; `embedded`: what its body has besides the arguments."""
         raise NotImplementedError
 
-    def _fill(self, form: Any, message: Any, headers: dict[str, Any]) -> Any:
-        """Return a message of Celery's `as_task_v2` in a form, with headers besides Celery's: as JSON, uncompressed."""
+    def _fill(self, form: Any, own: dict[str, Any], call: Message) -> Any:
+        """Return a form with the values of a job, its body as JSON, uncompressed."""
         raise NotImplementedError
 
     def _are_equal(self, one: Any, other: Any) -> bool:
@@ -248,20 +260,29 @@ class RedisBroker(DirectBroker):
             raise NotOneMessageError
         return BrokerMessage(self._prefix + pushed[0].destination, pushed[0].text)
 
-    def _form_of(self, written: BrokerMessage) -> tuple[str, dict[str, Any]]:
-        return written.destination, loads(written.text)
+    def _form_of(self, written: BrokerMessage, embedded: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        envelope = loads(written.text)
+        marks = {name: f"{name}-{new_id()}" for name in (*_OWN, "body", "tag")}
+        envelope["body"] = marks["body"]
+        envelope["headers"] |= {name: marks[name] for name in _OWN_HEADERS} | {MARK: marks["id"]}
+        own = {"correlation_id": marks["id"], "reply_to": marks["reply_to"], "delivery_tag": marks["tag"]}
+        envelope["properties"] |= own
+        text = to_json(envelope).replace("%", "%%")
+        for name, mark in marks.items():
+            text = text.replace(quote(mark), f"%({name})s")
+        return written.destination, text, embedded
 
-    def _fill(self, form: tuple[str, dict[str, Any]], message: Any, headers: dict[str, Any]) -> BrokerMessage:
-        destination, envelope = form
-        tag = new_id()
-        body, _ = self._channel.encode_body(to_json(message.body), self._channel.body_encoding)
-        filled = {
-            **envelope,
-            "body": body,
-            "headers": {**message.headers, **headers},
-            "properties": {**envelope["properties"], **message.properties, "delivery_tag": tag},
-        }
-        return BrokerMessage(destination, to_json(filled))
+    def _fill(self, form: tuple[str, str, dict[str, Any]], own: dict[str, Any], call: Message) -> BrokerMessage:
+        destination, text, embedded = form
+        body, _ = self._channel.encode_body(to_json((call.args, call.kwargs, embedded)), self._channel.body_encoding)
+        parent_id = own["parent_id"]
+        values = {
+            "id": quote(own["id"]), "root_id": quote(own["root_id"]), "retries": own["retries"],
+            "parent_id": "null" if parent_id is None else quote(parent_id), "reply_to": quote(own["reply_to"]),
+            "argsrepr": quote(own["argsrepr"]), "kwargsrepr": quote(own["kwargsrepr"]), "body": quote(body),
+            "tag": quote(new_id()),
+        }  # fmt: skip
+        return BrokerMessage(destination, text % values)
 
     def _are_equal(self, one: BrokerMessage, other: BrokerMessage) -> bool:
         first, second = loads(one.text), loads(other.text)
@@ -331,13 +352,15 @@ class AmqpBroker(DirectBroker):
         published: AmqpMessage = self._app.amqp.send_task_message(self._producer, task, message, **publication)
         return published
 
-    def _form_of(self, written: AmqpMessage) -> AmqpMessage:
-        return written
+    def _form_of(self, written: AmqpMessage, embedded: dict[str, Any]) -> tuple[AmqpMessage, dict[str, Any]]:
+        return written, embedded
 
-    def _fill(self, form: AmqpMessage, message: Any, headers: dict[str, Any]) -> AmqpMessage:
-        properties = {**form.message.properties, **message.properties}
-        properties["application_headers"] = {**message.headers, **headers}
-        return form._replace(message=amqp.Message(to_json(message.body), **properties))
+    def _fill(self, form: tuple[AmqpMessage, dict[str, Any]], own: dict[str, Any], call: Message) -> AmqpMessage:
+        written, embedded = form
+        properties = {**written.message.properties, "correlation_id": own["id"], "reply_to": own["reply_to"]}
+        headers = {**properties["application_headers"], **{name: own[name] for name in _OWN_HEADERS}, MARK: own["id"]}
+        body = to_json((call.args, call.kwargs, embedded))
+        return written._replace(message=amqp.Message(body, **{**properties, "application_headers": headers}))
 
     def _are_equal(self, one: AmqpMessage, other: AmqpMessage) -> bool:
         return (one.message.properties, one.message.body) == (other.message.properties, other.message.body)
