@@ -36,9 +36,9 @@ SPIN = 150e-6
 To sleep and to be woken takes longer than a server nearby needs for its answer, and leaves cold caches. A connection
 whose last reply took longer than that sleeps at once.
 """
-LATE = 50e-6
-"""After how many seconds a core that was yielded comes back late: another process wanted it, perhaps the server."""
-PAUSE = 0.2
+LATE = 500e-6
+"""After how many seconds a core that was yielded comes back late: another process than the server, which takes less."""
+PAUSE = 0.1
 """For how many seconds a connection sleeps at once after that, so that it costs one turn of the scheduler at most."""
 # ReadOnlyError is included because after a failover a new connection may reach the new primary.
 RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
