@@ -15,7 +15,8 @@ from onejob.jobs.visibility import Visibility
 from onejob.ledger.reader import JobReader
 from onejob.ledger.stats import FAILED_ENDS, LENGTHS, Durations, activity_to_dict, read_activity, summarize
 from onejob.observability.events import JobEvent
-from onejob.observability.metrics import BOUNDS, count_event, key_of, total_name
+from onejob.observability.meter import count_event
+from onejob.observability.metrics import BOUNDS, key_of, total_name
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order

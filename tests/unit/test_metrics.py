@@ -16,8 +16,8 @@ from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.jobs.records import Period
 from onejob.observability.events import EVENTS, JobEvent
-from onejob.observability.meter import Meter, write_all
-from onejob.observability.metrics import SERIES, STORE_ERROR, WEBHOOK_TASK, Kind, count_event
+from onejob.observability.meter import Meter, count_event, write_all
+from onejob.observability.metrics import SERIES, STORE_ERROR, WEBHOOK_TASK, Kind
 from tests.cases import for_each
 from tests.contract.support import submission
 from tests.services import eventually

@@ -1,4 +1,4 @@
-"""Counts job events in this process, and periodically adds the counts to the metrics in the store."""
+"""How much job events add to the metrics: counted in this process, and periodically added to those in the store."""
 
 from __future__ import annotations
 
@@ -6,21 +6,82 @@ import atexit
 import logging
 import os
 import threading
+from bisect import bisect_left
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from onejob.observability.metrics import OTHER, SERIES, STORE_ERROR, count_event, total_name
+from onejob.jobs.lifecycle import Transition
+from onejob.observability import events
+from onejob.observability.metrics import (
+    BOUNDS,
+    BUCKETS,
+    OTHER,
+    SERIES,
+    STORE_ERROR,
+    SUM,
+    WEBHOOK_TASK,
+    end_of,
+    total_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from onejob.observability.events import JobEvent
+    from onejob.observability.events import JobEvent, Value
     from onejob.observability.metrics import Key
 
 logger = logging.getLogger("onejob")
 FLUSH_SECONDS = 2.0
 """Limit for the last write at the exit of a process or the close of a ledger."""
+
+
+_CLAIMED, _REDRIVEN = events.EVENT_NAMES[Transition.CLAIM], events.EVENT_NAMES[Transition.REDRIVE]
+
+
+def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
+    """Return the increments of an event, under the label `task`."""
+    fields = event.fields
+    match event.name:
+        case events.SUBMITTED:
+            return [(("submissions_total", task, str(fields["outcome"])), 1.0)]
+        case events.CLAIM_REFUSED:
+            return [(("claims_refused_total", task), 1.0)]
+        case events.SWEEP:
+            return _count_sweep(fields)
+        case events.PURGED:
+            return [(("purged_total",), float(fields["count"]))]
+        case events.HEARTBEAT_LATE:
+            return [(("heartbeats_late_total",), 1.0)]
+    return _count_run(event, task)
+
+
+def _count_sweep(fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
+    sent: list[tuple[Key, float]] = [(("sweeps_total",), 1.0), (("published_total",), float(fields["published"]))]
+    return [*sent, (("publish_failures_total",), float(failed))] if (failed := fields.get("failed")) else sent
+
+
+def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:
+    name, fields = event.name, event.fields
+    if name == _REDRIVEN:
+        return [(("redriven_total",), 1.0)]
+    if event.task == WEBHOOK_TASK and "run_seconds" in fields:
+        return [(("webhook_attempts_total", end_of(name)), 1.0)]
+    if "follows_id" in fields:  # the run of the followed job is counted instead
+        return []
+    if name == _CLAIMED:
+        wait = _observe("wait_seconds", task, float(fields["wait_seconds"])) if "wait_seconds" in fields else []
+        return [(("claims_total", task), 1.0), *wait]
+    if "run_seconds" not in fields:
+        return []
+    expiry: list[tuple[Key, float]] = [(("lease_expiries_total", task), 1.0)] if fields.get("lapsed") else []
+    end = (("runs_total", task, end_of(name)), 1.0)
+    return [end, *expiry, *_observe("run_seconds", task, float(fields["run_seconds"]))]
+
+
+def _observe(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
+    bound = BOUNDS[bisect_left(BUCKETS, seconds)]
+    return [((series, task, bound), 1.0), ((series, task, SUM), seconds)]
 
 
 class Increment(Protocol):

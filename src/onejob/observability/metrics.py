@@ -1,20 +1,15 @@
-"""The metric series, and how much each job event adds to them."""
+"""The metric series: their names, labels and meanings."""
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from onejob.jobs.lifecycle import Transition
-from onejob.observability import events
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onejob.observability.events import JobEvent, Value
 
 Key: TypeAlias = tuple[str, ...]
 """The name of a series, its label values, and for a histogram the bucket's bound or `SUM`."""
@@ -86,54 +81,6 @@ def key_of(name: str) -> Key | None:
     return key if series is not None and len(key) == len(series.labels) + (2 if series.kind is _H else 1) else None
 
 
-_CLAIMED, _REDRIVEN = events.EVENT_NAMES[Transition.CLAIM], events.EVENT_NAMES[Transition.REDRIVE]
-
-
-def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
-    """Return the increments of an event, under the label `task`."""
-    fields = event.fields
-    match event.name:
-        case events.SUBMITTED:
-            return [(("submissions_total", task, str(fields["outcome"])), 1.0)]
-        case events.CLAIM_REFUSED:
-            return [(("claims_refused_total", task), 1.0)]
-        case events.SWEEP:
-            return _count_sweep(fields)
-        case events.PURGED:
-            return [(("purged_total",), float(fields["count"]))]
-        case events.HEARTBEAT_LATE:
-            return [(("heartbeats_late_total",), 1.0)]
-    return _count_run(event, task)
-
-
 def end_of(event_name: str) -> str:
     """Return the label `end` of a run that ends with an event."""
     return event_name.removeprefix("job_")
-
-
-def _count_sweep(fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
-    sent: list[tuple[Key, float]] = [(("sweeps_total",), 1.0), (("published_total",), float(fields["published"]))]
-    return [*sent, (("publish_failures_total",), float(failed))] if (failed := fields.get("failed")) else sent
-
-
-def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:
-    name, fields = event.name, event.fields
-    if name == _REDRIVEN:
-        return [(("redriven_total",), 1.0)]
-    if event.task == WEBHOOK_TASK and "run_seconds" in fields:
-        return [(("webhook_attempts_total", end_of(name)), 1.0)]
-    if "follows_id" in fields:  # the run of the followed job is counted instead
-        return []
-    if name == _CLAIMED:
-        wait = _observe("wait_seconds", task, float(fields["wait_seconds"])) if "wait_seconds" in fields else []
-        return [(("claims_total", task), 1.0), *wait]
-    if "run_seconds" not in fields:
-        return []
-    expiry: list[tuple[Key, float]] = [(("lease_expiries_total", task), 1.0)] if fields.get("lapsed") else []
-    end = (("runs_total", task, end_of(name)), 1.0)
-    return [end, *expiry, *_observe("run_seconds", task, float(fields["run_seconds"]))]
-
-
-def _observe(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
-    bound = BOUNDS[bisect_left(BUCKETS, seconds)]
-    return [((series, task, bound), 1.0), ((series, task, SUM), seconds)]
