@@ -25,7 +25,6 @@ RESULTS = {"result_backend": RESULT_STORE}
 """Celery stores results in a Redis: in that of its messages, if there is one."""
 OWN_QUEUE = {"task_default_queue": QUEUE}
 """On a RabbitMQ that is not ours alone."""
-NO_ACKS = {"onejob_broker_acks": False}
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ OURS = tuple(
     Contender(f"onejob on {store}", "protected", store, stages=frozenset({"submit", "run", "memory"}))
     for store in STORES
 )
-WITHOUT_ACKS = Contender("onejob on redis, no broker acks", "protected", "redis", NO_ACKS, frozenset({"run"}))
 LOCKS = tuple(
     Contender(name, module, "redis", RESULTS if stage == "run" else {}, frozenset({stage}))
     for name, module in (("celery-singleton", "singleton"), ("celery-once", "once"))
@@ -98,7 +96,7 @@ RUN_ON_RABBITMQ = tuple(
     replace(one, conf={**one.conf, **(RESULTS if one.module == "plain" else {})}, stages=frozenset({"run on rabbitmq"}))
     for one in ON_RABBITMQ
 )
-ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
+ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
 
 
 def chosen(stage: str, stores: Sequence[str], peers: Sequence[str] | None) -> list[Contender]:

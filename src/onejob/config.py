@@ -54,8 +54,8 @@ class Settings:
     """The file by which `onejob probe` tells that a worker is alive; "": none."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; after that the sweeper publishes the message."""
-    broker_acks: bool | None = None
-    """Whether workers acknowledge messages to a Redis broker; None: those of other tasks, which no ledger recovers."""
+    broker_acks: bool = False
+    """Whether workers have the broker keep each message of a job, too, until a process has accepted it."""
     log_jobs: bool = True
     """Whether job events are logged, by the logger `onejob.jobs`."""
     log_json: bool = False
@@ -87,13 +87,10 @@ class Settings:
         if type(self.metrics_port) is not int or not 0 <= self.metrics_port < 2**16:
             msg = f"onejob_metrics_port={self.metrics_port!r} must be a port number, or 0 for none"
             raise ConfigurationError(msg)
-        for name in ("log_jobs", "log_json", "share_old_locks"):
+        for name in ("broker_acks", "log_jobs", "log_json", "share_old_locks"):
             if not isinstance(getattr(self, name), bool):
                 msg = f"onejob_{name}={getattr(self, name)!r} must be True or False"
                 raise ConfigurationError(msg)
-        if self.broker_acks is not None and not isinstance(self.broker_acks, bool):
-            msg = f"onejob_broker_acks={self.broker_acks!r} must be True, False or None"
-            raise ConfigurationError(msg)
         Quotas.parse(self.quota, self.identity_quota)
         check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)

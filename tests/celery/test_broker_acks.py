@@ -10,7 +10,7 @@ import pytest
 from onejob import State
 from onejob.jobs.lifecycle import Transition
 from tests.celery.app import PLAIN
-from tests.celery.harness import LEASE, PATIENCE, House, await_
+from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store
 from tests.quiet import KILLED, provokes
 from tests.services import start_redis
 
@@ -23,11 +23,11 @@ RECEIVED = 6
 """How many messages a worker has received whose jobs wait for the one that runs."""
 
 
-@pytest.fixture(params=[None, False], ids=["of others", "none"])
-def acks(request: pytest.FixtureRequest, house: House) -> bool | None:
-    """Return which acknowledgements the workers of the house make; they receive many messages at once."""
-    house.config |= SETTINGS | {"onejob_broker_acks": request.param}
-    return request.param  # type: ignore[no-any-return]
+@pytest.fixture
+def received(house: House) -> House:
+    """Return a house whose workers receive many messages at once."""
+    house.config |= SETTINGS
+    return house
 
 
 def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
@@ -39,9 +39,10 @@ def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
     return held, results
 
 
-def test_the_broker_keeps_no_copy_of_a_received_message(house: House, acks: bool | None) -> None:
+def test_the_broker_keeps_no_copy_of_a_received_message(received: House) -> None:
     """Jobs run, one after the other and in canvases, and the broker stores nothing for their acknowledgement."""
-    worker = house.worker("-c", "1")
+    house = received
+    house.worker("-c", "1")
     result = house.play.delay("alone", ["hold"])
     house.await_mark("alone")
     assert not house.broker.exists("unacked", "unacked_index")
@@ -49,12 +50,11 @@ def test_the_broker_keeps_no_copy_of_a_received_message(house: House, acks: bool
     assert result.get(PATIENCE) == "alone"
     chord = celery.chord([house.add.s(1), house.add.s(2)], house.echo.s())
     assert sorted(chord.apply_async().get(PATIENCE)) == [3, 4]
-    assert ("no broker acknowledgements" in worker.text) == (acks is False)
     house.assert_quiet()
 
 
-@pytest.mark.parametrize(("setting", "copies"), [(None, 1), (True, 2)])
-def test_the_broker_keeps_the_messages_of_other_tasks(house: House, setting: bool | None, copies: int) -> None:
+@pytest.mark.parametrize(("setting", "copies"), [(False, 1), (True, 2)])
+def test_the_broker_keeps_the_messages_of_other_tasks(house: House, *, setting: bool, copies: int) -> None:
     """By default the broker keeps the received messages of other tasks; with the setting those of jobs, too."""
     house.config |= {"onejob_broker_acks": setting, "worker_prefetch_multiplier": 10}
     house.worker("-c", "1")
@@ -69,10 +69,10 @@ def test_the_broker_keeps_the_messages_of_other_tasks(house: House, setting: boo
     house.assert_quiet()
 
 
-@pytest.mark.usefixtures("acks")
 @provokes(Transition.RELEASE, logs=[KILLED], because="the worker shuts down")
-def test_a_stopping_worker_returns_what_it_has_received(house: House) -> None:
+def test_a_stopping_worker_returns_what_it_has_received(received: House) -> None:
     """A worker that is told to stop puts the messages of jobs that it has not begun back, long before a lease ends."""
+    house = received
     house.use_lease(2 * PATIENCE)
     worker = house.worker("-c", "1")
     held, results = hold_one(house)
@@ -86,17 +86,8 @@ def test_a_stopping_worker_returns_what_it_has_received(house: House) -> None:
     house.assert_quiet()
 
 
-@pytest.mark.parametrize(
-    ("house", "acks"),
-    [
-        ("sqlite", None),
-        ("sqlite", False),
-        pytest.param("postgresql", None, marks=pytest.mark.deep),
-        pytest.param("redis", False, marks=pytest.mark.deep),
-    ],
-    indirect=True,
-)
-@pytest.mark.usefixtures("acks")
+@on_every_store("house")
+@pytest.mark.usefixtures("received")
 @provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
 def test_a_killed_worker_loses_no_job(house: House) -> None:
     """The jobs whose messages a worker had received when its group was killed run on another worker, once each."""
@@ -112,24 +103,11 @@ def test_a_killed_worker_loses_no_job(house: House) -> None:
     house.assert_quiet()
 
 
-@provokes(logs=["the worker cannot start"], because="the setting has no use")
-def test_a_worker_that_would_lose_messages_does_not_start(house: House) -> None:
-    """Without acknowledgements, a worker whose app has other tasks, or whose broker is no Redis, says so and exits."""
-    house.config["onejob_broker_acks"] = False
-    others = house.start("-c", "1")
-    another = house.start("--pool", "solo", broker_url="memory://", result_backend=None)
-    others.await_end()
-    another.await_end()
-    assert "would lose messages of errback, gather, plain when a worker dies" in others.text
-    assert "base=onejob.Task" in others.text
-    assert "onejob_broker_acks=False needs a Redis as the broker, and this one is memory" in another.text
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[House]:
     """Return a house with a broker of its own, which the test may stop."""
     server = start_redis(tmp_path, "--databases", "4000")
-    settings = SETTINGS | {"onejob_broker_acks": False, "result_backend": None}
+    settings = SETTINGS | {"result_backend": None}
     house = House(tmp_path, server, "sqlite", settings)
     house.app.set_current()
     yield house

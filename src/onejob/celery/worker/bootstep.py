@@ -20,7 +20,7 @@ from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
 from onejob.celery.webhooks import WebhookDispatcher
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
-from onejob.celery.worker.messages import QueueWatch, choose_acks
+from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.request import Revocations, log_errors
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
@@ -77,7 +77,8 @@ class LedgerStep(bootsteps.StartStopStep):
                 msg = f'onejob_metrics_port needs a package ({error.name} is missing): pip install "onejob[metrics]"'
                 raise ConfigurationError(msg) from error
             self.metrics_server = MetricsServer(self.app_state.ledger, settings.metrics_address, settings.metrics_port)
-        choose_acks(worker.consumer, settings.broker_acks)
+        if not settings.broker_acks:
+            keep_no_copies(worker.consumer)
         self.heartbeat.probe_file.create()
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
@@ -185,9 +186,8 @@ def describe_ledger(app: Celery) -> str:
     settings, tasks = app_state_of(app).settings, list(tasks_of(app))
     namespace = "" if kind_of(settings.store) == "sqlite" else f", namespace {settings.namespace}"
     more = f" and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
-    acks = ", no broker acknowledgements" if settings.broker_acks is False else ""
     return (
-        f"onejob: ledger {display_url(settings.store)}{namespace}, lease {settings.lease:g} s{acks}, "
+        f"onejob: ledger {display_url(settings.store)}{namespace}, lease {settings.lease:g} s, "
         f"tasks: {', '.join(tasks[:NAMED_TASKS])}{more}"
     )
 

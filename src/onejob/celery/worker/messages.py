@@ -22,17 +22,13 @@ from celery.worker import state as worker_state
 from kombu.transport import redis, virtual
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import tasks_of
 from onejob.celery.payload import MARK
 from onejob.celery.worker.heartbeat import LATE_FACTOR
 from onejob.celery.worker.request import members_of
-from onejob.errors import ConfigurationError
 from onejob.jobs.records import RESERVED_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from celery import Celery
 
     from onejob.jobs.model import Job
     from onejob.jobs.records import WorkerInfo
@@ -40,33 +36,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 RedisQoS: Any = redis.QoS  # the published types know a part of the class only
 VirtualQoS: Any = virtual.QoS
-BUILT_IN = "celery."
-"""How the names of Celery's own tasks begin, which every app has."""
-NAMED_TASKS = 5
 MAX_ACKS = 16
 """How many messages are acknowledged together at most."""
 ACK_DELAY = 0.1
 """Seconds for which an acknowledgement waits for the next one, at most."""
 
 
-def choose_acks(consumer: Any, acks: bool | None) -> None:  # noqa: FBT001 - the value of the setting
-    """Have a worker's consumer acknowledge all messages, none, or (None) those of which the ledger has no job.
+def keep_no_copies(consumer: Any) -> None:
+    """Have a worker's consumer acknowledge the messages of jobs as cheaply as its broker allows.
 
-    Also when it connects again. Connections of publishers, and of remote control, do not change. With False, raises
-    `ConfigurationError` for another broker than a Redis, and for an app with tasks whose messages a worker could lose.
+    It is Celery's worker connection that changes, each time it connects, and no connection of publishers or of remote
+    control.
     """
-    if acks is True:
-        return
     app = consumer.app
     driver = str(app.connection_for_read().get_transport_cls().driver_type)
-    if acks is False:
-        _check_transport(driver)
-        _check_tasks(app)
-    needs_none = partial(_is_of_job, app.tasks) if acks is None else _is_any
+    is_of_job = partial(_is_of_job, app.tasks)
     if driver == "redis":
-        consumer.connection_for_read = partial(_connect, consumer, partial(_keep_in_memory, needs_none))
+        consumer.connection_for_read = partial(_connect, consumer, partial(_keep_in_memory, is_of_job))
     elif driver == "amqp" and consumer.hub is not None:  # not with eventlet and gevent
-        consumer.connection_for_read = partial(_connect, consumer, partial(BatchedAcks, consumer, needs_none))
+        consumer.connection_for_read = partial(_connect, consumer, partial(BatchedAcks, consumer, is_of_job))
 
 
 def _connect(consumer: Any, prepare: Callable[[Any], object], heartbeat: Any = None) -> Any:
@@ -76,9 +64,9 @@ def _connect(consumer: Any, prepare: Callable[[Any], object], heartbeat: Any = N
     return connection
 
 
-def _keep_in_memory(needs_none: Callable[[Any], bool], channel: Any) -> None:
+def _keep_in_memory(is_of_job: Callable[[Any], bool], channel: Any) -> None:
     if channel.QoS is redis.QoS:  # not a class of the application's own
-        channel.QoS = partial(ReceivedMessages, needs_none)
+        channel.QoS = partial(ReceivedMessages, is_of_job)
 
 
 def _is_of_job(tasks: Mapping[str, Any], message: Any) -> bool:
@@ -88,25 +76,21 @@ def _is_of_job(tasks: Mapping[str, Any], message: Any) -> bool:
     return is_marked and hasattr(tasks.get(headers.get("task")), "_onejob")
 
 
-def _is_any(message: Any) -> bool:  # noqa: ARG001 - the signature of `_is_of_job`
-    return True
-
-
 class ReceivedMessages(RedisQoS):  # type: ignore[misc]
     """The messages that a consumer has received and not handed to a process, which it returns when it stops.
 
-    Those that need no acknowledgement are kept in memory only.
+    The broker keeps a copy of each, as kombu has it, except of the messages of jobs, which are in memory only.
     """
 
-    def __init__(self, needs_none: Callable[[Any], bool], channel: Any) -> None:
+    def __init__(self, is_of_job: Callable[[Any], bool], channel: Any) -> None:
         super().__init__(channel)
-        self._needs_none = needs_none
+        self._is_of_job = is_of_job
         self._uncopied: set[str] = set()
         """The tags of the messages of which the broker has no copy."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Keep a message until it is acknowledged."""
-        if self._needs_none(message):
+        if self._is_of_job(message):
             self._uncopied.add(delivery_tag)
             VirtualQoS.append(self, message, delivery_tag)
         else:
@@ -243,27 +227,6 @@ class BatchedAcks:
         while self._settled_to + 1 in self._settled:
             self._settled_to += 1
             self._settled.discard(self._settled_to)
-
-
-def _check_transport(driver: str) -> None:
-    if driver != "redis":
-        msg = (
-            f"onejob_broker_acks=False needs a Redis as the broker, and this one is {driver}: remove the setting, "
-            "since other brokers keep the acknowledgements themselves"
-        )
-        raise ConfigurationError(msg)
-
-
-def _check_tasks(app: Celery) -> None:
-    others = sorted(name for name in {*app.tasks} - {*tasks_of(app)} if not name.startswith(BUILT_IN))
-    if others:
-        more = f" and {len(others) - NAMED_TASKS} more" if len(others) > NAMED_TASKS else ""
-        msg = (
-            f"onejob_broker_acks=False would lose messages of {', '.join(others[:NAMED_TASKS])}{more} when a worker "
-            "dies, because the ledger recovers only tasks of class onejob.Task: give them base=onejob.Task, run them "
-            "in another app, or remove the setting, so that only messages of jobs are not acknowledged"
-        )
-        raise ConfigurationError(msg)
 
 
 # --- which messages have left their queues ----------------------------------------------------------------------------
