@@ -197,6 +197,14 @@ def test_the_settings_of_the_app_apply(house: House, settings: str) -> None:
     pair.assert_same(*[pair.submission({"a": 1}, priority=4) for _ in range(3)])
 
 
+def test_messages_of_tasks_are_kept_apart(pair: Pair) -> None:
+    """Tasks with the same options, arguments and route have messages of their own, however often they are written."""
+    for task in ("add", "add", "add", "echo", "echo", "echo", "add"):
+        new = pair.submission({"a": 1})
+        limits = app_state_of(pair.app).settings.limits
+        pair.assert_same(replace(new, task=task, payload=encode(task, (), {"a": 1}, limits)))
+
+
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 QUEUES = 6

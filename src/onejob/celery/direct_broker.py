@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
 
 _CACHE_SIZE = 512
-"""How many kinds of messages (options, route, priority) are remembered."""
+"""How many kinds of messages (task, options, route, priority) are remembered."""
 _OWN_MODULES = frozenset({
     "celery.app.amqp", "celery.app.base", "celery.backends.base", "celery.backends.redis", "amqp.channel",
     "kombu.messaging", "kombu.transport.pyamqp", "kombu.transport.redis", "kombu.transport.virtual.base",
@@ -71,7 +71,7 @@ class NotOneMessageError(Exception):
 
 @dataclass(slots=True)
 class _Kind:
-    """What messages with equal options, on one route, have in common."""
+    """What messages of one task with equal options, on one route, have in common."""
 
     content: dict[str, Any]
     """Arguments of `as_task_v2`."""
@@ -109,7 +109,8 @@ class DirectBroker:
         if not job.route or has_receivers():
             return None
         options, parents = _split_parents(job.options)
-        kind, call = self._kind_of(options, job.route, job.priority_rank), decode(job.payload)
+        call = decode(job.payload)
+        kind = self._kind_of(call.task, options, job.route, job.priority_rank)
         shown = self._shown(call.args, call.kwargs)
         own = {
             "id": job.id, "root_id": parents.get("root_id") or job.id, "parent_id": parents.get("parent_id"),
@@ -155,7 +156,7 @@ class DirectBroker:
         """Return whether two messages differ in nothing but what is random."""
         raise NotImplementedError
 
-    def _new_kind(self, options: str, route: str, priority_rank: int) -> _Kind:
+    def _new_kind(self, task: str, options: str, route: str, priority_rank: int) -> _Kind:  # noqa: ARG002 - a part of the key
         given = self._routing.with_priority(loads(options), priority_rank)
         headers = given.pop("headers", None) or {}
         content = {name: given.pop(name) for name in _CONTENT if name in given}
