@@ -2,6 +2,7 @@
 -- The passwords are those of the URLs.
 \set owner_password `sed 's/.*:\(.*\)@.*/\1/' /run/secrets/owner-store`
 \set password `sed 's/.*:\(.*\)@.*/\1/' /run/secrets/store`
+\set quiet on
 \ir /etc/onejob/postgres-role.sql
 revoke all on database onejob from public;
 revoke all on schema public from public;

@@ -47,5 +47,8 @@ alter default privileges for role :"owner" in schema :"schema" grant select, ins
 alter default privileges for role :"owner" in schema :"schema" grant usage on sequences to :"role";
 grant connect on database :"DBNAME" to :"owner", :"role";
 commit;
+\if :{?quiet}
+\else
 \warn 'WARNING: as every role, these two may connect to each database that PUBLIC may connect to. Nothing was revoked:'
 \warn 'deploy/compose-role.sql shows how to, on a server that has nothing but the ledger.'
+\endif

@@ -301,7 +301,7 @@ def test_attributes_of_a_class_are_options_or_the_users_own(app: celery.Celery) 
 
     with pytest.raises(ConfigurationError, match="on_duplicat: did you mean on_duplicate"):
         define(app_with(), Base)
-    own = {"release": "1.2", "owner": "billing", "unique": True, "key": "a", "rate_limit": 3, "expires": 9}
+    own = {"release": "1.2", "owner": "billing", "unique": True, "key": "a", "rate_limit": 3, "expires": 9, "type": "x"}
     task = define(app, Method, **own)
     assert {name: getattr(task, name) for name in own} == own
     assert task.unique_un == "the user's"

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 import onejob
 from onejob.celery.operations import check_duplicate
@@ -135,6 +135,53 @@ def test_models_survive_json(annotation: Any, value: Any) -> None:
     text = json.dumps(codec.dump(value, "x"))
     assert codec.build(json.loads(text), "x") == value
     assert json.dumps(codec.dump(json.loads(text), "x")) == text
+
+
+class Login(BaseModel):
+    name: str
+    password: SecretStr
+
+
+@dataclass
+class Access:
+    token: SecretStr
+
+
+class Reply(BaseModel):
+    first_name: str = Field(default="default", serialization_alias="firstName")
+
+
+class Hidden(BaseModel):
+    key: int = Field(default=0, exclude=True)
+
+
+class VipCustomer(Customer):
+    level: int = 1
+
+
+LOSSES = (
+    (Login, Login(name="a", password=SecretStr("s"))), (Access, Access(SecretStr("s"))),
+    (Reply, Reply(first_name="a")), (Hidden, Hidden(key=5)), (list[Hidden], [Hidden(), Hidden(key=5)]),
+    (Customer, VipCustomer(name="a", level=3)),
+)  # fmt: skip
+
+
+@for_each("annotation, value", LOSSES)
+def test_what_json_would_change_is_refused(annotation: Any, value: Any) -> None:
+    """A value that the run would get otherwise (a masked secret, an excluded field, one of a subclass) is refused."""
+    codec = codec_of(annotation)
+    assert codec is not None
+    with pytest.raises(UnfitValueError, match=r"^x: JSON does not keep this value, so the run would get another one"):
+        codec.dump(value, "x")
+
+
+def test_what_another_type_represents_is_kept() -> None:
+    """A tuple for a list, a whole number for a float, and an excluded field with its default, are no losses."""
+    order, hidden = codec_of(Order), codec_of(Hidden)
+    assert order is not None
+    assert hidden is not None
+    assert order.dump(Order(1, lines=(Line("a", 2),)), "x")["lines"] == [{"sku": "a", "price": 2.0}]  # type: ignore[arg-type]
+    assert hidden.dump(Hidden(), "x") == {}
 
 
 @for_each("annotation", [int, str | None, list[int], dict[str, Any], Any, None, Kind])

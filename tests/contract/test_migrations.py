@@ -104,6 +104,18 @@ def test_concurrent_migrations_succeed(nowhere: StoreAddress, rounds: int) -> No
         assert submit(store).id == "job-1"
 
 
+def test_the_printed_sql_needs_no_right_to_create_schemas(postgres_server: PostgresServer) -> None:
+    """A role that owns the schema, and may create no other one, can run the SQL that `sql` prints."""
+    url, role = postgres_server.url, "owner_of_the_schema"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"create role {role}; create schema owned authorization {role}".encode())
+        connection.execute(f"set role {role}".encode())
+        connection.execute(migrations.sql(url, "owned").encode())
+        connection.execute("reset role")
+        assert migrations.status(url, "owned").pending == ()
+        connection.execute(f"drop schema owned cascade; drop role {role}".encode())
+
+
 def test_the_printed_sql_creates_the_same_ledger(nowhere: StoreAddress, tmp_path: Path) -> None:
     """The SQL that `sql` prints creates the same ledger as `up`, with its version, and `sql` opens no connection."""
     text = migrations.sql(nowhere.url, nowhere.namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -214,3 +215,13 @@ def test_a_completion_in_a_transaction_is_reported_once(
     assert caplog.text.count("event=job_completed") == committed
     assert ("was completed by its transaction, which then raised ValueError: a" in caplog.text) is (ends == "raise")
     assert ("its transaction was not committed" in ended.reason) is not committed
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has this mode since Python 3.12")
+def test_a_connection_that_commits_by_itself_commits_the_job(task: Any, tmp_path: Path) -> None:
+    """On a connection in autocommit mode a submission is a transaction of its own."""
+    connect: Any = sqlite3.connect
+    with closing(connect(tmp_path / "shop.db", autocommit=True)) as connection:
+        job = task.submit("alone", session=connection)
+        assert not connection.in_transaction
+    assert ledger_of(task).get(job.id).id == job.id

@@ -281,13 +281,17 @@ def test_a_set_that_grows_meanwhile_is_read_whole() -> None:
 class Channel:
     """What is written to a channel with the messages 1, 2, ...: 4 and 91 are no jobs', 30 cannot be acknowledged."""
 
-    def __init__(self, prefetch: int, processes: int) -> None:
+    def __init__(self, prefetch: int, processes: int, *, held: int = 0, replies: frozenset[int] = frozenset()) -> None:
+        self.no_ack_consumers = {"replies"}
+        self.replies = replies
         self.written: list[Any] = []
         self.timers: list[Any] = []
-        pool, qos = SimpleNamespace(num_processes=processes), SimpleNamespace(value=prefetch)
+        pool, qos = SimpleNamespace(num_processes=processes), SimpleNamespace(value=prefetch + held)
         hub = SimpleNamespace(call_later=self.call_later)
-        consumer = SimpleNamespace(pool=pool, qos=qos, hub=hub, connection_errors=(ConnectionError,))
-        BatchedAcks(consumer, lambda message: message.delivery_tag not in {4, 91}, self)
+        consumer = SimpleNamespace(
+            pool=pool, qos=qos, hub=hub, connection_errors=(ConnectionError,), initial_prefetch_count=prefetch
+        )
+        BatchedAcks(consumer, lambda message: message.delivery_tag not in {4, 91} | replies, self)
 
     def call_later(self, seconds: float, function: Any) -> Any:
         assert seconds == ACK_DELAY
@@ -295,7 +299,9 @@ class Channel:
         return SimpleNamespace(cancel=lambda: self.timers.remove(function))
 
     def message_to_python(self, tag: int) -> Any:
-        return SimpleNamespace(delivery_tag=tag)
+        return SimpleNamespace(
+            delivery_tag=tag, delivery_info={"consumer_tag": "replies" if tag in self.replies else "jobs"}
+        )
 
     def basic_ack(self, tag: int, *, multiple: bool = False) -> None:
         if tag == 30:
@@ -323,7 +329,8 @@ class Channel:
         (8, [1, "timer"], [(1, True)]),
         (8, [1, "timer", 2, 3, 5], [(1, True), (3, True), (5, False)]),
         (8, [30, "timer", 1, 2, 3], [(3, True)]),
-        (8, [1, "stop", 2], [(1, True), "stop", (2, True)]),
+        (8, [1, "stop", 2, 3, 5], [(1, True), "stop", (3, True), (5, False)]),
+        (8, [1, "shutdown", 2, 3], [(2, True), (3, True)]),
         (8, [1, -2, 3, 5], [(2, "rejected"), (3, True), (5, False)]),
         (8, [91, 1], [(91, False)]),
         (3, [1, 2], [(1, True), (2, True)]),
@@ -332,11 +339,14 @@ class Channel:
         (1000, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
     ],
 )
-def test_jobs_messages_are_acknowledged_together(prefetch: int, acked: Any, written: list[Any]) -> None:
+def test_jobs_messages_are_acknowledged_together(
+    monkeypatch: pytest.MonkeyPatch, prefetch: int, acked: Any, written: list[Any]
+) -> None:
     """Acknowledgements of jobs share a frame if all before it are settled, and no process waits for a message by that.
 
     A worker that stops, and a timer, leave none behind; messages of other tasks are acknowledged at once.
     """
+    monkeypatch.setattr(worker_state, "should_stop", None)
     channel = Channel(prefetch, processes=2)
     for tag in [*range(1, 40), 91]:
         channel.message_to_python(tag)
@@ -346,9 +356,21 @@ def test_jobs_messages_are_acknowledged_together(prefetch: int, acked: Any, writ
             fire()
         elif each == "stop":
             channel.basic_cancel("stop")
+        elif each == "shutdown":
+            monkeypatch.setattr(worker_state, "should_stop", 0)
         elif each < 0:
             channel.basic_reject(-each, requeue=False)
         else:
             channel.basic_ack(each)
     assert channel.written == written
     assert len(channel.timers) <= 1
+
+
+def test_what_is_no_job_holds_up_no_acknowledgement() -> None:
+    """Replies of other workers need none, and messages that Celery holds for later leave no room for others."""
+    channel = Channel(8, processes=2, held=40, replies=frozenset({1, 2}))
+    for tag in range(1, 9):
+        channel.message_to_python(tag)
+    for tag in (3, 4, 5, 6, 7):
+        channel.basic_ack(tag)
+    assert channel.written == [(4, False), (6, True)]

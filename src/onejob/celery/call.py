@@ -216,8 +216,8 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
 
 def _check_task_id(call: Call, task_id: str) -> None:
     """Raise `InvalidArgumentsError` for what is no id, and for another submitter's job if this one has own jobs."""
-    if not isinstance(task_id, str) or not task_id:
-        msg = f"task_id={task_id!r:.100} is not the id of a job: write text, such as str(uuid.uuid4())"
+    if not isinstance(task_id, str) or not task_id or not task_id.isprintable():
+        msg = f"task_id={task_id!r:.100} is not the id of a job: write printable text, such as str(uuid.uuid4())"
         raise InvalidArgumentsError(msg)
     if not call.caller.submitter.own_jobs:
         return

@@ -164,8 +164,9 @@ class DirectBroker:
         content = {"origin": self._origin, **given, **content}
         for stamp in given.pop("stamped_headers", ()):
             del given[stamp]
-        destination = self._routing.destination(route)
-        return _Kind(content, {**given, **destination, "retry": False, "declare": []}, headers)
+        is_json = self._routing.encoding(given) == ("json", None)
+        publication = {**given, **self._routing.destination(route), "retry": False, "declare": []}
+        return _Kind(content, publication, headers, is_uniform=None if is_json else False)
 
     def _shown(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, str]:
         """Return the texts that Celery shows of arguments, if they are what `repr` returns: Celery takes longer.

@@ -40,6 +40,8 @@ FOREIGN = {
     "unique_key": "`unique_on` does that",
 }
 """The options of other libraries for unique tasks (celery-singleton, celery-once, ...), and what replaces them."""
+OWN_NAMES = ("type",)
+"""Attributes that users have of their own, although an option is called alike."""
 SIMILAR = 0.8
 """The least similarity (of `difflib`) of a misspelt name, which is at most one character longer or shorter."""
 
@@ -66,7 +68,7 @@ def check_task_options(name: str, task: type, base: type, foreign: frozenset[str
     Other attributes are the user's own. `base` is `onejob.Task`, whose attributes and those of its bases are known, as
     are the options of another library in `foreign`.
     """
-    known = foreign.union(dir(base))  # `hasattr` would bind the class to the current app
+    known = foreign.union(dir(base), OWN_NAMES)  # `hasattr` would bind the class to the current app
     for option in _attributes(task, base):
         if option not in known and (hint := _hint(option, TASK_OPTIONS)) is not None:
             msg = f"task {name} has no option {option}{hint}"
@@ -144,7 +146,7 @@ MESSAGE_OPTIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 def is_priority(given: object) -> bool:
     """Return whether brokers accept this as the priority of a message."""
-    return type(given) is int and 0 <= given <= MAX_PRIORITY
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MAX_PRIORITY
 
 
 def check_option_values(options: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import json as plain_json
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from onejob.errors import InvalidPayloadError, JobFailedError, clean
 from onejob.uniqueness.canonical_json import deeper_than, plain_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from onejob.jobs.model import Job
     from onejob.uniqueness.canonical_json import Limits
@@ -105,7 +106,7 @@ def with_replacement(payload: str, earlier: list[str]) -> str:
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
     stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
-    if isinstance(headers := stored.get("headers"), dict):  # a retry copies those of its message
+    if isinstance(headers := stored.get("headers"), Mapping):  # a retry copies those of its message
         stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     return dumps(stored, "the options", limits)
 

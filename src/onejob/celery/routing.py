@@ -200,7 +200,7 @@ class Routing:
 
     def always_encodes(self, options: Mapping[str, Any]) -> bool:
         """Return whether messages with these options can be encoded, whatever their arguments are."""
-        serializer, compression = self._encoding(options)
+        serializer, compression = self.encoding(options)
         return compression is None and serializer in _ALWAYS_ENCODE
 
     def check_message(self, payload: str, options: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ class Routing:
 
         Raises kombu's `SerializerNotInstalled` or `EncodeError`, and `InvalidArgumentsError` for a compression.
         """
-        serializer, compression = self._encoding(options)
+        serializer, compression = self.encoding(options)
         with noting_unpublishable():
             if compression is not None:
                 _check_compression(compression)
@@ -218,7 +218,7 @@ class Routing:
 
     def _check_accepted(self, options: Mapping[str, Any]) -> None:
         """Raise `InvalidArgumentsError` for a serializer whose messages no worker of this app accepts."""
-        serializer, _ = self._encoding(options)
+        serializer, _ = self.encoding(options)
         accepted = self._app.conf.accept_content
         content_type = registry.name_to_type.get(serializer)
         if content_type is not None and accepted and content_type not in (prepare_accept_content(accepted) or ()):
@@ -229,7 +229,7 @@ class Routing:
                 )
                 raise InvalidArgumentsError(msg)
 
-    def _encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
+    def encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
         """Return the serializer and the compression of a message with these options."""
         return options.get("serializer") or self._defaults[0], options.get("compression") or self._defaults[1]
 

@@ -49,7 +49,11 @@ class Codec:
         """Return the JSON value of an object, or of JSON that fits; `where` names it. Raises `UnfitValueError`."""
         from pydantic_core import from_json
 
-        return from_json(_to_json(self.build(value, where)))
+        built = self.build(value, where)
+        if _is_changed(value, built):
+            msg = f"{where}: JSON does not keep this value, so the run would get another one: {built!r:.200}"
+            raise UnfitValueError(msg)
+        return from_json(_to_json(built))
 
     def build(self, value: Any, where: str) -> Any:
         """Return the object of a JSON value, or of an object. Raises `UnfitValueError`."""
@@ -71,6 +75,23 @@ def _to_json(value: Any) -> bytes:
     from pydantic_core import to_json
 
     return to_json(_without_dataclasses(value), round_trip=True)
+
+
+def _is_changed(value: Any, built: Any) -> bool:
+    """Return whether an object, or a part of it, differs from what was built of its JSON.
+
+    A secret is masked there, and a field that is excluded, or one of a subclass, is gone. A value that another type
+    represents, such as a tuple by a list or an object by the JSON that was given for it, has not changed.
+    """
+    if isinstance(value, list | tuple) and isinstance(built, list | tuple):
+        return len(value) != len(built) or any(map(_is_changed, value, built))
+    if isinstance(value, dict) and isinstance(built, dict):
+        return any(_is_changed(each, built.get(key)) for key, each in value.items())
+    if dataclasses.is_dataclass(value):
+        names = [each.name for each in dataclasses.fields(value) if each.init]
+        return any(_is_changed(getattr(value, name), getattr(built, name, None)) for name in names)
+    is_model = hasattr(value, "__pydantic_fields__")
+    return (is_model or type(value) is type(built)) and bool(value != built)
 
 
 def _without_dataclasses(value: Any) -> Any:

@@ -272,7 +272,9 @@ def bulk(
     Without --state these are the jobs in all states that the operation applies to.
     """
     if not ended_in and not any(value for name, value in asked.items() if name != "limit"):
-        raise click.UsageError("nothing selected: give a state, a task, an identity, a submitter, a time or an error")
+        raise click.UsageError(
+            "nothing selected: give a state, a task, a tag, a queue, a submitter, a time, an error or another filter"
+        )
     chosen = _bulk_of(access, Operation(operation))
     now = chosen.ledger.read_clock()
     query = query_of(now, **asked)
@@ -335,8 +337,9 @@ def _run_bulk(
     """
     apply = partial(bulk_apply, operation.ledger, selection, operation.act, check=operation.check)
     if selection.query is not None and not (yes or dry_run):
-        count = count_text(len(apply(dry_run=True).done), "job")
-        click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
+        found = len(apply(dry_run=True).done)
+        if found:
+            click.confirm(f"{count_text(found, 'job')} will be {operation.done}. Continue?", abort=True, err=True)
     if dry_run:
         result = apply(dry_run=True)
     else:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from onejob.stores.schema import Dialect
 
 
+CREATE_SCHEMA = (
+    "do $$ begin if not exists (select from pg_namespace where nspname = '{name}') then create schema \"{name}\"; "
+    "end if; end $$"
+)
+"""Unlike `create schema if not exists`, it needs no privilege on the database where the schema is there already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """The schema version of a ledger: `current` is None if there is no ledger."""
@@ -58,7 +65,7 @@ def sql(url: str, namespace: str = "onejob", start: str | None = None) -> str:
         msg = f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}"
         raise ConfigurationError(msg)
     dialect, name = _checked(resolve(url), namespace)
-    schema = [f'create schema if not exists "{name}"'] if name else []
+    schema = [CREATE_SCHEMA.format(name=name)] if name and start is None else []
     return "".join(f"{each};\n\n" for each in ["begin", *schema, *statements(dialect, name, start=start), "commit"])
 
 

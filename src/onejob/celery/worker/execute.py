@@ -221,9 +221,11 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
     if message.task != task.name:
         msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
         logger.warning("%s", msg)
-        if job.state is State.RUNNING:
+        if job.state is State.RUNNING and job.attempt == 1:
             waiting = app_state.publisher.message_of(job)
             app_state.publisher.try_publish(ledger.release(job, msg, message=waiting), pushed=waiting)
+        elif job.state is State.RUNNING:  # its own messages may be wrong: a sweep sends them, one per lease
+            ledger.release(job, msg, wake_after=job.lease)
         return Ignored(msg)
     return message
 

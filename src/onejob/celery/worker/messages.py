@@ -157,7 +157,7 @@ class BatchedAcks:
         """The tags that were acknowledged or rejected, after one that was not."""
         self._settled_to = 0
         self._timer: Any = None
-        self._canceled = False
+        self._channel = channel
         self._receive, channel.message_to_python = channel.message_to_python, self.receive
         self._ack, channel.basic_ack = channel.basic_ack, self.ack
         self._reject, channel.basic_reject = channel.basic_reject, self.reject
@@ -168,6 +168,8 @@ class BatchedAcks:
         message = self._receive(raw)
         if self._is_of_job(message):
             self._of_jobs.add(message.delivery_tag)
+        elif message.delivery_info.get("consumer_tag") in self._channel.no_ack_consumers:  # a reply of another worker
+            self._settle({message.delivery_tag})
         return message
 
     def ack(self, delivery_tag: int, *options: Any, **named: Any) -> None:
@@ -191,7 +193,6 @@ class BatchedAcks:
 
     def cancel(self, *options: Any, **named: Any) -> Any:
         """End the consumption of a queue: the worker may stop."""
-        self._canceled = True
         self.flush()
         return self._cancel(*options, **named)
 
@@ -216,9 +217,12 @@ class BatchedAcks:
 
     def _limit(self) -> int:
         """Return how many messages may wait: so many that no process of the pool waits for a message meanwhile."""
-        if self._canceled:
+        stops = worker_state.should_stop, worker_state.should_terminate
+        if any(code is not None and code is not False for code in stops):  # 0 is the exit code of a warm shutdown
             return 1
-        prefetch: int = self._consumer.qos.value or MAX_ACKS * 4
+        window = self._consumer.qos.value or MAX_ACKS * 4
+        # Celery enlarges the window by each message that it holds for later, which leaves its pool no more of them.
+        prefetch: int = min(window, self._consumer.initial_prefetch_count or MAX_ACKS * 4)
         processes: int = self._consumer.pool.num_processes
         return max(1, min(MAX_ACKS, (prefetch - processes) // 2))
 

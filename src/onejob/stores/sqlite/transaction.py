@@ -162,7 +162,9 @@ class JoinedTransaction(Transaction):
 
     def __enter__(self) -> Self:
         self.execute = self._execute
-        if self._user_connection.isolation_level is not None and not self._user_connection.in_transaction:
+        connection = self._user_connection
+        commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # the driver
+        if not commits and not connection.in_transaction:
             self.execute("begin")  # Python begins only before some statements, and a savepoint's release would commit
         self.execute("savepoint onejob")
         self.now = self._clock()
