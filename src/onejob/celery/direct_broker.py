@@ -1,8 +1,8 @@
 """Messages that Celery and kombu write, and that onejob sends: by the store's script, or many in one write.
 
-Celery's own functions make each message (`as_task_v2`, `send_task_message`, kombu's `Producer`), on a channel that
-keeps what is published. Left out is what takes the time of `send_task`: routing, which the job has already, pools, and
-a round trip for each message.
+Celery's own functions make the first messages of a kind (`as_task_v2`, `send_task_message`, kombu's `Producer`), on a
+channel that keeps what is published. The next ones are that form with the values of their jobs. Left out is what takes
+the time of `send_task`: routing, which the job has already, pools, and a round trip for each message.
 """
 
 from __future__ import annotations
