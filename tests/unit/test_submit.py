@@ -307,6 +307,9 @@ def test_an_answer_that_is_refused_is_one_callers_error(app: Any) -> None:
     def refuse(_: Any) -> None:
         raise PermissionError
 
+    app.tasks["play"].apply_async((9,), task_id="job")
+    other = prepare(Call(app.tasks["other"], Caller.of(app), (1,), task_id="job"))
+    assert kinds(admit(app, [other, prepared(app, 8)])) == ["TaskIdReusedError", "admitted"]
     calls = [Call(app.tasks["play"], Caller.of(app), (1,), check_answer=check) for check in (refuse, None)]
     assert kinds(admit(app, [prepare(call) for call in calls])) == ["PermissionError", "attached"]
     assert (app.tasks["play"].submit_many([]), admit(app, [])) == ([], [])
