@@ -131,6 +131,8 @@ class DirectBroker:
         content = {**kind.content, **{name: value for name, value in own.items() if name != "id"}}
         message = self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, **content)
         written = self._publish(call.task, message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
+        if kind.is_uniform is False:
+            return written
         if not kind.first_id:
             kind.form, kind.first_id = self._form_of(written, message.body[2]), job.id
         elif kind.is_uniform is None and job.id != kind.first_id and "argsrepr" in own:

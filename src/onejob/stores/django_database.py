@@ -13,8 +13,6 @@ from urllib.parse import quote, urlencode
 from onejob.errors import ConfigurationError
 
 SCHEME = "django"
-VENDORS = ("postgresql", "sqlite")
-"""The vendors of Django's database backends that a ledger can be in."""
 
 
 def alias_of(url: str) -> str | None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""
-LIGHT_FIELDS = tuple(field.name for field in fields(Job) if field.name not in LARGE_FIELDS)
 JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
 """The fragment `job_columns`: the columns of a job, in the order of its fields."""
 LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
