@@ -65,7 +65,7 @@ def operation(peer: Peer, kind: str) -> Callable[[Sequence[int]], None]:
         return partial(_submit_in_bulk, peer)
     if kind == "duplicate":
         return lambda numbers: peer.submit_equal([0] * len(numbers))
-    return peer.submit
+    return peer.wait if kind == "wait" else peer.submit
 
 
 def _submit_in_bulk(peer: Peer, numbers: Sequence[int]) -> None:

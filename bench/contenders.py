@@ -38,7 +38,7 @@ class Contender:
     """What keeps its jobs."""
     conf: Mapping[str, Any] = field(default_factory=dict)
     stages: frozenset[str] = frozenset({"submit", "run"})
-    kinds: frozenset[str] = frozenset({"submit", "duplicate", "bulk", "run"})
+    kinds: frozenset[str] = frozenset({"submit", "duplicate", "bulk", "run", "wait"})
     """What it can do; "duplicate": equal submissions are one job."""
     broker: str = "redis"
     on_celery: bool = True
@@ -66,6 +66,11 @@ OURS = tuple(
     Contender(f"onejob on {store}", "protected", store, stages=frozenset({"submit", "run", "memory"}))
     for store in STORES
 )
+DELIVERING = tuple(
+    Contender(f"onejob on {store} alone", "protected", store, stages=frozenset({"submit", "run"}), broker="ledger")
+    for store in STORES[1:]
+)
+"""The ledger delivers the jobs itself, and no other server runs."""
 LOCKS = tuple(
     Contender(name, module, "redis", RESULTS if stage == "run" else {}, frozenset({stage}))
     for name, module in (("celery-singleton", "singleton"), ("celery-once", "once"))
@@ -96,7 +101,7 @@ RUN_ON_RABBITMQ = tuple(
     replace(one, conf={**one.conf, **(RESULTS if one.module == "plain" else {})}, stages=frozenset({"run on rabbitmq"}))
     for one in ON_RABBITMQ
 )
-ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
+ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, *DELIVERING, *LOCKS, *OTHERS, *ON_RABBITMQ, *RUN_ON_RABBITMQ)
 
 
 def chosen(stage: str, stores: Sequence[str], peers: Sequence[str] | None) -> list[Contender]:

@@ -22,10 +22,11 @@ from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import TASKS, make, some
 from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.messages import NewMessage
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
 from onejob.jobs.quota import Charge, Quota
-from onejob.jobs.records import AuditEntry, Period, Query
+from onejob.jobs.records import AuditEntry, Period, Query, ScheduleState
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.stores.postgres import PostgresStore
@@ -180,7 +181,10 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     _submit_duplicates(store)
     _in_transaction(runner, schema)
     _shared(store)
-    Ledger(store).renew(some(connection, schema, "running", 8))
+    _carry_messages(store)
+    running = some(connection, schema, "running", 8)
+    Ledger(store).renew(running)
+    store.get_awaited([job_id for job_id, _ in running])
     old = [job_id for job_id, _ in some(connection, schema, "completed", 100)]
     store.get_many(old)
     store.delete(old, sources=FINAL, tombstone_for=DAY)
@@ -219,6 +223,9 @@ def _live(store: PostgresStore) -> None:
     ledger.submit(submission(3, "plan", follows=True))
     ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
     store.take_due(tasks=TASKS, limit=100, hold=5)
+    ledger.submit(replace(submission(18, "offered"), route="celery"), wake_after=0)
+    store.next_delivery(["celery"])
+    store.deliver(["celery"], limit=2)
     store.postpone({"job-1": 5.0, "job-2": 5.0})
     first = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
     ledger.retry(first, NextRun.again(first, delay=0.0, retries=1), error=None, reason="once more")
@@ -272,6 +279,27 @@ def _shared(store: PostgresStore) -> None:
     store.keep_event("plan", "{}", keep_for=60.0)
     store.append_audit(AuditEntry(actor="a", source="cli", address="b", action="c"), keep=10, keep_for=60.0)
     store.audit(limit=10, before=None, keep_for=60.0)
+    store.put_schedule(ScheduleState("nightly", "new", "crontab", since=0.0, seen_at=0.0), expected="")
+    store.schedules()
+    store.delete_schedule("nightly", expected="new")
+
+
+def _carry_messages(store: PostgresStore) -> None:
+    """Write messages that are no jobs, take, return and acknowledge them, and delete their queue."""
+    store.declare_queue("plan", expires_after=60.0, message_ttl=60.0)
+    store.bind_queue("plan", "plans", "a", "^a")
+    store.put_messages([NewMessage(name, "plans", "a", body="{}") for name in ("plan-1", "plan-2")])
+    taken = store.take_messages(["plan"], limit=1, consumer="c", hold=30.0)
+    store.take_messages(["plan"], limit=1, consumer="c", hold=0.0)
+    ids = [each.id for each in taken]
+    store.renew_messages(ids, ["plan"], consumer="c", hold=30.0)
+    store.release_messages(ids, consumer="c")
+    store.delete_messages(ids, consumer="c")
+    store.bindings("plans")
+    store.queue_size("plan")
+    store.purge_queue("plan")
+    store.unbind_queue("plan", "plans", "a")
+    store.delete_queue("plan")
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:
@@ -281,9 +309,9 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
         joined.run(name)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
-        joined.run("submit_in", **asdict(new), wake_after=30.0)
+        joined.run("submit_in", **asdict(new), wake_after=30.0, offers=False)
     charged = replace(submission(8, "joined and charged"), charges=CHARGES)
-    Submitter(joined).submit_many([charged], 30.0, wait_for_locks=True)
+    Submitter(joined).submit_many([charged], {"wake_after": 30.0, "offers": False}, wait_for_locks=True)
 
 
 def main() -> int:

@@ -15,17 +15,20 @@ def seconds() -> float:
 
     In a round one contender works and the others wait: a difference is that of the contender and the servers.
     """
+    own = os.times()
+    return max(0.0, seconds_below(os.getpid()) - own.user - own.system)
+
+
+def seconds_below(top: int) -> float:
+    """Return the seconds that a process and all below it have taken until now; 0 on a system without /proc."""
     parents, taken = {}, {}
     for folder in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # the process has ended
             fields = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[_PARENT])
             taken[int(folder.name)] = sum(map(int, fields[_TIMES]))
-    if not taken:
-        return 0.0
-    ended = os.times()
-    ticks = sum(taken[pid] for pid in taken if _is_below(pid, parents))
-    return ticks / os.sysconf("SC_CLK_TCK") + ended.children_user + ended.children_system
+    ticks = sum(taken[pid] for pid in taken if _is_below(pid, top, parents))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of(pid: int) -> float:
@@ -36,9 +39,8 @@ def seconds_of(pid: int) -> float:
     return 0.0
 
 
-def _is_below(pid: int, parents: dict[int, int]) -> bool:
-    """Return whether a process descends from this one."""
-    while (pid := parents.get(pid, 0)) > 1:
-        if pid == os.getpid():
-            return True
-    return False
+def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
+    """Return whether a process is another one, or descends from it."""
+    while pid not in {top, 0}:
+        pid = parents.get(pid, 0)
+    return pid == top

@@ -54,6 +54,13 @@ class Runner:
         with self.working():
             return self._timed(jobs)
 
+    def wait(self, jobs: int) -> Cost:
+        """Submit jobs and await each, while a worker runs. Raises `FailedError`."""
+        self.marks.mkdir(exist_ok=True)
+        before = processor.seconds()
+        answer = self._child.ask("wait", count=jobs, first=next(self._numbers) * 1_000_000)
+        return Cost((answer["ended"] - answer["began"]) / jobs, (processor.seconds() - before) / jobs)
+
     def submit(self, jobs: int) -> None:
         """Queue jobs. Raises `FailedError`."""
         shutil.rmtree(self.marks, ignore_errors=True)

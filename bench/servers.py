@@ -59,8 +59,8 @@ class Servers:
         """Return new places for a contender."""
         redis = self.new_database("redis")
         store = redis if contender.store in {"redis", ""} else self.new_database(contender.store)
-        if contender.broker == "redis":
-            return Places(redis, store, redis)
+        if contender.broker != "rabbitmq":
+            return Places("onejob://" if contender.broker == "ledger" else redis, store, redis)
         return Places(self.rabbitmq, store, redis, self._new_queue())
 
     @cached_property

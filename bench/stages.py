@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench import api, counts, growth, memory, recovery, runs, submissions, table
+from bench import api, counts, growth, memory, recovery, runs, submissions, table, waits
 from bench.contenders import STORES, chosen
 from bench.servers import Servers
 
@@ -63,6 +63,12 @@ def run(servers: Servers, options: Options) -> Results:
     return runs.compare(servers, contenders, rounds=options.rounds, jobs=options.jobs)
 
 
+def wait(servers: Servers, options: Options) -> Results:
+    """`delay().get()` of no-op jobs, one after the other, with an idle worker of two processes."""
+    contenders = [one for one in chosen("run", options.stores, []) if not one.is_other]
+    return waits.compare(servers, contenders, rounds=options.rounds, jobs=max(1, options.jobs // 20))
+
+
 def rabbitmq(servers: Servers, options: Options) -> Results:
     """RabbitMQ as the broker: submissions by one client, and no-op jobs run by a worker of two processes."""
     contenders = chosen("rabbitmq", options.stores, [])
@@ -116,6 +122,7 @@ STAGES = {
     "submit": Stage(submit, table.compared),
     "clients": Stage(clients, table.compared),
     "run": Stage(run, table.compared),
+    "wait": Stage(wait, table.compared),
     "rabbitmq": Stage(rabbitmq, table.compared),
     "api": Stage(post, table.compared),
     "counts": Stage(count, table.counted),

@@ -23,7 +23,7 @@ import celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, Caller, prepare
+from onejob.celery.call import Call, prepare
 from onejob.jobs.records import Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.jobs.transitions import new_nonce
@@ -88,7 +88,7 @@ class Work:
         kwargs = {"order_id": number, "customer": f"customer-{number % 5000}", "note": "x" * (number % 120)}
         task: Any = self.app.tasks[TASKS[number % len(TASKS)]]
         with submitting_as(Submitter(SUBMITTERS[number // 7 % len(SUBMITTERS)])):
-            first = prepare(Call(task, Caller.of(task.app), kwargs=kwargs, source="http")).submission
+            first = prepare(app_state_of(task.app), Call(task, kwargs=kwargs, source="http")).submission
         duplicates = 1 + number % 3 if number // 10 % 5 == 2 else 0
         return [first, *(replace(first, id=f"{first.id[:-1]}{each}", nonce=new_nonce()) for each in range(duplicates))]
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 STORES = ("sqlite", "postgresql", "redis")
+BROKERS = ("redis", "ledger")
 
 
 class Verdict(Protocol):
@@ -29,6 +30,11 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     return arguments
+
+
+def add_broker(arguments: argparse.ArgumentParser) -> None:
+    """Add the option `--broker`, of which `Testbed.broker_url` makes a URL."""
+    arguments.add_argument("--broker", choices=BROKERS, default="redis", help="what delivers the jobs")
 
 
 def report(parameters: P, run: Callable[[P], Verdict]) -> int:

@@ -23,10 +23,10 @@ from chaos.testbed import NAMESPACE, PATIENT
 from onejob import fence
 from onejob.celery.current_job import RunningJob
 from onejob.errors import JobInterrupted, StaleTokenError
+from onejob.jobs.policy import Limits
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
-from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

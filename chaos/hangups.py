@@ -35,7 +35,7 @@ import uvicorn
 from fastapi.routing import APIRoute
 
 import onejob
-from chaos.command import STORES, parser, report
+from chaos.command import STORES, add_broker, parser, report
 from chaos.testbed import NAMESPACE, start_testbed
 from onejob.api import create_app
 from onejob.api.routes.jobs import JobRoutes
@@ -65,6 +65,7 @@ class Hangups:
     hangups: int
     askers: int
     store: str
+    broker: str
     seed: int
 
 
@@ -339,8 +340,10 @@ async def _hang_up_in_turn(rude: Rude, turns: Iterator[int]) -> None:
 
 def run(parameters: Hangups) -> Count:
     """Do all of it on private servers."""
-    with start_testbed(parameters.store) as here, served(here.store, NAMESPACE, here.broker.url) as (app, server):
-        return hang_up(app, server, parameters.hangups, parameters.askers, parameters.seed)
+    with start_testbed(parameters.store) as here:
+        broker = here.broker_url(parameters.broker)
+        with served(here.store, NAMESPACE, broker) as (app, server):
+            return hang_up(app, server, parameters.hangups, parameters.askers, parameters.seed)
 
 
 def main() -> int:
@@ -349,6 +352,7 @@ def main() -> int:
     made.add_argument("--hangups", type=int, default=10_000)
     made.add_argument("--askers", type=int, default=24)
     made.add_argument("--store", choices=STORES, default="sqlite")
+    add_broker(made)
     return report(Hangups(**vars(made.parse_args())), run)
 
 

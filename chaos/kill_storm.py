@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chaos.command import STORES, parser, report
+from chaos.command import STORES, add_broker, parser, report
 from chaos.effects import APPLIED, STARTED, counted
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories, recovery_delays
 from chaos.testbed import start_testbed
@@ -47,6 +47,7 @@ class Storm:
     lease: float
     seed: int
     period: float
+    broker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def run(storm: Storm) -> Count:
     """Run the storm and count."""
     began = time.monotonic()
     with start_testbed(storm.store) as testbed:
-        environment = testbed.environment(lease=storm.lease)
+        environment = testbed.environment(lease=storm.lease, broker=testbed.broker_url(storm.broker))
         os.environ.update(environment)
         from chaos.storm_app import apply_apart, apply_together
 
@@ -152,6 +153,7 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--concurrency", type=int, default=4)
     options.add_argument("--store", choices=STORES, default="sqlite")
+    add_broker(options)
     options.add_argument("--lease", type=float, default=6.0, help="seconds")
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills")
     return report(Storm(**vars(options.parse_args())), run)

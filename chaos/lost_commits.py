@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from chaos.command import parser, report
+from chaos.command import add_broker, parser, report
 from chaos.effects import APPLIED, counted, sessions_of
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.proxy import CUTS, Proxy
@@ -55,6 +55,7 @@ class Commits:
     slow: float
     workers: int
     concurrency: int
+    broker: str
     lease: float
     seed: int
 
@@ -99,7 +100,8 @@ def run(commits: Commits) -> Count:
         through = testbed.effects.replace(f":{testbed.postgres.port}/", f":{proxy.port}/")
         if commits.slow:
             _slow_down(testbed, commits.slow)
-        environment = testbed.environment(lease=commits.lease, through=through)
+        broker = testbed.broker_url(commits.broker)
+        environment = testbed.environment(lease=commits.lease, through=through, broker=broker)
         os.environ.update(environment)
         ledger, task = testbed.ledger(), _task(commits)
         options = {"count": commits.workers, "concurrency": commits.concurrency}
@@ -161,6 +163,7 @@ def main() -> int:
     options.add_argument("--slow", type=float, default=0.0, help="seconds that a COMMIT takes")
     options.add_argument("--workers", type=int, default=1)
     options.add_argument("--concurrency", type=int, default=4)
+    add_broker(options)
     options.add_argument("--lease", type=float, default=6.0, help="seconds")
     return report(Commits(**vars(options.parse_args())), run)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from chaos.command import parser, report
+from chaos.command import add_broker, parser, report
 from chaos.effects import APPLIED, counted
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.testbed import start_testbed
@@ -47,6 +47,7 @@ class Restarts:
     down: float
     workers: int
     concurrency: int
+    broker: str
     lease: float
     seed: int
 
@@ -89,7 +90,7 @@ def run(restarts: Restarts) -> Count:
     """Run the restarts and count."""
     began = time.monotonic()
     with start_testbed("postgresql", "fsync=on") as testbed:
-        environment = testbed.environment(lease=restarts.lease)
+        environment = testbed.environment(lease=restarts.lease, broker=testbed.broker_url(restarts.broker))
         os.environ.update(environment)
         ledger, raised = testbed.ledger(), Counter[str]()
         options = {"count": restarts.workers, "concurrency": restarts.concurrency}
@@ -124,22 +125,20 @@ def _submit(restarts: Restarts, raised: Counter[str]) -> None:
     span = restarts.restarts * (restarts.period + restarts.down / 2 + 0.25) + 2
     began = time.monotonic()
     for number in range(restarts.jobs):
-        _insist(apply_stubbornly, number, raised)
+        insist(raised, apply_stubbornly, (number,), task_id=str(UUID(int=number + 1)))
         ahead = began + span * number / restarts.jobs - time.monotonic()
         if ahead > 0:
             time.sleep(ahead)
 
 
-def _insist(task: Any, number: int, raised: Counter[str]) -> None:
+def insist(raised: Counter[str], task: Any, args: tuple[Any, ...], **options: Any) -> Any:
     """Submit under the same id until the submission is accepted."""
     while True:
         try:
-            task.apply_async((number,), task_id=str(UUID(int=number + 1)))
+            return task.apply_async(args, **options)
         except StoreError as error:
             raised[type(error).__name__] += 1
             time.sleep(0.1)
-        else:
-            return
 
 
 def _count(  # noqa: PLR0917 - what was seen, each by itself
@@ -180,6 +179,7 @@ def main() -> int:
     options.add_argument("--down", type=float, default=1.5, help="seconds that the server stays away, at most")
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--concurrency", type=int, default=2)
+    add_broker(options)
     options.add_argument("--lease", type=float, default=6.0, help="seconds")
     return report(Restarts(**vars(options.parse_args())), run)
 

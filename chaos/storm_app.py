@@ -47,3 +47,13 @@ def apply_stubbornly(number: int) -> None:
         write(session, APPLIED, number, job, os.getpid())
         time.sleep(BODY_SECONDS)
         job.complete_in(session, number)
+
+
+@app.task(base=onejob.Task, autoretry_for=(Exception,), max_retries=None, default_retry_delay=1, unique_for=7200)
+def apply_once(number: int, seconds: float) -> None:
+    """Apply so many seconds long in one transaction with the completion, once in two hours."""
+    job = onejob.current_job()
+    with job.transaction(Session) as session:
+        write(session, APPLIED, number, job, os.getpid())
+        time.sleep(seconds)
+        job.complete_in(session, number)

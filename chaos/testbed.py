@@ -47,6 +47,10 @@ class Testbed:
             raise LookupError("the ledger is not in PostgreSQL")
         return self.server
 
+    def broker_url(self, name: str) -> str:
+        """Return the URL of what delivers the jobs: `ledger`, or the `redis` of this testbed."""
+        return "onejob://" if name == "ledger" else self.broker.url
+
     def ledger(self) -> Ledger:
         """Return the ledger."""
         return Ledger(open_store(self.store, namespace=NAMESPACE), PATIENT)

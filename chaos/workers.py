@@ -56,6 +56,14 @@ class Workers:
         _kill(self._workers[index])
         self._workers[index] = self._start(index)
 
+    def start_ended(self) -> int:
+        """Start those again that have ended by themselves, as a supervisor does, and return how many."""
+        ended = [index for index, worker in enumerate(self._workers) if not worker.alive]
+        for index in ended:
+            _kill(self._workers[index])
+            self._workers[index] = self._start(index)
+        return len(ended)
+
     def count_in_logs(self, text: str) -> int:
         """Return how often a text occurs in their logs."""
         return sum(log.read_text(errors="replace").count(text) for log in self._folder.glob("worker*.log"))

@@ -84,8 +84,8 @@ def manifest_schemas(project: Project) -> Iterator[str]:
     """Each object has the fields that its kind has in Kubernetes, and no other."""
     for place, text in project.under(FOLDER, ".yaml").items():
         for each in yaml.safe_load_all(text) if place != KUSTOMIZATION else ():
-            if each["apiVersion"].startswith("monitoring.coreos.com/"):
-                continue  # the operator's own
+            if each["apiVersion"].startswith(("monitoring.coreos.com/", "keda.sh/")):
+                continue  # of the Prometheus operator, and of KEDA
             try:
                 kubernetes_validate.validate(each, SCHEMAS, strict=True)
             except kubernetes_validate.ValidationError as error:
@@ -121,6 +121,20 @@ def manifest_files(project: Project) -> Iterator[str]:
     yield from differences(f"{KUSTOMIZATION}:1", "images", {each["name"] for each in kustomization["images"]}, images)
     if "/deploy/kubernetes/secrets/\n" not in project[".gitignore"]:
         yield ".gitignore:1: /deploy/kubernetes/secrets/ is not ignored"
+
+
+@check
+def manifest_scaler(project: Project) -> Iterator[str]:
+    """The scaler scales the workers, each for as many jobs as it runs at a time."""
+    spec = yaml.safe_load(project[f"{FOLDER}scale.yaml"])["spec"]
+    worker = Manifests(project).find("Deployment", spec["scaleTargetRef"]["name"])
+    if not worker:
+        yield f"{FOLDER}scale.yaml:1: there is no deployment {spec['scaleTargetRef']['name']}"
+        return
+    (command,) = (container["command"] for container in worker["spec"]["template"]["spec"]["containers"])
+    for trigger in spec["triggers"]:
+        if f"--concurrency={trigger['metadata']['threshold']}" not in command:
+            yield f"{FOLDER}scale.yaml:1: the threshold is not the concurrency of a worker"
 
 
 @check

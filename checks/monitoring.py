@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checks.project import check, differences, line_of
 from onejob.celery.worker.metrics import render_metrics
+from onejob.jobs.records import Registration
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import SERIES, Kind
 from onejob.stores import open_store
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 BOARD = "deploy/grafana/onejob.json"
 RULES, RULE_TESTS = "deploy/prometheus/alerts.yaml", "deploy/prometheus/alerts.test.yaml"
+SCALER = "deploy/kubernetes/scale.yaml"
 PROMTOOL = shutil.which(os.environ.get("ONEJOB_TEST_PROMTOOL", "promtool"))
 """The checker of Prometheus: that on the PATH, or the one that the environment names."""
 SELECTOR = re.compile(r"(onejob_\w+)(?:\{([^}]*)\})?")
@@ -61,6 +63,7 @@ def _printed() -> dict[str, set[str]]:
             if series.kind is not Kind.GAUGE:
                 bucket = ["+Inf"] if series.kind is Kind.HISTOGRAM else []
                 ledger.increment({json.dumps([name, *("x" for _ in series.labels), *bucket]): 1.0})
+        ledger.store.heartbeat("x", lasts=60.0, registration=Registration(queues=("x",)))
         families = text_string_to_metric_families(render_metrics(ledger).decode())
         ledger.close()
         return {sample.name: {*sample.labels} for family in families for sample in family.samples}
@@ -71,7 +74,9 @@ def queries(project: Project) -> Iterator[str]:
     """Each metric in a query is one that `/metrics` prints, and each label in a query is one of its labels."""
     board = json.loads(project[BOARD])
     variables = [each["query"]["query"] for each in board["templating"]["list"] if each["type"] == "query"]
+    triggers = [trigger["metadata"] for trigger in yaml.safe_load(project[SCALER])["spec"]["triggers"]]
     found = [(BOARD, query) for query in [*_queries(board), *variables]]
+    found += [(SCALER, trigger["query"]) for trigger in triggers]
     for place, query in [*found, *((RULES, rule["expr"]) for rule in _rules(project))]:
         line = f"{place}:{line_of(project[place], json.dumps(query)[1:-1])}"
         selectors = SELECTOR.findall(query)

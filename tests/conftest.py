@@ -6,7 +6,7 @@ import secrets
 import shutil
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -14,6 +14,7 @@ import redis
 from hypothesis import settings
 
 from onejob.ledger.ledger import Ledger
+from onejob.observability.meter import write_all
 from onejob.stores.migrate import sql
 from tests.contract.support import ManualClock, StoreAddress
 from tests.services import start_postgres, start_redis
@@ -66,6 +67,7 @@ def redis_prefix() -> str:
 def redis_url(redis_server: RedisServer, redis_prefix: str) -> Iterator[str]:
     """Return the URL of a Redis server; after the test, no key may be found outside `redis_prefix`."""
     yield redis_server.url
+    write_all()  # the counts of this test, before those of the next one
     mine = (redis_prefix.encode(), b"{" + redis_prefix.encode() + b"}")
     with redis.Redis.from_url(redis_server.url) as client:
         stray = [key for key in client.scan_iter(count=1000) if not key.startswith(mine)]
@@ -157,10 +159,19 @@ def address_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Sto
     return StoreAddress(request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix"))
 
 
-@pytest.fixture(params=STORES)
-def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
-    """Return where a store of each kind can be; a folder whose laws hold above the stores may have SQLite only."""
-    return address_of(request.param, request, tmp_path)
+def on_stores(*kinds: str) -> Any:
+    """Return the fixture `fresh_address` of tests that run on these kinds of stores."""
+
+    @pytest.fixture(params=kinds)
+    def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+        """Return where a store can be that nobody has opened yet."""
+        return address_of(request.param, request, tmp_path)
+
+    return fresh_address
+
+
+fresh_address = on_stores(*STORES)
+"""On all; a folder whose laws hold above the stores has one on SQLite."""
 
 
 @pytest.fixture(scope="session")

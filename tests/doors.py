@@ -6,19 +6,16 @@ it on, shows the answer, and records it in the audit log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from onejob.celery.operations import Operation
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
+from onejob.ledger.ledger import Ledger
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
 
 ERROR = '{"type": "ValueError", "message": "no", "traceback": "secret"}'
 _numbers = count(1000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.call import Call, Caller, prepare
+from onejob.celery.app_state import app_state_of
+from onejob.celery.call import Call, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,5 +18,5 @@ def submission_of(
     key: str | None = None, task_id: str | None = None, **options: Any,
 ) -> Submission:  # fmt: skip
     """Return the submission of a call; `options` are those of `apply_async`."""
-    call = Call(task, Caller.of(task.app), tuple(args), kwargs or {}, options, source, task_id=task_id, key=key)
-    return prepare(call).submission
+    call = Call(task, tuple(args), kwargs or {}, options, source, task_id=task_id, key=key)
+    return prepare(app_state_of(task.app), call).submission

@@ -27,6 +27,7 @@ FIRST_RUN = "ONEJOB_BENCH_FIRST_RUN"
 """Environment variable: how many seconds the first run of all takes."""
 SECOND = 7
 """The second argument of every job."""
+WAIT_SECONDS = 60.0
 
 
 class Peer:
@@ -42,6 +43,10 @@ class Peer:
 
     def submit(self, numbers: Sequence[int]) -> None:
         """Submit a job with each of these numbers, one after the other."""
+        raise NotImplementedError
+
+    def wait(self, numbers: Sequence[int]) -> None:
+        """Submit a job with each of these numbers, and await its result before the next one."""
         raise NotImplementedError
 
     def submit_equal(self, numbers: Sequence[int]) -> None:
@@ -66,6 +71,11 @@ class CeleryPeer(Peer):
         delay = self.task.delay
         for number in numbers:
             delay(number, SECOND)
+
+    def wait(self, numbers: Sequence[int]) -> None:
+        """Call `delay()` and `get()` for each number."""
+        for number in numbers:
+            self.task.delay(number, SECOND).get(timeout=WAIT_SECONDS)
 
 
 def celery_app(**conf: Any) -> Any:

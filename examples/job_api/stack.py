@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from examples.job_api.place import StackError
 from onejob.api.api_keys import KeyFile, Role
-from onejob.demo.children import Children
+from onejob.demo.supervisor import Children
 from onejob.stores.migrate import upgrade
 from tests.services import PostgresServer, RedisServer, eventually, postgres_folder, redis_binary
 

@@ -23,7 +23,7 @@ import redis
 
 from examples.payments.gateway import Record
 from examples.payments.workers import Workers
-from onejob.demo.children import Children
+from onejob.demo.supervisor import Children
 from onejob.stores.migrate import upgrade
 from tests.services import eventually, start_postgres, start_redis
 

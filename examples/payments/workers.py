@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from onejob.demo.children import Children
+    from onejob.demo.supervisor import Children
 
 PROCESSES = 2
 """Processes of one worker: so many jobs it runs at once."""

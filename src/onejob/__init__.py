@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onejob.celery import RunningJob, Task, current_job
-    from onejob.celery.define import task
     from onejob.celery.result import AsyncResult
+    from onejob.celery.task import task
     from onejob.errors import (
         ConfigurationError,
         DuplicateJobError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         OneJobError,
         PermanentError,
         QuotaExceededError,
+        ScheduleEntryNotFoundError,
         StaleTokenError,
         StoreError,
         StoreUnavailableError,
@@ -77,6 +78,7 @@ __all__ = [
     "PermanentError",
     "QuotaExceededError",
     "RunningJob",
+    "ScheduleEntryNotFoundError",
     "StaleTokenError",
     "State",
     "StoreError",
@@ -105,7 +107,7 @@ _MODULES = {
     "current_job": "onejob.celery",
     "fence": "onejob.transactions.fence",
     "submitter": "onejob.jobs.submitter",
-    "task": "onejob.celery.define",
+    "task": "onejob.celery.task",
 }
 """Where the names are defined; those that are not here are in `onejob.errors`.
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
+from onejob.jobs.policy import DAY, RETENTION, Limits, Policy, check_seconds
 from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.schedules import Missed
 from onejob.observability.logs import emit_to, log
 from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
 from onejob.stores.schema import checked_schema
-from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,8 @@ class Settings:
     """The file by which `onejob probe` tells that a worker is alive; "": none."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; after that the sweeper publishes the message."""
+    silence: float = 15.0
+    """After so long without a message, a worker with free slots takes published jobs from the ledger; 0: never."""
     broker_acks: bool = False
     """Whether workers have the broker keep each message of a job, too, until a process has accepted it."""
     log_jobs: bool = True
@@ -72,6 +74,10 @@ class Settings:
     """How many new jobs with the same identity each named submitter may submit."""
     share_old_locks: bool = False
     """Whether the tasks of `onejob.compat` respect and hold the locks of the library they replace, while both run."""
+    beat: bool = False
+    """Whether the workers run the beat schedule, without a process of `celery beat`."""
+    beat_missed: str = "last"
+    """Which ticks of a downtime are made up for: `skip` (none), `last` or `all`."""
     payload_limit: int = 256 * 1024
     depth_limit: int = 64
 
@@ -79,18 +85,16 @@ class Settings:
         """Raise `ConfigurationError` for an invalid value."""
         for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
-        for name in ("shutdown_grace", "tombstone_retention", "metrics_interval"):
+        for name in ("shutdown_grace", "tombstone_retention", "metrics_interval", "silence"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
         if not isinstance(self.probe_file, str):
-            msg = f"onejob_probe_file={self.probe_file!r} must be the path of a file, as text"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"onejob_probe_file={self.probe_file!r} must be the path of a file, as text")
         if type(self.metrics_port) is not int or not 0 <= self.metrics_port < 2**16:
-            msg = f"onejob_metrics_port={self.metrics_port!r} must be a port number, or 0 for none"
-            raise ConfigurationError(msg)
-        for name in ("broker_acks", "log_jobs", "log_json", "share_old_locks"):
+            raise ConfigurationError(f"onejob_metrics_port={self.metrics_port!r} must be a port number, or 0 for none")
+        for name in ("broker_acks", "log_jobs", "log_json", "share_old_locks", "beat"):
             if not isinstance(getattr(self, name), bool):
-                msg = f"onejob_{name}={getattr(self, name)!r} must be True or False"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"onejob_{name}={getattr(self, name)!r} must be True or False")
+        check_missed("onejob_beat_missed", self.beat_missed)
         Quotas.parse(self.quota, self.identity_quota)
         check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)
@@ -148,6 +152,14 @@ def check_lease(lease: float, heartbeat: float) -> None:
         raise ConfigurationError(msg)
 
 
+def check_missed(name: str, given: Any) -> Missed:
+    """Return what becomes of missed ticks. Raises `ConfigurationError`."""
+    try:
+        return Missed(given)
+    except ValueError:
+        raise ConfigurationError(f"{name}={given!r:.100} must be one of {', '.join(Missed)}") from None
+
+
 def check_retention(retention: object) -> None:
     """Raise `ConfigurationError` unless `retention` maps final states to positive numbers of seconds."""
     if not isinstance(retention, Mapping):
@@ -155,8 +167,7 @@ def check_retention(retention: object) -> None:
         raise ConfigurationError(msg)
     for state, seconds in retention.items():
         if state not in FINAL:
-            msg = f"onejob_retention has {state!r}; the final states are {', '.join(sorted(FINAL))}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"onejob_retention has {state!r}; the final states are {', '.join(sorted(FINAL))}")
         check_seconds(f"onejob_retention of {state} jobs", seconds)
 
 

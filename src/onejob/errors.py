@@ -108,6 +108,14 @@ class JobNotFoundError(OneJobError, LookupError):
 
 
 @dataclass(eq=False, repr=False)
+class ScheduleEntryNotFoundError(OneJobError, LookupError):
+    """The beat schedule has no entry with this name."""
+
+    template = "the beat schedule has no entry named {name!r}"
+    name: str
+
+
+@dataclass(eq=False, repr=False)
 class JobPurgedError(JobNotFoundError):
     """The job ended and was purged after its retention; its tombstone remains. Times are RFC 3339."""
 
@@ -135,13 +143,61 @@ class StaleTokenError(OneJobError):
 
 
 @dataclass(eq=False, repr=False)
-class DuplicateJobError(OneJobError):
+class JobStateError(OneJobError):
+    """Something cannot be done because of the state that a job is in. Base class of the following errors."""
+
+    job_id: str
+    state: str
+
+
+@dataclass(eq=False, repr=False)
+class DuplicateJobError(JobStateError):
     """The submission is a duplicate of an existing job, and the task has `on_duplicate="raise"`."""
 
     template = "an equal job of {task} is {state} already: {job_id}"
-    job_id: str
-    state: str
     task: str
+
+
+class NoDeadLetterError(JobStateError):
+    """A job is not a dead letter: only a failed job can be redriven."""
+
+    template = "job {job_id} is {state}; only a failed job is a dead letter"
+
+
+@dataclass(eq=False, repr=False)
+class NotWaitingError(JobStateError):
+    """A job cannot be made due at once: it runs, it has ended, or it waits for the end of another job."""
+
+    follows_id: str = ""
+    """The job whose end it waits for; "" if it waits for none."""
+
+    def __str__(self) -> str:
+        if self.follows_id:
+            return f"job {self.job_id} is {self.state} until job {self.follows_id} has ended: it cannot run now"
+        return f"job {self.job_id} is {self.state}; only a waiting job can be made due now"
+
+
+class JobEndedError(JobStateError):
+    """A job cannot be canceled, because it has ended."""
+
+    template = "job {job_id} is {state}: a job that has ended cannot be canceled"
+
+
+class JobNotEndedError(JobStateError):
+    """A job cannot be deleted, because it has not ended."""
+
+    template = "job {job_id} is {state}: only a job that has ended can be deleted. Cancel it first"
+
+
+@dataclass(eq=False, repr=False)
+class UniquenessWindowError(JobStateError):
+    """A job cannot be deleted, because it answers duplicates until its uniqueness window ends (`until`, RFC 3339)."""
+
+    template = (
+        "job {job_id} cannot be deleted: it is {state}, and answers duplicates until {until}, "
+        "when its uniqueness window ends"
+    )
+    until: str
 
 
 @dataclass(eq=False, repr=False)
@@ -224,61 +280,6 @@ class TooManyWebhooksError(OneJobError):
     )
     job_id: str
     limit: int
-
-
-@dataclass(eq=False, repr=False)
-class NoDeadLetterError(OneJobError):
-    """A job is not a dead letter: only a failed job can be redriven."""
-
-    template = "job {job_id} is {state}; only a failed job is a dead letter"
-    job_id: str
-    state: str
-
-
-@dataclass(eq=False, repr=False)
-class NotWaitingError(OneJobError):
-    """A job cannot be made due at once: it runs, it has ended, or it waits for the end of another job."""
-
-    job_id: str
-    state: str
-    follows_id: str = ""
-    """The job whose end it waits for; "" if it waits for none."""
-
-    def __str__(self) -> str:
-        if self.follows_id:
-            return f"job {self.job_id} is {self.state} until job {self.follows_id} has ended: it cannot run now"
-        return f"job {self.job_id} is {self.state}; only a waiting job can be made due now"
-
-
-@dataclass(eq=False, repr=False)
-class JobEndedError(OneJobError):
-    """A job cannot be canceled, because it has ended."""
-
-    template = "job {job_id} is {state}: a job that has ended cannot be canceled"
-    job_id: str
-    state: str
-
-
-@dataclass(eq=False, repr=False)
-class JobNotEndedError(OneJobError):
-    """A job cannot be deleted, because it has not ended."""
-
-    template = "job {job_id} is {state}: only a job that has ended can be deleted. Cancel it first"
-    job_id: str
-    state: str
-
-
-@dataclass(eq=False, repr=False)
-class UniquenessWindowError(OneJobError):
-    """A job cannot be deleted, because it answers duplicates until its uniqueness window ends (`until`, RFC 3339)."""
-
-    template = (
-        "job {job_id} cannot be deleted: it is {state}, and answers duplicates until {until}, "
-        "when its uniqueness window ends"
-    )
-    job_id: str
-    state: str
-    until: str
 
 
 @dataclass(eq=False, repr=False)

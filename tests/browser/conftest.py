@@ -5,26 +5,19 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from onejob.demo.supervisor import Stack
 from tests.browser.support import PATIENCE, PREFIX, Dashboard, Demo, Tabs, sample_on, serving_dashboard
 from tests.contract.support import StoreAddress
-from tests.pages.sample import copied_sample
+from tests.pages.sample import Sample, copied_sample
 from tests.services import chromium_binary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Page
-
-    from tests.pages.sample import Sample
 
 OPTIONS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync""".split()
@@ -39,6 +32,12 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=binary, args=OPTIONS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> BrowserContext:
+    """Return the context that pages share which are opened without options: to make one takes as long as two pages."""
+    return browser.new_context()
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +74,9 @@ def expected() -> list[str]:
 
 
 @pytest.fixture
-def tabs(browser: Browser, expected: list[str]) -> Iterator[Tabs]:
+def tabs(context: BrowserContext, expected: list[str]) -> Iterator[Tabs]:
     """Return a way to open pages. At the end there may be no unexpected console messages."""
-    tabs = Tabs(browser, expected)
+    tabs = Tabs(context, expected)
     yield tabs
     tabs.close()
     assert tabs.complaints() == []

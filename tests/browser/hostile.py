@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onejob
 from onejob.celery.options import tasks_of
+from onejob.jobs.model import Job, Submission
 from onejob.jobs.records import AuditEntry, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.webhooks.job import webhook_submission
+from tests.pages.sample import Sample
 from tests.submissions import submission_of
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job, Submission
-    from tests.pages.sample import Sample
 
 PARTS = {
     "element": "<script>alert(1)</script>",

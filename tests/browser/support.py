@@ -5,34 +5,29 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
+from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, Page, Request, Response, expect
+from starlette.types import ASGIApp
 
 from onejob.api.api_keys import KeyFile, Role
 from onejob.demo import TASK
 from onejob.demo.scenario import LIVE
+from onejob.demo.supervisor import Stack
 from onejob.pages.access import User
 from onejob.pages.app import dashboard
+from tests.contract.support import StoreAddress
 from tests.http.serving import serving
-from tests.pages.sample import fill, open_sample
+from tests.pages.sample import Sample, fill, open_sample
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser, BrowserContext, Page, Request, Response
-    from starlette.types import ASGIApp
-
-    from onejob.demo.supervisor import Stack
-    from tests.contract.support import StoreAddress
-    from tests.pages.sample import Sample
 
 PREFIX = "/admin/onejob"
 """Where an application mounts the dashboard."""
@@ -54,6 +49,7 @@ PATHS = {
     "dead letters": "/dead",
     "tasks": "/tasks",
     "workers": "/workers",
+    "schedules": "/schedules",
     "audit log": "/audit",
     "edit form": "/edit/{failed}",
     BULK: "/dead",
@@ -134,6 +130,13 @@ def check_without_scripts(page: Page) -> None:
     assert [text for text in times if not re.search(r"\d\d:\d\d:\d\d|^in ", text)] == []
 
 
+def check_accessibility(page: Page, *rules: str, within: str | None = None) -> None:
+    """Check that axe-core finds nothing, with all rules or only these, in the page or an element of it."""
+    only = {"runOnly": rules} if rules else {}
+    found = Axe().run(page, within, {"resultTypes": ["violations"], **only})  # to list the rest takes half of the time
+    assert found.violations_count == 0, found.generate_report()
+
+
 REPORT_VIOLATIONS = """addEventListener("securitypolicyviolation", (event) =>
   console.error(`content security policy: ${event.violatedDirective} ${event.blockedURI}`))"""
 LEFT = "net::ERR_ABORTED"
@@ -141,19 +144,20 @@ LEFT = "net::ERR_ABORTED"
 
 
 class Tabs:
-    """Opens pages, each in a context of its own, and records console messages, errors and failed requests."""
+    """Opens pages, and records console messages, errors and failed requests."""
 
-    def __init__(self, browser: Browser, expected: list[str]) -> None:
-        self._browser = browser
+    def __init__(self, context: BrowserContext, expected: list[str]) -> None:
+        self._shared = context
         self._expected = expected
-        self._contexts: list[BrowserContext] = []
+        self._pages: list[Page] = []
         self._messages: list[str] = []
 
     def open(self, url: str = "about:blank", **options: Any) -> Page:
-        """Open a page in a new context with these options."""
-        self._contexts.append(self._browser.new_context(**options))
-        self._contexts[-1].add_init_script(REPORT_VIOLATIONS)
-        page = self._contexts[-1].new_page()
+        """Open a page; with options it is in a context of its own."""
+        browser = self._shared.browser
+        page = browser.new_page(**options) if browser is not None and options else self._shared.new_page()
+        page.add_init_script(REPORT_VIOLATIONS)
+        self._pages.append(page)
         page.on("console", lambda message: self._messages.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self._messages.append(f"error: {error}"))
         page.on("requestfailed", self._record_failure)
@@ -166,9 +170,10 @@ class Tabs:
         return [each for each in self._messages if not any(re.search(pattern, each) for pattern in self._expected)]
 
     def close(self) -> None:
-        """Close all pages."""
-        while self._contexts:
-            self._contexts.pop().close()
+        """Close all pages, and forget their cookies."""
+        while self._pages:
+            self._pages.pop().close()  # with the context that is its own
+        self._shared.clear_cookies()
 
     def _record_failure(self, request: Request) -> None:
         if request.failure != LEFT:

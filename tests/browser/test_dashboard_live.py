@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, Route, expect
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import onejob
 from onejob.jobs.lifecycle import State
-from tests.browser.support import OPERATOR, PREFIX, Dashboard, marked, serving_dashboard
+from onejob.jobs.model import Job
+from tests.browser.support import OPERATOR, PREFIX, Dashboard, Tabs, marked, serving_dashboard
 from tests.http.serving import serving_wsgi
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Locator, Page, Route
-
-    from onejob.jobs.model import Job
-    from tests.browser.support import Tabs
-    from tests.pages.sample import Sample
+from tests.pages.sample import Sample
 
 LOST = re.compile(r"^Not connected, as of \d+ s ago$")
 AGE = re.compile(r"^Updated \d+ s ago$")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.support import PATIENCE, marked
+from tests.browser.support import PATIENCE, check_accessibility, marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,41 +219,9 @@ def test_hostile_names_and_problems_are_text(visit: Visit, demo: Demo, project: 
         assert page.evaluate(INSERT) == "TypeError"
 
 
-def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: str) -> None:
-    """Markup in documents is shown as text on the cards, and in the reason of a failed job."""
-    moons = "Ganymede Callisto Europa Amalthea Himalia Elara Pasiphae Sinope".split()
-    parts = [
-        f"# Part {name}\n\nThe moon {name} is {HOSTILE} the largest of {number} bodies that <b>Galileo</b> ever found."
-        for number, name in enumerate(moons, 4)
-    ]
-    (demo.documents / "hostile.md").write_text("\n\n".join([f"Moons {HOSTILE}", *parts]), encoding="utf-8")
-    bad = demo.documents / f"{HOSTILE}.txt"
-    page = visit(project)
-    try:
-        generate(page).click()
-        card = page.locator("#cards .card", has_text=f"Moons {HOSTILE}, Part").first
-        expect(card).to_contain_text(f"is {HOSTILE} the")
-        bad.write_bytes(b"\xff")
-        generate(page).click()
-        expect(page.locator("#state")).to_have_text("failed")
-    finally:
-        bad.unlink(missing_ok=True)
-        (demo.documents / "hostile.md").unlink()
-    expect(page.locator("#reason")).to_contain_text(f"'{HOSTILE}.txt' is not UTF-8 text")
-    expect(page.locator("img")).to_have_count(0)
-
-
-COLOURS = """(selector) => {
-  const found = document.querySelector(selector);
-  let behind = found;
-  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-  return [getComputedStyle(found).color, getComputedStyle(behind).backgroundColor];
-}"""
-TEXTS = ("h1", ".lead", "#generate", "#duplicate", ".facts dt", ".question", ".source", ".reveal")
-
-
 def test_a_phone_shows_all_of_it_readably(visit: Visit, demo: Demo, project: str) -> None:
-    """On a phone nothing overflows, buttons can be touched, and light or dark, text has a contrast of 4.5 to 1."""
+    """On a phone nothing overflows, buttons can be touched, and light or dark, axe-core finds nothing."""
+    shades: list[str] = []
     for width, scheme in ((320, "dark"), (390, "light")):
         options = {"viewport": {"width": width, "height": 700}, "is_mobile": True, "has_touch": True}
         page = visit(f"{project}{scheme}".ljust(64, "W"), color_scheme=scheme, **options)
@@ -263,19 +231,6 @@ def test_a_phone_shows_all_of_it_readably(visit: Visit, demo: Demo, project: str
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         heights = [button.bounding_box() for button in page.get_by_role("button").all()]
         assert min(box["height"] for box in heights if box) >= 44
-        colours = {selector: page.evaluate(COLOURS, selector) for selector in TEXTS}
-        assert {selector: pair for selector, pair in colours.items() if contrast(*pair) < 4.5} == {}
-        assert (luminance(colours["h1"][1]) < 0.2) == (scheme == "dark")
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours, as WCAG defines it."""
-    dark, light = sorted([luminance(one), luminance(other)])
-    return (light + 0.05) / (dark + 0.05)
-
-
-def luminance(colour: str) -> float:
-    """Return the luminance of a colour, from 0 to 1."""
-    parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        check_accessibility(page)
+        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(set(shades)) == 2

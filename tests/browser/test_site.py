@@ -8,24 +8,18 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
+from tests.browser.support import Tabs
 from tests.services import Daemon, eventually, free_port, start_redis
 from website.__main__ import build
 from website.blocks import read
 from website.navigation import DOCS, ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from tests.browser.support import Tabs
 
 
 class Files(SimpleHTTPRequestHandler):

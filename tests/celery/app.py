@@ -12,10 +12,11 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import celery
 from celery.exceptions import Ignore, Reject
@@ -25,9 +26,6 @@ from onejob.celery.options import tasks_of
 from onejob.errors import StoreRefusedError
 from onejob.ledger import ledger
 from tests.celery.reports import append, report_to, trace_to
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
@@ -382,11 +380,6 @@ def _steps(app: celery.Celery, stage: Stage) -> None:
         """Take a step that fails the first time."""
         return onejob.current_job().step("stumbles", trip, key)
 
-    @app.task(name="unkept", shared=False, base=onejob.Task)
-    def unkept(key: str) -> object:
-        """Take a step whose value cannot be kept."""
-        return onejob.current_job().step("odd", object)
-
     def trip(key: str) -> str:
         stage.mark(key, "try")
         if onejob.current_job().attempt > 1:
@@ -403,6 +396,13 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
     def plain(*args: Any) -> Any:
         stage.mark("plain" if not args else str(args[-1]), "plain", args=list(args))
         return list(args)
+
+    @app.task(name="hold", shared=False, acks_late=True)
+    def hold(key: str) -> str:
+        """Wait for a gate; the message is acknowledged at the end."""
+        stage.mark(key, "run")
+        stage.wait(key)
+        return key
 
     @app.task(name="gather", shared=False)
     def gather(values: Any, key: str) -> Any:

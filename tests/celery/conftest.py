@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+from kombu import Connection
 
 from tests.celery.harness import DATABASES, House
 from tests.conftest import make_ledger
 from tests.quiet import assert_quiet
-from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.services import PostgresServer, RedisServer
+from tests.services import PostgresServer, RedisServer, rabbitmq_url, start_redis
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +42,13 @@ def build_house(broker: RedisServer, postgres_server: PostgresServer) -> Callabl
 
 @pytest.fixture
 def new_house(build_house: Callable[..., House], tmp_path: Path) -> Iterator[Callable[..., House]]:
-    """Return a way to build houses that are closed after the test, whatever fails in it."""
+    """Return a way to build houses in the test's folder, or one below it, that are closed whatever fails in it."""
     built: list[House] = []
 
-    def build(*args: Any, **settings: Any) -> House:
-        built.append(build_house(*args, **settings))
+    def build(kind: str = "sqlite", folder: str = ".", **settings: Any) -> House:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        built.append(build_house(tmp_path / folder, kind, **settings))
+        built[-1].app.set_current()
         return built[-1]
 
     yield build
@@ -57,11 +57,25 @@ def new_house(build_house: Callable[..., House], tmp_path: Path) -> Iterator[Cal
 
 
 @pytest.fixture
-def house(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> House:
+def house(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
     """Return a house without a worker, on SQLite unless the test names another store."""
-    house = new_house(tmp_path, getattr(request, "param", "sqlite"))
-    house.app.set_current()
-    return house
+    return new_house(getattr(request, "param", "sqlite"))
+
+
+@pytest.fixture
+def own_house(tmp_path: Path) -> Iterator[Callable[..., House]]:
+    """Return a way to build a house with a broker of its own, which the test may stop, freeze and fill."""
+    with ExitStack() as stack:
+
+        def build(kind: str = "sqlite", **settings: Any) -> House:
+            server = start_redis(tmp_path, "--databases", str(DATABASES))
+            stack.callback(server.stop)
+            house = House(tmp_path, server, kind, settings)
+            stack.callback(house.close)
+            house.app.set_current()
+            return house
+
+        yield build
 
 
 @pytest.fixture(scope="session")
@@ -91,3 +105,29 @@ def shared(request: pytest.FixtureRequest, houses: Callable[[str], House]) -> It
     yield house
     house.assert_quiet()
     assert_quiet(request.node)
+
+
+# --- RabbitMQ -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def channel() -> Iterator[Any]:
+    """Return a channel of a connection of the test's own."""
+    with Connection(rabbitmq_url()) as connection:
+        yield connection.default_channel
+
+
+@pytest.fixture
+def queue(channel: Any) -> Iterator[str]:
+    """Return the name of a queue that does not exist yet; it and its exchange are deleted at the end."""
+    name = f"onejob-test-{secrets.token_hex(8)}"
+    yield name
+    channel.queue_delete(name)
+    channel.exchange_delete(name)
+
+
+@pytest.fixture
+def rabbit(queue: str, new_house: Callable[..., House]) -> House:
+    """Return a house without a worker whose messages go through RabbitMQ."""
+    own = {"task_default_queue": queue, "control_exchange": queue}  # tests of other processes have a worker w1, too
+    return new_house(broker_url=rabbitmq_url(), broker_transport_options={}, **own)

@@ -6,41 +6,34 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import kombu
 import pytest
 import redis
 
+from onejob import AsyncResult
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Job, Outcome
 from onejob.jobs.records import Query
+from onejob.ledger.ledger import Ledger
 from tests import quiet
 from tests.celery.app import CONFIG, HOOK, PROVOKES, WITHOUT, Stage
 from tests.celery.reports import lines_of
 from tests.contract.support import assert_legal
 from tests.forks import FORKS, fork, interpret
-from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob import AsyncResult
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from tests.services import RedisServer
+from tests.services import RedisServer, eventually
 
 PATIENCE = 40.0
 """Seconds to wait for a condition; far more than it takes, since a test must not depend on the machine."""
@@ -50,6 +43,8 @@ LEASE = 3.0
 """The lease of jobs whose lease a test lets expire."""
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
+DELIVERS: dict[str, Any] = {"broker_url": "onejob://", "broker_transport_options": {}}
+"""The settings of a house whose ledger is its broker."""
 two_waiters = pytest.mark.skipif(
     tuple(celery.VERSION) < (5, 7),
     reason="before Celery 5.7, only one result can wait for a task id",
@@ -62,89 +57,6 @@ DATABASES = 2000
 def await_(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     """Return the first truthy value of a condition."""
     return eventually(condition, timeout)
-
-
-class Proxy:
-    """Passes bytes to a Redis and back; while it is armed, it cuts the next requests with a marker at a point."""
-
-    def __init__(self, port: int, marker: bytes = b"EVALSHA") -> None:
-        self._target = port
-        self._marker = marker
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.point = ""
-        self.cuts = 0
-        """How many requests are still to be cut."""
-        self.reached = threading.Event()
-        self.on_cut: Callable[[], None] = lambda: None
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def arm(self, point: str, cuts: int) -> None:
-        """Cut the next requests at a point."""
-        self.point, self.cuts = point, cuts
-        self.reached.clear()
-
-    def close(self) -> None:
-        """Accept no more connections."""
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._target)) as server, suppress(OSError):
-            while request := client.recv(1 << 20):
-                cut = self.cuts > 0 and self._marker in request
-                self.cuts -= cut
-                if not self._pass_on(client, server, request, self.point if cut else ""):
-                    self.on_cut()
-                    self.reached.set()
-                    return
-
-    @staticmethod
-    def _pass_on(client: socket.socket, server: socket.socket, request: bytes, point: str) -> bool:
-        """Pass on a request and its reply; False if the connection is to be cut."""
-        if point == "before the request":
-            return False
-        server.sendall(request[: len(request) // 2] if point == "in the request" else request)
-        if point == "in the request":
-            return False
-        reply = server.recv(1 << 20)
-        if point != "before the reply":
-            client.sendall(reply[: len(reply) // 2] if point == "in the reply" else reply)
-        return not point
-
-
-class HalfOpen:
-    """Passes bytes to a server and back, until a direction is silent: connections stay open, and nothing arrives."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.drops_requests = self.drops_replies = False
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        """Accept no more connections."""
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                for source, sink, name in (client, server, "drops_requests"), (server, client, "drops_replies"):
-                    threading.Thread(target=self._pass_on, args=(source, sink, name), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket, name: str) -> None:
-        with suppress(OSError), sink:
-            while data := source.recv(1 << 16):
-                if not getattr(self, name):
-                    sink.sendall(data)
 
 
 class Worker:
@@ -332,6 +244,11 @@ class House:
         lists = [key for key in self.broker.scan_iter() if self.broker.type(key) == b"list"]
         return sum(self.broker.llen(key) for key in lists) + self.broker.hlen("unacked")
 
+    def offered_messages(self, queue: str = "celery") -> int:
+        """How many messages nobody has taken from a queue of a ledger that is the broker."""
+        found: int = self.ledger.store.queue_size(queue) or 0  # type: ignore[attr-defined] # of a `MessageStore`
+        return found
+
     def await_rest(self) -> None:
         """Wait until every job has ended, every canvas has been notified, and every message has been consumed."""
         with suppress(AssertionError):
@@ -433,6 +350,8 @@ class House:
 
 def _close(app: celery.Celery) -> None:
     state = app_state_of(app)
+    pool: Any = app.pool
+    pool.force_close_all()  # a connection to the ledger renews what it has taken, which `app.close` does not end
     state.close()
     if "publisher" in vars(state):
         state.publisher.close()

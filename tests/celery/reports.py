@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from opentelemetry.sdk.trace import ReadableSpan
-    from sentry_sdk.envelope import Envelope
+from opentelemetry.sdk.trace import ReadableSpan
+from sentry_sdk.envelope import Envelope
 
 
 def append(file: Path, lines: Iterable[str]) -> None:

@@ -7,8 +7,10 @@ import os
 import signal
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -24,10 +26,6 @@ from onejob.jobs.transitions import new_nonce
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
 from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 PATIENCE = 40.0
 TICKS = 20
@@ -87,6 +85,7 @@ def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path, request: pytest.Fix
     server = start_redis(tmp_path)
     request.addfinalizer(server.stop)
     app: Any = Celery("paused", broker=server.url, set_as_current=False)
+    request.addfinalizer(app_state_of(app).publisher.close)
     request.addfinalizer(lambda: app_state_of(app).close())
 
     @onejob.task(app, name="invoice", shared=False)
@@ -144,8 +143,7 @@ def test_a_result_is_awaited(app: Any) -> None:
         result = await invoice.asubmit(1)
         waits = [asyncio.create_task(result.aget(PATIENCE)) for _ in range(50)]
         same = [asyncio.create_task(invoice.AsyncResult(result.id).aget()) for _ in range(50)]
-        await until(lambda: reader_of(app).poller.watches)
-        assert reader_of(app).poller._interval == 0.05  # as the guide promises; the API's own streams are slower
+        await until(lambda: reader_of(app).watcher.watches)
         await asyncio.to_thread(end, app, result.id)
         values: list[str] = await asyncio.gather(*waits, *same)
         assert await result.aget(0) == "done"
@@ -218,10 +216,10 @@ def test_a_canceled_coroutine_loses_no_submission(app: Any) -> None:
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(each) for each in ended] == [asyncio.CancelledError] * 3
         wait = asyncio.create_task(first.aget())
-        await until(lambda: reader_of(app).poller.watches)
+        await until(lambda: reader_of(app).watcher.watches)
         wait.cancel()
         await asyncio.gather(wait, return_exceptions=True)
-        assert reader_of(app).poller.watches == {}
+        assert reader_of(app).watcher.watches == {}
         await until(lambda: len(ledger.find(Query(limit=100))) == 4)
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
@@ -247,49 +245,29 @@ def test_every_event_loop_has_its_own_state(app: Any) -> None:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-class Doubler:
-    """Doubles batches of numbers, once `opened` is set."""
-
-    def __init__(self, double: Callable[[int], int | Exception] = lambda number: 2 * number) -> None:
-        self.batches: list[list[int]] = []
-        self.busy = threading.Semaphore(0)
-        self.opened = threading.Event()
-        self._double = double
-
-    def work(self, numbers: Sequence[int]) -> list[int | Exception]:
-        self.batches.append(list(numbers))
-        self.busy.release()
-        assert self.opened.wait(30)
-        return [self._double(number) for number in numbers]
-
-
-async def _process_concurrently(batcher: Batcher[int, int], doubler: Doubler, count: int) -> list[int | BaseException]:
-    """Process one item, and the others while its batch is in progress."""
-    tasks = [asyncio.create_task(batcher.process(0))]
-    await asyncio.to_thread(doubler.busy.acquire, timeout=30)
-    tasks += [asyncio.create_task(batcher.process(number)) for number in range(1, count)]
-    await asyncio.sleep(0)
-    doubler.opened.set()
-    return await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @for_each("count", [100, 2 * BATCH_LIMIT + 7])
 def test_concurrent_items_are_batched(count: int) -> None:
-    """Items that arrive while batches are in progress form few, limited batches, and each gets its own result."""
-    doubler = Doubler()
-    results = asyncio.run(_process_concurrently(Batcher(doubler.work), doubler, count))
-    assert results == [2 * number for number in range(count)]
-    assert sorted(number for each in doubler.batches for number in each) == list(range(count))
-    assert len(doubler.batches) <= MAX_BATCHES + 1 + count // BATCH_LIMIT
-    assert max(map(len, doubler.batches)) <= BATCH_LIMIT
+    """Items that arrive while batches are in progress form few, limited batches; each gets its own result or error."""
+    seven, opened, batches = ValueError("seven"), threading.Event(), list[Sequence[int]]()
 
+    def double(numbers: Sequence[int]) -> list[int | Exception]:
+        batches.append(numbers)
+        assert opened.wait(30)
+        return [seven if number == 7 else 2 * number for number in numbers]
 
-def test_an_error_is_raised_for_its_item() -> None:
-    """An exception as a result is raised for its item only."""
-    doubler = Doubler(lambda number: ValueError("seven") if number == 7 else number)
-    results = asyncio.run(_process_concurrently(Batcher(doubler.work), doubler, 20))
-    assert [number for number, each in enumerate(results) if isinstance(each, ValueError)] == [7]
-    assert sum(isinstance(each, int) for each in results) == 19
+    async def scenario() -> list[int | BaseException]:
+        batcher = Batcher(double)
+        tasks = [asyncio.create_task(batcher.process(0))]
+        await until(lambda: batches)
+        tasks += [asyncio.create_task(batcher.process(number)) for number in range(1, count)]
+        await asyncio.sleep(0)
+        opened.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert asyncio.run(scenario()) == [2 * number if number != 7 else seven for number in range(count)]
+    assert sorted(number for each in batches for number in each) == list(range(count))
+    assert len(batches) <= MAX_BATCHES + 1 + count // BATCH_LIMIT
+    assert max(map(len, batches)) <= BATCH_LIMIT
 
 
 def test_a_failed_batch_fails_each_item() -> None:

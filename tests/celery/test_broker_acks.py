@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-import celery
 import pytest
 
 from onejob import State
 from onejob.jobs.lifecycle import Transition
 from tests.celery.app import PLAIN
-from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, House, await_
 from tests.quiet import KILLED, provokes
-from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SETTINGS: dict[str, Any] = {PLAIN: False, "worker_prefetch_multiplier": 10}
 RECEIVED = 6
 """How many messages a worker has received whose jobs wait for the one that runs."""
-
-
-@pytest.fixture
-def received(house: House) -> House:
-    """Return a house whose workers receive many messages at once."""
-    house.config |= SETTINGS
-    return house
 
 
 def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
@@ -37,20 +25,6 @@ def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
     results = [house.play.delay(f"received-{number}", ["return"]) for number in range(number)]
     await_(lambda: not house.queued_messages())
     return held, results
-
-
-def test_the_broker_keeps_no_copy_of_a_received_message(received: House) -> None:
-    """Jobs run, one after the other and in canvases, and the broker stores nothing for their acknowledgement."""
-    house = received
-    house.worker("-c", "1")
-    result = house.play.delay("alone", ["hold"])
-    house.await_mark("alone")
-    assert not house.broker.exists("unacked", "unacked_index")
-    house.open("alone")
-    assert result.get(PATIENCE) == "alone"
-    chord = celery.chord([house.add.s(1), house.add.s(2)], house.echo.s())
-    assert sorted(chord.apply_async().get(PATIENCE)) == [3, 4]
-    house.assert_quiet()
 
 
 @pytest.mark.parametrize(("setting", "copies"), [(False, 1), (True, 2)])
@@ -70,9 +44,9 @@ def test_the_broker_keeps_the_messages_of_other_tasks(house: House, *, setting: 
 
 
 @provokes(Transition.RELEASE, logs=[KILLED], because="the worker shuts down")
-def test_a_stopping_worker_returns_what_it_has_received(received: House) -> None:
+def test_a_stopping_worker_returns_what_it_has_received(house: House) -> None:
     """A worker that is told to stop puts the messages of jobs that it has not begun back, long before a lease ends."""
-    house = received
+    house.config |= SETTINGS
     house.use_lease(2 * PATIENCE)
     worker = house.worker("-c", "1")
     held, results = hold_one(house)
@@ -86,42 +60,14 @@ def test_a_stopping_worker_returns_what_it_has_received(received: House) -> None
     house.assert_quiet()
 
 
-@on_every_store("house")
-@pytest.mark.usefixtures("received")
-@provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
-def test_a_killed_worker_loses_no_job(house: House) -> None:
-    """The jobs whose messages a worker had received when its group was killed run on another worker, once each."""
-    house.use_lease(LEASE)
-    worker = house.worker("-c", "1")
-    held, results = hold_one(house)
-    worker.sigkill()
-    house.worker("-c", "2")
-    assert [result.get(PATIENCE) for result in results] == [f"received-{number}" for number in range(RECEIVED)]
-    assert held.get(PATIENCE) == "held"
-    assert [house.runs(f"received-{number}") for number in range(RECEIVED)] == [1] * RECEIVED
-    assert house.assert_ran(held, State.COMPLETED, "held", 2).crashes == 1
-    house.assert_quiet()
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[House]:
-    """Return a house with a broker of its own, which the test may stop."""
-    server = start_redis(tmp_path, "--databases", "4000")
-    settings = SETTINGS | {"result_backend": None}
-    house = House(tmp_path, server, "sqlite", settings)
-    house.app.set_current()
-    yield house
-    house.close()
-    server.stop()
-
-
 @pytest.mark.deep
 @provokes(Transition.PUBLISH, logs=["Cannot connect to redis"], because="the broker restarts")
-def test_a_new_connection_has_no_acknowledgements_either(own: House) -> None:
+def test_a_new_connection_has_no_acknowledgements_either(own_house: Callable[..., House]) -> None:
     """After a restart of the broker, the worker receives messages as before; the ledger sends what it had received.
 
     No file with messages is left for an operator, as Celery does otherwise.
     """
+    own = own_house(**SETTINGS, result_backend=None)
     own.use_lease(LEASE)
     worker = own.worker("-c", "1")
     held, results = hold_one(own)

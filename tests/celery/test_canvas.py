@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import chain, chord, group
@@ -10,14 +11,9 @@ from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
 from onejob.jobs.lifecycle import Transition
-from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, two_waiters
+from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store, two_waiters
 from tests.quiet import KILLED, provokes
 from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.celery.harness import House
 
 
 def test_chains_with_a_common_job(shared: House) -> None:
@@ -166,13 +162,6 @@ def test_a_chain_stops_at_a_failure(shared: House) -> None:
             result.parent.get(timeout=PATIENCE)
     shared.await_rest()
     assert shared.runs("never-0") == shared.runs("never-1") == 0
-
-
-def test_a_retry_keeps_the_chain(shared: House) -> None:
-    """A member of a chain that retries, or whose worker dies, continues the chain when it has completed."""
-    result = (shared.play.s("retries", ["retry:0.1", "kill", "return"]) | shared.note.s("after")).delay()
-    assert result.get(timeout=PATIENCE) == ["after", "retries"]
-    assert (shared.runs("retries"), shared.runs("after")) == (3, 1)
 
 
 @provokes(logs=["StrangeError"], because="a job fails with a class of its own")

@@ -6,25 +6,20 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import chord
 
-from onejob import Outcome, State
+from onejob import AsyncResult, Outcome, State
 from onejob.celery.worker.heartbeat import Loop
 from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Job
 from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from onejob import AsyncResult
-    from onejob.jobs.model import Job
 
 
 @on_every_store("house")
@@ -43,20 +38,6 @@ def test_another_worker_takes_over(house: House) -> None:
     assert house.worker_of(second) is house.other_than(house.worker_of(first))
     assert result.get(PATIENCE) == "takeover"
     assert house.assert_ran(result, State.COMPLETED, "takeover", 2).crashes == 1
-    house.assert_quiet()
-
-
-@provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
-def test_a_killed_solo_worker_loses_nothing(house: House) -> None:
-    """A job that kills the only process of a worker is run by the next worker that starts."""
-    house.use_lease(LEASE)
-    house.redeliver_after(1)
-    worker = house.worker("--pool", "solo")
-    result = house.play.delay("solo", ["kill", "return"])
-    worker.await_end()
-    house.worker("--pool", "solo")
-    assert result.get(PATIENCE) == "solo"
-    assert house.assert_ran(result, State.COMPLETED, "solo", 2).crashes == 1
     house.assert_quiet()
 
 
@@ -213,32 +194,28 @@ class Overtaken:
 
 @pytest.mark.parametrize("kind", ["sqlite-prefork", *(pytest.param(kind, marks=pytest.mark.deep) for kind in OTHERS)])
 @freezes
-def test_a_late_worker_changes_nothing(new_house: Callable[[Path, str], House], tmp_path: Path, kind: str) -> None:
+def test_a_late_worker_changes_nothing(new_house: Callable[[str], House], kind: str) -> None:
     """A run that was overtaken cannot end, retry, replace or go on with its job, takes no step, and frees nothing."""
     store, _, pool = kind.partition("-")
-    house = new_house(tmp_path, store)
+    house = new_house(store)
     house.use_lease(2 * LEASE)
-    house.app.set_current()
-    try:
-        overtaken = Overtaken(house, pool)
-        for key in ("result", "failure", "retry", "steps", *REPLACED):
-            assert overtaken.assert_untouched(key).state is State.COMPLETED
-        assert house.play.AsyncResult(overtaken.results["result"].id).get(PATIENCE) == "in time"
-        assert [job for job in house.jobs() if job.task in {"anywhere", "note"}] == []
-        await_(lambda: house.queued_messages() == 0)
-        assert house.marks("late part", None) == []
-        assert [len(house.marks("steps", f"step {name}")) for name in WALK] == [1, 1, 1]
-        assert overtaken.assert_untouched("progress").progress is not None
-        assert len(house.marks("progress", "half")) == 1
-        overtaken.assert_untouched("held")
-        again = house.play.delay("held", ["return"])
-        assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)
-        assert house.runs("held") == 2
-        overtaken.assert_its_child_is_ended()
-        house.open("second")
-        house.assert_quiet()
-    finally:
-        house.close()
+    overtaken = Overtaken(house, pool)
+    for key in ("result", "failure", "retry", "steps", *REPLACED):
+        assert overtaken.assert_untouched(key).state is State.COMPLETED
+    assert house.play.AsyncResult(overtaken.results["result"].id).get(PATIENCE) == "in time"
+    assert [job for job in house.jobs() if job.task in {"anywhere", "note"}] == []
+    await_(lambda: house.queued_messages() == 0)
+    assert house.marks("late part", None) == []
+    assert [len(house.marks("steps", f"step {name}")) for name in WALK] == [1, 1, 1]
+    assert overtaken.assert_untouched("progress").progress is not None
+    assert len(house.marks("progress", "half")) == 1
+    overtaken.assert_untouched("held")
+    again = house.play.delay("held", ["return"])
+    assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)
+    assert house.runs("held") == 2
+    overtaken.assert_its_child_is_ended()
+    house.open("second")
+    house.assert_quiet()
 
 
 # --- messages that the broker delivers again --------------------------------------------------------------------------
@@ -384,6 +361,7 @@ def test_the_jobs_that_a_killed_worker_held_run_soon(house: House, *, restarted:
     await_completed(house, waiting)
     started = [house.job(result).started_at or 0.0 for result in waiting]
     assert min(started) > killed_at
+    assert [house.runs(f"waiting-{number}") for number in range(5)] == [1] * 5
 
 
 # --- workers that stop ------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
-"""What onejob sends is, byte for byte, what Celery's `send_task` sends: to a Redis broker in one round trip."""
+"""What onejob sends, or hands over from the ledger, is byte for byte what Celery's `send_task` sends."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import UUID
 
 import kombu.exceptions
@@ -19,26 +20,23 @@ from kombu.transport.redis import Channel
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
-from onejob.celery.direct_broker import RedisBroker
+from onejob.celery.direct_broker import AmqpBroker, RedisBroker
 from onejob.celery.payload import encode
 from onejob.celery.publisher import DECLARE
+from onejob.celery.worker.request import message_of_job
 from onejob.errors import BrokerUnavailableError
+from onejob.jobs.model import BrokerMessage, Job, Submission
 from tests.cases import for_each
-from tests.celery.harness import DATABASES, House
-from tests.services import start_redis
+from tests.celery.harness import House, await_
 from tests.submissions import submission_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from onejob.jobs.model import BrokerMessage, Job, Submission
 
 
 class Pair:
     """An app that sends messages by Celery, and writes them for its broker."""
 
     kind: Any = RedisBroker
+    left_out: Collection[str] = ()
+    """The options that its broker does not take."""
 
     def __init__(self, house: House, **settings: Any) -> None:
         self.house = house
@@ -97,10 +95,73 @@ class Pair:
             assert self.pushed(submission) == expected
 
 
+class RabbitPair(Pair):
+    """An app that sends messages to RabbitMQ by Celery, and as onejob writes them."""
+
+    kind = AmqpBroker
+    left_out = ("queue", "queue object", "routing key", "extra")  # other queues, and a user that is not there
+
+    def __init__(self, house: House, channel: Any, queue: str) -> None:
+        super().__init__(house)
+        self._channel, self._queue_name = channel, queue
+
+    def popped(self) -> list[Any]:
+        """Empty the queue; return its messages."""
+        await_(lambda: self._channel.queue_declare(self._queue_name, passive=True).message_count)
+        found = []
+        while (message := self._channel.basic_get(self._queue_name, no_ack=True)) is not None:
+            info = {name: message.delivery_info[name] for name in ("exchange", "routing_key")}
+            found.append((info, message.properties, message.body))
+        return found
+
+
+OF_A_BROKER = {"application_headers", "body_encoding", "content_encoding", "content_type", "delivery_tag"}
+"""What brokers write among the properties besides those of the publication."""
+
+
+def content(message: Any) -> dict[str, Any]:
+    """Return what a worker reads of a message."""
+    properties = {k: v for k, v in message.properties.items() if k not in OF_A_BROKER and v is not None}
+    info = properties.pop("delivery_info", message.delivery_info)
+    properties["priority"] = properties.get("priority", 0)  # RabbitMQ's default
+    return {
+        "headers": message.headers, "body": message.body, "payload": message.decode(), "properties": properties,
+        "type": message.content_type, "encoding": message.content_encoding,
+        "where": {name: info[name] for name in ("exchange", "routing_key")},
+    }  # fmt: skip
+
+
+class LedgerPair(Pair):
+    """An app whose messages come from a broker, and from the ledger."""
+
+    def delivered(self, submission: Submission) -> Any:
+        """Return the message of a submission, published by Celery and received from the broker."""
+        with self.broker.producer() as producer:
+            self.send(submission, producer, DECLARE)
+            broker: Any = self.house.broker
+            (queue,) = [str(key, "utf-8").split("\x06")[0] for key in broker.keys("*") if broker.type(key) == b"list"]
+            message = producer.channel.basic_get(queue, no_ack=True)
+            message.accept = {"application/json", "application/x-yaml", "application/x-python-serialize"}
+            return message
+
+    def assert_same(self, *submissions: Submission) -> None:
+        """Assert that a worker reads the same in both messages of each submission."""
+        for submission in submissions:
+            assert content(message_of_job(self.app, submission)) == content(self.delivered(submission))  # type: ignore[arg-type] # the fields of a job
+
+
 @pytest.fixture
 def pair(house: House) -> Pair:
-    """Return the two ways."""
+    """Return the two ways to a Redis."""
     return Pair(house)
+
+
+@pytest.fixture(params=["redis", "rabbitmq", "ledger"])
+def any_pair(request: pytest.FixtureRequest, house: House) -> Pair:
+    """Return the two ways to each broker."""
+    if request.param == "rabbitmq":
+        return RabbitPair(*map(request.getfixturevalue, ("rabbit", "channel", "queue")))
+    return Pair(house) if request.param == "redis" else LedgerPair(house)
 
 
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -120,10 +181,10 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 @for_each("arguments", ARGUMENTS)
-def test_the_arguments_are_those_of_celery(pair: Pair, arguments: str) -> None:
-    """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
+def test_the_arguments_are_those_of_celery(any_pair: Pair, arguments: str) -> None:
+    """Whatever the arguments, the body and the texts that show them are those of `send_task`, on each broker."""
     args, kwargs = ARGUMENTS[arguments]
-    pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])
+    any_pair.assert_same(*[any_pair.submission(kwargs, args) for _ in range(3)])
 
 
 def _link(app: Celery, value: str) -> Any:
@@ -169,10 +230,11 @@ TOGETHER = ("priority", "queue", "headers", "links", "chord", "time limits", "st
 
 
 @for_each("options", [*((name,) for name in OPTIONS), TOGETHER])
-def test_every_option_has_its_place(pair: Pair, options: tuple[str, ...]) -> None:
-    """For every option of a publication, and for many, the list and the text are those of `send_task`, in its order."""
-    given = {name: value for each in options for name, value in OPTIONS[each](pair.app).items()}
-    pair.assert_same(*[pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
+def test_every_option_has_its_place(any_pair: Pair, options: tuple[str, ...]) -> None:
+    """For every option of a publication, and for many, the message is that of `send_task`, in its order."""
+    taken = [OPTIONS[each](any_pair.app) for each in options if each not in any_pair.left_out]
+    given = {name: value for each in taken for name, value in each.items()}
+    any_pair.assert_same(*[any_pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -205,6 +267,23 @@ def test_messages_of_tasks_are_kept_apart(pair: Pair) -> None:
         pair.assert_same(replace(new, task=task, payload=encode(task, (), {"a": 1}, limits)))
 
 
+def test_what_receivers_write_is_handed_over(house: House) -> None:
+    """A header that the application writes in each publication is in the message from the ledger."""
+
+    def write(headers: dict[str, Any], **_: Any) -> None:
+        headers["tenant"] = headers["id"]
+
+    pair = LedgerPair(house)
+    with_header = pair.submission()
+    signals.before_task_publish.connect(write)
+    try:
+        pair.assert_same(*[with_header] * 4)
+        assert message_of_job(pair.app, with_header).headers["tenant"] == with_header.id  # type: ignore[arg-type]
+    finally:
+        signals.before_task_publish.disconnect(write)
+    assert "tenant" not in message_of_job(pair.app, with_header).headers  # type: ignore[arg-type]
+
+
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 QUEUES = 6
@@ -212,13 +291,9 @@ QUEUES = 6
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[House]:
+def own_broker(own_house: Callable[..., House]) -> House:
     """Return a house with a broker of its own, whose commands are counted, and which may be set to refuse."""
-    server = start_redis(tmp_path, "--databases", str(DATABASES))
-    house = House(tmp_path, server, "sqlite")
-    yield house
-    house.close()
-    server.stop()
+    return own_house()
 
 
 @pytest.fixture

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -14,34 +18,28 @@ from kombu.exceptions import OperationalError
 from onejob import Outcome
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
-from onejob.celery.operations import Operation, operate, redrive
+from onejob.celery.operations import Operation, Operator, redrive
 from onejob.celery.options import tasks_of
 from onejob.celery.submit import needs_message
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Job, Submission
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
 from tests.celery.app import build
-from tests.celery.harness import PATIENCE, ROOT, House, Proxy, await_, program_environment
+from tests.celery.harness import PATIENCE, ROOT, House, await_, program_environment
 from tests.forks import fork
+from tests.proxies import Carry, Proxy, carry
 from tests.quiet import provokes
 from tests.services import eventually, free_port, start_redis
 from tests.submissions import submission_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from onejob.jobs.model import Job, Submission
-
 
 @pytest.fixture
-def one(new_house: Callable[..., House], tmp_path: Path) -> House:
+def one(new_house: Callable[..., House]) -> House:
     """Return a house without a worker whose ledger is in the database of its broker."""
-    house = new_house(tmp_path, "broker")
-    house.app.set_current()
-    return house
+    return new_house("broker")
 
 
 def publisher_of(house: House) -> Any:
@@ -148,10 +146,11 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
     assert (stale.applied, stale.sent, ids(one)) == (False, False, expected)
     dead = one.ledger.fail(_run(one, due.id, "3"), "{}", "broken")
     redrive(one.app, one.ledger, dead, forget_steps=False, reason="again")
-    job = operate(one.app, one.ledger, Operation.RUN_NOW, one.ledger.get(late.id), origin="by ops")
+    operator = Operator(app=one.app, ledger=one.ledger, origin="by ops")
+    job = operator.operate(Operation.RUN_NOW, one.ledger.get(late.id))
     expected += [due.id, late.id]
     assert job is not None
-    assert operate(one.app, one.ledger, Operation.RUN_NOW, job, origin="by ops") == job
+    assert operator.operate(Operation.RUN_NOW, job) == job
     assert (sweep_once(one), ids(one)) == (0, expected)
 
 
@@ -164,18 +163,9 @@ def test_a_sweep_pushes_what_it_records(one: House) -> None:
     assert (job.published, job.publish_error) == (1, "")
     assert [entry.event for entry in one.ledger.history(swept.id)] == ["submit", "publish"]
     early, other = one.play.apply_async(("early", []), countdown=3600), Ledger(one.ledger.store)
-    operate(one.app, other, Operation.RUN_NOW, other.get(early.id), origin="by ops")
+    Operator(app=one.app, ledger=other, origin="by ops").operate(Operation.RUN_NOW, other.get(early.id))
     assert ids(one) == [swept.id]
     assert (sweep_once(one), ids(one)) == (1, [swept.id, early.id])
-
-
-def test_a_run_that_ends_for_another_one_pushes_the_next_message(one: House) -> None:
-    """A retry runs to its end by the message that its run has pushed, which starts one run."""
-    one.worker("-c", "1")
-    results = [one.play.delay(key, ["retry", "retry", "return"]) for key in "ab"]
-    assert [result.get(PATIENCE) for result in results] == ["a", "b"]
-    await_(lambda: not ids(one) and not one.broker.hlen("unacked"))
-    assert [one.ledger.store.duplicates(result.id) for result in results] == [[], []]
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
@@ -233,15 +223,59 @@ play.delay("killed", ["return"])
 """
 
 
+class CuttingProxy(Proxy):
+    """While it is armed, it cuts the connections of the next calls of scripts at a point."""
+
+    def __init__(self, port: int) -> None:
+        self.point = ""
+        self.cuts = 0
+        """How many requests are still to be cut."""
+        self.reached = threading.Event()
+        self.on_cut: Callable[[], None] = lambda: None
+        super().__init__(port)
+
+    def arm(self, point: str, cuts: int) -> None:
+        """Cut the next requests at a point."""
+        self.point, self.cuts = point, cuts
+        self.reached.clear()
+
+    def carries(self) -> tuple[Carry, Carry]:
+        """Return what carries requests and replies up to a point."""
+        point = ""
+
+        def request(data: bytes, server: socket.socket) -> None:
+            nonlocal point
+            if self.cuts > 0 and b"EVALSHA" in data:
+                self.cuts -= 1
+                point = self.point
+            if data and point.endswith("request"):
+                server.sendall(data[: len(data) // 2] if point == "in the request" else b"")
+                self._cut()
+            carry(data, server)
+
+        def reply(data: bytes, client: socket.socket) -> None:
+            if data and point:
+                client.sendall(data[: len(data) // 2] if point == "in the reply" else b"")
+                self._cut()
+            carry(data, client)
+
+        return request, reply
+
+    def _cut(self) -> None:
+        self.on_cut()
+        self.reached.set()
+        raise ConnectionError
+
+
 @pytest.fixture
-def proxy(one: House) -> Iterator[Proxy]:
+def proxy(one: House) -> Iterator[CuttingProxy]:
     """Return a proxy in front of the one Redis, which cuts connections."""
-    proxy = Proxy(one.server.port)
+    proxy = CuttingProxy(one.server.port)
     yield proxy
     proxy.close()
 
 
-def remote(one: House, proxy: Proxy) -> dict[str, Any]:
+def remote(one: House, proxy: CuttingProxy) -> dict[str, Any]:
     """Return the configuration of a submitter that reaches ledger and broker through a proxy."""
     url = one.config["broker_url"].replace(f":{one.server.port}/", f":{proxy.port}/")
     return one.config | {"broker_url": url, "onejob_store": url}
@@ -257,7 +291,7 @@ def assert_submitted(one: House, first: str, *later: str) -> None:
 
 @for_each("point, always", [(point, always) for point in POINTS for always in (False, True)])
 def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
-    one: House, proxy: Proxy, point: str, *, always: bool
+    one: House, proxy: CuttingProxy, point: str, *, always: bool
 ) -> None:
     """A submission that loses its connection is made once; one that always does raises, and leaves all or nothing."""
     first, cut = f"first {point} {always}", f"cut {point} {always}"
@@ -277,7 +311,7 @@ def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
 
 @pytest.mark.parametrize("point", ["in the request", pytest.param("before the reply", marks=pytest.mark.deep)])
 def test_a_submitter_that_is_killed_leaves_a_job_with_its_message_or_nothing(
-    one: House, proxy: Proxy, point: str, tmp_path: Path
+    one: House, proxy: CuttingProxy, point: str, tmp_path: Path
 ) -> None:
     """A process that is killed while it submits leaves a job whose message is in the queue, or neither."""
     command, output = ["-c", SUBMIT, json.dumps(remote(one, proxy))], tmp_path / "output"

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery, chain, group
 
 import onejob
-from onejob import DuplicateJobError, KeyRequiredError, Outcome, State
+from onejob import DuplicateJobError, KeyRequiredError, Outcome
 from onejob.celery.app_state import app_state_of
-from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.harness import PATIENCE, House, await_, on_every_store
 from tests.celery.test_options import app_with, define
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.celery.harness import House
 
 
 def data_of(shared: House, key: str) -> list[Any]:
@@ -58,20 +54,6 @@ def test_one_more_run_follows(shared: House) -> None:
         assert [mark["event"] for mark in shared.marks(key, None)] == ["run", "end", "run", "end"], key
 
 
-def test_the_next_run_follows_any_end(shared: House) -> None:
-    """The next run also starts after a run that failed or was canceled."""
-    first = shared.play_again.delay("after", ["hold:after>raise:no"])
-    shared.await_mark("after")
-    second = shared.play_again.delay("after", ["hold:canceled"])
-    shared.open("after")
-    shared.await_state(first, State.FAILED)
-    shared.await_mark("after", times=2)
-    third = shared.play_again.delay("after", ["return"])
-    second.revoke(terminate=True)
-    assert third.get(PATIENCE) == "after"
-    assert (shared.job(second).state, shared.runs("after")) == (State.CANCELED, 3)
-
-
 def test_a_duplicate_can_be_an_error(shared: House) -> None:
     """With `on_duplicate="raise"` a duplicate raises an error with its job; in a chain it follows that job."""
     first = shared.play_strict.delay("strict", ["hold:strict"])
@@ -106,7 +88,8 @@ def test_the_higher_priority_wins(house: House) -> None:
     (queue,) = house.broker.scan_iter("elsewhere*")
     assert json.loads(house.broker.lindex(queue, 0) or "")["properties"]["priority"] == 3
     for broker, rank in {"redis://": -4, "amqp://": 4, "memory://": 4}.items():
-        routing = app_state_of(Celery("tests", broker=broker, set_as_current=False)).routing
+        app = Celery("tests", broker=broker, set_as_current=False)
+        routing = app_state_of(app).routing
         assert (routing.priority_rank({"priority": 4}), routing.priority_rank({})) == (rank, 0)
 
 

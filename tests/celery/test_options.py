@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
@@ -20,16 +22,10 @@ from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window
 from tests.cases import for_each
+from tests.celery.harness import House
 from tests.quiet import provokes
+from tests.services import PostgresServer
 from tests.submissions import submission_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.celery.harness import House
-    from tests.services import PostgresServer
-
 
 _apps: list[celery.Celery] = []
 
@@ -385,8 +381,7 @@ def test_a_task_that_is_being_bound_has_its_options() -> None:
 
 def test_a_task_class_belongs_to_its_user() -> None:
     """Besides Celery's, a task class has as attributes our documented options, seven methods and private names."""
-    ours = {name for name in vars(onejob.Task) if not hasattr(celery.Task, name) and not name.startswith("__")}
-    ours = {name for name in ours if not name.startswith("_onejob")}
+    ours = {name for name in {*dir(onejob.Task)} - {*dir(celery.Task)} if not name.startswith("_")}
     options = set(re.findall(r"^ *- `(\w+)`", str(onejob.Task.__doc__), re.MULTILINE))
     coroutines = {"asubmit", "aapply_async", "asubmit_many"}
     assert ours == options | coroutines | {"submit", "submit_many", "delay_on_commit", "apply_async_on_commit"}

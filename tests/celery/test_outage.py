@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -18,29 +18,18 @@ from onejob import Outcome, State, StoreUnavailableError
 from onejob.celery.publisher import Publisher
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
-from onejob.stores.redis.client import ATTEMPTS
 from tests.celery.harness import (
-    DATABASES,
     LEASE,
     LONG_LEASE,
     PATIENCE,
-    ROOT,
     House,
-    Proxy,
     await_,
     is_running,
     pause_until,
-    program_environment,
 )
 from tests.conftest import make_ledger
-from tests.forks import CELERY, run
 from tests.quiet import provokes
-from tests.services import start_postgres, start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.services import RedisServer, Server
+from tests.services import RedisServer, Server, start_postgres, start_redis
 
 # --- the store --------------------------------------------------------------------------------------------------------
 
@@ -166,23 +155,6 @@ def test_a_run_waits_for_a_store_that_refuses_writes(
     house.assert_quiet()
 
 
-@pytest.mark.parametrize("house", ["redis"], indirect=True)
-def test_an_end_whose_reply_was_lost_is_recognised(house: House) -> None:
-    """A run whose end is recorded, but whose replies were lost, recognises it: Celery has its result, too."""
-    proxy = Proxy(house.server.port, marker=b'"recorded"')
-    store = house.config["onejob_store"].replace(f":{house.server.port}/", f":{proxy.port}/")
-    house.worker("-c", "1", onejob_store=store)
-    house.play.delay("first", ["return"]).get(PATIENCE)  # so that the server has the script
-    proxy.arm("before the reply", cuts=ATTEMPTS + 1)  # so that also the operation is repeated
-    result = house.play.delay("lost", ["return:recorded"])
-    assert result.get(PATIENCE) == "recorded"
-    await_(lambda: house.app.backend.get_state(result.id) == "SUCCESS")
-    assert not proxy.cuts
-    house.assert_ran(result, State.COMPLETED, "lost", 1)
-    house.assert_quiet()
-    proxy.close()
-
-
 # --- the broker -------------------------------------------------------------------------------------------------------
 
 
@@ -193,15 +165,11 @@ loses_messages = provokes(
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[House]:
+def own(own_house: Callable[..., House]) -> House:
     """Return a house with a broker of its own, which the test may stop, freeze and empty."""
-    server = start_redis(tmp_path, "--databases", str(DATABASES))
-    house = House(tmp_path, server, "sqlite", {"onejob_publish_timeout": PUBLISH_TIMEOUT, "result_backend": None})
+    house = own_house(onejob_publish_timeout=PUBLISH_TIMEOUT, result_backend=None)
     house.use_lease(LEASE)
-    house.app.set_current()
-    yield house
-    house.close()
-    server.stop()
+    return house
 
 
 @loses_messages
@@ -270,23 +238,6 @@ def assert_ran_once(house: House, job_id: str, key: str) -> None:
     result = house.play_brief.AsyncResult(job_id)
     assert result.get(PATIENCE) == key
     assert house.runs(key) == 1
-
-
-KILLED = """
-import json, os, signal, sys
-from onejob.celery.publisher import Publisher
-from tests.celery.app import build
-Publisher.publish_all = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
-build(json.loads(sys.argv[1])).tasks["play_brief"].delay("submitter", ["return"])
-"""
-
-
-@loses_messages
-def test_a_killed_submitter_loses_nothing(shared: House) -> None:
-    """A process that dies between the ledger and the broker has submitted its job."""
-    ended = run(["-c", KILLED, json.dumps(shared.config)], environment=program_environment(), cwd=ROOT, modules=CELERY)
-    assert ended.returncode == -signal.SIGKILL, ended
-    assert_ran_once(shared, shared.jobs()[0].id, "submitter")
 
 
 @provokes(logs=["Received unregistered task"], because="one worker lacks the task")

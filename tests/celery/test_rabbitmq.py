@@ -2,74 +2,35 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from kombu import Connection
 
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.direct_broker import AmqpBroker
 from onejob.jobs.lifecycle import Transition
-from tests.cases import for_each
-from tests.celery.harness import LEASE, PATIENCE, HalfOpen, House, await_
-from tests.celery.test_direct_broker import ARGUMENTS, OPTIONS, TOGETHER, Pair
+from tests.celery.harness import LEASE, PATIENCE, House, await_
+from tests.proxies import HalfOpen
 from tests.quiet import provokes
 from tests.services import rabbitmq_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 COUNT = 50
 
 
-@pytest.fixture(scope="session")
-def url() -> str:
-    """Return the URL of a RabbitMQ."""
-    return rabbitmq_url()
-
-
 @pytest.fixture
-def channel(url: str) -> Iterator[Any]:
-    """Return a channel of a connection of the test's own."""
-    with Connection(url) as connection:
-        yield connection.default_channel
-
-
-@pytest.fixture
-def queue(channel: Any) -> Iterator[str]:
-    """Return the name of a queue that does not exist yet; it and its exchange are deleted at the end."""
-    name = f"onejob-test-{secrets.token_hex(8)}"
-    yield name
-    channel.queue_delete(name)
-    channel.exchange_delete(name)
-
-
-@pytest.fixture
-def rabbit(url: str, queue: str, new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
-    """Return a house without a worker whose messages go through RabbitMQ."""
-    own = {"task_default_queue": queue, "control_exchange": queue}  # tests of other processes have a worker w1, too
-    house = new_house(tmp_path, "sqlite", broker_url=url, broker_transport_options={}, **own)
-    house.app.set_current()
-    yield house
-    house.close()
-
-
-@pytest.fixture
-def half_open(url: str) -> Iterator[HalfOpen]:
+def half_open() -> Iterator[HalfOpen]:
     """Return a proxy in front of RabbitMQ."""
-    proxy = HalfOpen(urlsplit(url).port or 5672)
+    proxy = HalfOpen(urlsplit(rabbitmq_url()).port or 5672)
     yield proxy
     proxy.close()
 
 
-def behind(half_open: HalfOpen, rabbit: House, url: str) -> Any:
+def behind(half_open: HalfOpen, rabbit: House) -> Any:
     """Return a task of an app that reaches RabbitMQ through a proxy, and whose connection has sent messages."""
-    parts = urlsplit(url)
+    parts = urlsplit(rabbitmq_url())
     address = parts.netloc.rpartition("@")[0] + f"@127.0.0.1:{half_open.port}"
     task: Any = rabbit.another_app(broker_url=urlunsplit(parts._replace(netloc=address))).tasks["play"]
     for number in range(3):
@@ -80,20 +41,6 @@ def behind(half_open: HalfOpen, rabbit: House, url: str) -> Any:
 def ready(channel: Any, queue: str) -> int:
     """Return how many messages wait in a queue."""
     return int(channel.queue_declare(queue, passive=True).message_count)
-
-
-def test_equal_jobs_run_once(rabbit: House) -> None:
-    """Equal submissions, one by one and in a batch, are one job, and each different one is another; each runs once."""
-    first = rabbit.play.delay("one", ["hold"])
-    assert [rabbit.play.delay("one", ["hold"]).outcome for _ in range(3)] == [Outcome.ATTACHED] * 3
-    results = rabbit.play.submit_many([(f"many-{number}", ["return"]) for number in range(COUNT)] * 2)
-    assert len({result.id for result in results}) == COUNT
-    rabbit.worker("-c", "4")
-    rabbit.open("one")
-    assert first.get(PATIENCE) == "one"
-    assert [result.get(PATIENCE) for result in results] == [f"many-{number}" for number in range(COUNT)] * 2
-    assert [rabbit.runs(f"many-{number}") for number in range(COUNT)] == [1] * COUNT
-    assert rabbit.runs("one") == 1
 
 
 @provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
@@ -147,10 +94,10 @@ def test_a_stopping_worker_has_acknowledged_all(rabbit: House, channel: Any, que
 
 
 def test_a_submission_waits_for_no_answer_of_the_broker(
-    rabbit: House, half_open: HalfOpen, url: str, channel: Any, queue: str
+    rabbit: House, half_open: HalfOpen, channel: Any, queue: str
 ) -> None:
     """While RabbitMQ answers nothing, submissions return, and their messages are in the queue."""
-    task = behind(half_open, rabbit, url)
+    task = behind(half_open, rabbit)
     half_open.drops_replies = True
     results = [task.delay("alone", ["return"]), *task.submit_many([(f"many-{number}", ["return"]) for number in "ab"])]
     assert {rabbit.job(result).publish_error for result in results} == {""}
@@ -159,11 +106,11 @@ def test_a_submission_waits_for_no_answer_of_the_broker(
 
 @provokes(Transition.PUBLISH, because="messages are lost on their way")
 def test_a_message_that_is_lost_is_published_again(
-    rabbit: House, half_open: HalfOpen, url: str, channel: Any, queue: str
+    rabbit: House, half_open: HalfOpen, channel: Any, queue: str
 ) -> None:
     """A job whose unconfirmed message never arrived is published on the evidence of an empty queue, and runs once."""
     rabbit.use_lease(LEASE)
-    task = behind(half_open, rabbit, url)
+    task = behind(half_open, rabbit)
     await_(lambda: ready(channel, queue) == 3)
     half_open.drops_requests = True
     lost = task.delay("lost", ["return"])
@@ -183,49 +130,3 @@ def test_an_idle_connection_that_the_broker_closed_loses_no_message(rabbit: Hous
         producer.channel.connection.sock.shutdown(socket.SHUT_RD)  # it reads the end, as after a close by the server
     play.delay("next", ["return"])
     await_(lambda: ready(channel, queue) == 4)
-
-
-# --- messages are those of Celery -------------------------------------------------------------------------------------
-
-
-class RabbitPair(Pair):
-    """An app that sends messages to RabbitMQ by Celery, and as onejob writes them."""
-
-    kind = AmqpBroker
-
-    def __init__(self, house: House, channel: Any, queue: str) -> None:
-        super().__init__(house)
-        self._channel, self._queue_name = channel, queue
-
-    def popped(self) -> list[Any]:
-        """Empty the queue; return its messages."""
-        await_(lambda: ready(self._channel, self._queue_name) > 0)
-        found = []
-        while (message := self._channel.basic_get(self._queue_name, no_ack=True)) is not None:
-            info = {name: message.delivery_info[name] for name in ("exchange", "routing_key")}
-            found.append((info, message.properties, message.body))
-        return found
-
-
-@pytest.fixture
-def pair(rabbit: House, channel: Any, queue: str) -> RabbitPair:
-    """Return the two ways."""
-    return RabbitPair(rabbit, channel, queue)
-
-
-LEFT_OUT = {"queue", "queue object", "routing key", "extra"}
-"""Options with another queue, and with a user that is not there."""
-
-
-@for_each("options", [*((name,) for name in OPTIONS if name not in LEFT_OUT), tuple({*TOGETHER} - LEFT_OUT)])
-def test_every_option_has_its_place(pair: RabbitPair, options: tuple[str, ...]) -> None:
-    """For every option of a publication, the properties, headers and body are those of `send_task`."""
-    given = {name: value for each in options for name, value in OPTIONS[each](pair.app).items()}
-    pair.assert_same(*[pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
-
-
-@for_each("arguments", ARGUMENTS)
-def test_the_arguments_are_those_of_celery(pair: RabbitPair, arguments: str) -> None:
-    """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
-    args, kwargs = ARGUMENTS[arguments]
-    pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import Outcome, State
-from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from onejob.jobs.lifecycle import Transition
+from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store
 from tests.quiet import provokes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.celery.harness import House
 
 WAYS: dict[str, tuple[str, list[Any], Any]] = {
     "a task": ("replace:play", ["next a task", ["hold:end>return:done"]], "done"),
@@ -70,12 +66,9 @@ def test_a_replacement_may_have_an_identity_in_use(shared: House) -> None:
 
 @pytest.mark.parametrize("backend", ["disabled://", pytest.param(None, marks=pytest.mark.deep)])
 @provokes(logs=["StrangeError"], because="a part fails")
-def test_a_replacement_that_breaks_ends_the_job(
-    new_house: Callable[..., House], tmp_path: Path, backend: str | None
-) -> None:
+def test_a_replacement_that_breaks_ends_the_job(new_house: Callable[..., House], backend: str | None) -> None:
     """If a task before the end of a replacing chain fails or is canceled, so is the job, also without a backend."""
-    house = new_house(tmp_path, "sqlite", **({"result_backend": backend} if backend else {}))
-    house.app.set_current()
+    house = new_house(**({"result_backend": backend} if backend else {}))
     house.worker("-c", "3")
     failed = house.play.delay("fails", ["replace:strange,note"], ["part"])
     canceled = house.play.delay("canceled", ["replace:play_leased,note"], ["part", ["hold>retry:3600"]])
@@ -96,15 +89,12 @@ def test_a_replacement_that_breaks_ends_the_job(
 
 
 @pytest.mark.deep
-def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(
-    new_house: Callable[..., House], tmp_path: Path
-) -> None:
+@provokes(Transition.RELEASE, because="the job waits for the end of what replaced it, and looks for it again and again")
+def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(new_house: Callable[..., House]) -> None:
     """A job whose replacement ends nowhere fails after `result_expires`, and blocks its identity no longer."""
-    house = new_house(tmp_path, "sqlite", result_expires=1, onejob_lease=LEASE)
-    house.app.set_current()
+    house = new_house(result_expires=1, onejob_lease=LEASE)
     house.worker("-c", "2")
     result = house.play.delay("away", ["replace_elsewhere:plain"], ["never"])
     job = house.await_state(result, State.FAILED)
     assert "nothing is known of the task that replaced job" in job.reason
     house.assert_free("away")
-    house.close()

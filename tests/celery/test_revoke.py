@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from onejob import Outcome, State
+from onejob import AsyncResult, Outcome, State
 from onejob.jobs.model import Cancel
 from onejob.jobs.records import Query
-from tests.celery.harness import LEASE, PATIENCE, await_, is_running
+from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running
 from tests.quiet import KILLED, provokes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from onejob import AsyncResult
-    from tests.celery.harness import House
 
 REVOKES: dict[str, Callable[[House, AsyncResult], object]] = {
     "AsyncResult.revoke": lambda _, result: result.revoke(),

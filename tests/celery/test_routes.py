@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import EncodeError, SerializerNotInstalled
 
-from onejob import InvalidArgumentsError, Outcome, State
+from onejob import AsyncResult, InvalidArgumentsError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.routing import is_unpublishable
@@ -22,15 +24,6 @@ from tests.cases import for_each
 from tests.celery.app import ONLY
 from tests.celery.harness import LEASE, LONG_LEASE, House, await_, on_every_store
 from tests.quiet import provokes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery import Celery
-
-    from onejob import AsyncResult
-    from tests.celery.harness import House
 
 
 def queue_of(house: House, queue: str) -> list[dict[str, Any]]:
@@ -157,17 +150,12 @@ class Services:
 
 
 @pytest.fixture
-def services(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> Iterator[Services]:
+def services(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> Services:
     """Return two services without workers."""
-    directories = [tmp_path / name for name in ("orders", "mails")]
-    for directory in directories:
-        directory.mkdir()
-    orders = new_house(directories[0], getattr(request, "param", "sqlite"), **{ONLY: ["play"]})
+    orders = new_house(getattr(request, "param", "sqlite"), "orders", **{ONLY: ["play"]})
     ledger = {name: orders.config[name] for name in ("onejob_store", "onejob_namespace") if name in orders.config}
-    mails = new_house(directories[1], "sqlite", **ledger, **{ONLY: ["play_silent"], "onejob_lease": LEASE})
-    yield Services(orders, mails)
-    for house in (mails, orders):
-        house.close()
+    mails = new_house("sqlite", "mails", **ledger, **{ONLY: ["play_silent"], "onejob_lease": LEASE})
+    return Services(orders, mails)
 
 
 @on_every_store("services")

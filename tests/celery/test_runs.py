@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from celery import states
@@ -13,13 +14,8 @@ from celery.result import AsyncResult as CeleryResult
 from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State
 from onejob.celery.payload import has_canvas, loads
 from onejob.errors import StoreRefusedError
-from tests.celery.harness import PATIENCE, await_, is_running, on_every_store
+from tests.celery.harness import PATIENCE, House, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.celery.harness import House
 
 ACKS = ("play", "play_late")
 """Tasks whose messages are acknowledged before and after the run."""

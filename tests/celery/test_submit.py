@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import json
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import beat, signature
 from celery.exceptions import Retry
 
 from onejob import InvalidArgumentsError, InvalidPayloadError, OneJobError, Outcome, State, Task, current_job
-from tests.celery.harness import PATIENCE, ROOT, await_, program_environment
-from tests.forks import fork
+from tests.celery.harness import PATIENCE, House, await_
 from tests.quiet import provokes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.celery.harness import House
-
-# --- at once --------------------------------------------------------------------------------------------------------
-
-
-PROCESS = """
-import json, sys
-from tests.celery.app import Stage, build
-app = build(json.loads(sys.argv[1]))
-print("ready", flush=True)
-Stage(sys.argv[2]).wait("go")
-print(json.dumps([app.tasks["play"].delay(f"processes-{n}", ["hold:processes"]).outcome for n in range(20)]))
-"""
-
-
-def test_many_processes_submit_one_job_each(shared: House, tmp_path: Path) -> None:
-    """Of several processes that submit the same jobs at once, exactly one is admitted for each job."""
-    outputs = [tmp_path / f"output-{number}" for number in range(3)]
-    command = ["-c", PROCESS, json.dumps(shared.config), str(tmp_path)]
-    processes = [fork(command, environment=program_environment(), cwd=ROOT, output=output) for output in outputs]
-    await_(lambda: all("ready" in output.read_text() for output in outputs))
-    (tmp_path / "gate-go").touch()
-    assert [process.wait() for process in processes] == [0] * 3
-    answers = [json.loads(output.read_text().splitlines()[-1]) for output in outputs]
-    for outcomes in zip(*answers, strict=True):
-        assert sorted(outcomes) == ["admitted", "attached", "attached"]
-    shared.open("processes")
-    shared.await_rest()
-    assert [shared.runs(f"processes-{number}") for number in range(20)] == [1] * 20
-
 
 # --- entry points ---------------------------------------------------------------------------------------------------
 
@@ -197,65 +160,6 @@ def test_many_are_submitted_at_once(house: House) -> None:
     for job in (results[0].job, results[3].job):
         assert (job.queue, job.priority_rank) == ("elsewhere", -4)
         assert job.run_at == pytest.approx(job.created_at + 600)
-
-
-# --- values on their way to the body ----------------------------------------------------------------------------------
-
-
-class Size(str, enum.Enum):
-    LARGE = "large"
-
-
-class Level(enum.IntEnum):
-    HIGH = 3
-
-
-CHANGED: dict[str, tuple[Any, Any]] = {
-    "a tuple": ((1, (2, 3)), [1, [2, 3]]),
-    "a text Enum": (Size.LARGE, "large"),
-    "an integer Enum": (Level.HIGH, 3),
-    "integer keys": ({1: "a"}, {"1": "a"}),
-    "a key None": ({None: 1}, {"null": 1}),
-    "order of keys": ({"b": 1, "a": 2}, {"a": 2, "b": 1}),
-    "text": ("caf\u00e9 \u2028", "caf\u00e9 \u2028"),
-}
-"""Arguments that JSON changes, and what the worker gets."""
-KEPT: dict[str, Any] = {
-    "a UUID": UUID("12345678-1234-5678-1234-567812345678"),
-    "a datetime": datetime(2026, 11, 21, 4, 5, 6, 7, tzinfo=UTC),
-    "a naive datetime": datetime(2026, 11, 21, 4, 5, 6),
-    "a date": date(2026, 11, 21),
-    "a decimal": Decimal("1.10"),
-    "bytes": b"\x00\xff",
-    "nothing": None,
-    "a large integer": 2**70,
-    "a float": 0.1,
-}
-"""Arguments that Celery's JSON carries as they are."""
-ALL = CHANGED | {name: (value, value) for name, value in KEPT.items()}
-
-
-def test_a_job_is_the_same_from_every_source(shared: House) -> None:
-    """A submitted value and the same value in a message that only the worker reads are one job."""
-    firsts = {name: shared.play.apply_async((ALL[name][0], ["attempt"]), countdown=3600) for name in ALL}
-    for name, (_, received) in ALL.items():
-        again = shared.play.apply_async((received, ["return"]), countdown=3600)
-        assert (again.id, again.outcome) == (firsts[name].id, Outcome.ATTACHED), name
-    sent = {name: shared.app.send_task("play", (ALL[name][0], ["return"])) for name in ALL}
-    for name, first in firsts.items():
-        await_(lambda: shared.ledger.get_or_none(sent[name].id))  # noqa: B023 - called in this round
-        assert shared.job(sent[name].id).follows_id == first.id, name
-        assert first.get(PATIENCE) == shared.play.AsyncResult(sent[name].id).get(PATIENCE), name
-        assert shared.job(first).attempt == 1, name
-
-
-def test_a_value_round_trips(shared: House) -> None:
-    """A value that Celery's JSON supports reaches the body unchanged, and returns to the caller unchanged."""
-    results = {name: shared.echo.delay(value) for name, value in KEPT.items()}
-    for name, value in KEPT.items():
-        got = results[name].get(PATIENCE)
-        assert (got, type(got)) == (value, type(value)), name
-    assert {repr(value) for value in KEPT.values()} == {mark["value"] for mark in shared.marks("echo")}
 
 
 # --- calls without a submission ---------------------------------------------------------------------------------------

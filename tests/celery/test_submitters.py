@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import chain, chord, group
@@ -14,12 +15,8 @@ from onejob.errors import ConfigurationError, InvalidArgumentsError, PartlySubmi
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Admission
 from onejob.jobs.records import Query
-from tests.celery.harness import DATABASES, PATIENCE, House
+from tests.celery.harness import PATIENCE, House
 from tests.quiet import provokes
-from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tenant(name: str, **options: Any) -> Any:
@@ -129,12 +126,9 @@ def test_coroutines_are_admitted_as_far_as_the_quota_has_left(house: House) -> N
 
 
 @provokes(Transition.PUBLISH, because="Redis has no memory for messages")
-def test_a_batch_that_fills_the_store_is_admitted_in_part(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_batch_that_fills_the_store_is_admitted_in_part(own_house: Callable[..., House]) -> None:
     """A batch during which Redis runs out of memory says which items were admitted, and only these use the quota."""
-    server = start_redis(tmp_path, "--databases", str(DATABASES), "--maxmemory-policy", "noeviction")
-    request.addfinalizer(server.stop)
-    house = House(tmp_path, server, "redis")
-    request.addfinalizer(house.close)
+    house = own_house("redis")
     items = [(f"item-{number}", ["return"]) for number in range(1000)]
     with onejob.submitter("a", quota="1000/hour"):
         house.play.delay("first", ["return"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 from opentelemetry import trace
@@ -15,17 +16,11 @@ from onejob import Outcome
 from onejob.jobs.lifecycle import State, Transition
 from onejob.observability import tracing
 from tests.celery.app import SENTRY, TRACED
-from tests.celery.harness import PATIENCE, await_
+from tests.celery.harness import PATIENCE, House, await_
 from tests.celery.reports import Span, reports_in, spans_in, trace_to
 from tests.quiet import provokes
 from tests.tiers import deep
 from tests.webhooks.receiver import SETTINGS, receiving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.celery.harness import House
 
 # --- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
@@ -48,11 +43,10 @@ class Traced(NamedTuple):
 
 
 @pytest.fixture
-def traced(new_house: Callable[..., House], tmp_path: Path) -> Iterator[Traced]:
+def traced(new_house: Callable[..., House]) -> Iterator[Traced]:
     """Return a traced house without a worker; this process is traced, too."""
-    house = new_house(tmp_path, "sqlite", **SETTINGS, **{TRACED: "at once"})
-    house.app.set_current()
-    trace_to(tmp_path)
+    house = new_house(**SETTINGS, **{TRACED: "at once"})
+    trace_to(house.directory)
     yield Traced(house)
     onejob.opentelemetry.uninstrument()
 
@@ -189,15 +183,15 @@ def _id(span: Any) -> str:
     return f"0x{span.get_span_context().span_id:016x}"
 
 
-def test_children_export_their_spans_at_a_warm_shutdown(new_house: Callable[..., House], tmp_path: Path) -> None:
+def test_children_export_their_spans_at_a_warm_shutdown(new_house: Callable[..., House]) -> None:
     """A pool's child flushes its spans when its worker stops, although its exit runs no exit handlers."""
-    house = new_house(tmp_path, "sqlite", **{TRACED: "batch"})
+    house = new_house(**{TRACED: "batch"})
     worker = house.worker("-c", "1")
     house.play.delay("f", ["return"]).get(PATIENCE)
-    assert spans_in(tmp_path) == []
+    assert spans_in(house.directory) == []
     worker.sigterm()
     worker.await_end()
-    assert [span.name for span in spans_in(tmp_path)] == ["run play"]
+    assert [span.name for span in spans_in(house.directory)] == ["run play"]
 
 
 def test_a_trace_is_kept_with_the_job_and_not_in_its_message(traced: Traced) -> None:
@@ -218,10 +212,9 @@ OPTIONS = {"traces_sample_rate": 1.0}
 
 
 @pytest.fixture
-def reporting(new_house: Callable[..., House], tmp_path: Path) -> House:
+def reporting(new_house: Callable[..., House]) -> House:
     """Return a house whose worker reports to Sentry."""
-    house = new_house(tmp_path, "sqlite", **{SENTRY: OPTIONS})
-    house.app.set_current()
+    house = new_house(**{SENTRY: OPTIONS})
     house.worker("-c", "1")  # runs report in their order
     return house
 
@@ -262,9 +255,9 @@ def test_errors_are_reported_once_and_nothing_else(reporting: House) -> None:
 
 @deep
 @provokes(Transition.RELEASE, because="the worker stops")
-def test_a_shutdown_is_no_error(new_house: Callable[..., House], tmp_path: Path) -> None:
+def test_a_shutdown_is_no_error(new_house: Callable[..., House]) -> None:
     """A run that its worker releases when it stops is not reported."""
-    house = new_house(tmp_path, "sqlite", **{SENTRY: OPTIONS}, onejob_shutdown_grace=30)
+    house = new_house(**{SENTRY: OPTIONS}, onejob_shutdown_grace=30)
     worker = house.worker("--pool", "threads", "-c", "2")
     result = house.play.delay("s", ["poll:never"])
     house.await_mark("s")

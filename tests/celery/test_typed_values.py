@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,18 +19,12 @@ from pydantic import BaseModel, Field, SecretStr
 import onejob
 from onejob.celery.operations import check_duplicate
 from onejob.celery.typed import UnfitValueError, codec_of
-from onejob.testing import isolated
+from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.celery.harness import program_environment
 from tests.celery.test_async import end
 from tests.forks import CELERY
 from tests.forks import run as run_program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from onejob.testing import Jobs
 
 
 class Kind(Enum):

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, Outcome
 from onejob.jobs.lifecycle import State, Transition
-from onejob.webhooks.job import WEBHOOK
+from onejob.jobs.model import Job
+from onejob.observability.metrics import WEBHOOK_TASK
 from tests.celery.app import WEBHOOK_URL
-from tests.celery.harness import PATIENCE, await_
+from tests.celery.harness import PATIENCE, House, await_
 from tests.quiet import provokes
 from tests.services import free_port
 from tests.webhooks.receiver import SETTINGS, Receiver, receiving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from onejob.jobs.model import Job
-    from tests.celery.harness import House
 
 QUICK = {"onejob_webhook_schedule": [0.2, 0.2]}
 
@@ -34,16 +29,14 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def calling(new_house: Callable[..., House], tmp_path: Path, receiver: Receiver) -> House:
+def calling(new_house: Callable[..., House], receiver: Receiver) -> House:
     """Return a house without a worker that may call the receiver; the webhook of `play_calling` goes to `/ok/task`."""
-    house = new_house(tmp_path, "sqlite", **SETTINGS, **QUICK, **{WEBHOOK_URL: receiver.url("/ok/task")})
-    house.app.set_current()
-    return house
+    return new_house(**SETTINGS, **QUICK, **{WEBHOOK_URL: receiver.url("/ok/task")})
 
 
 def webhooks(house: House) -> list[Job]:
     """Return the webhooks of a house."""
-    return house.jobs(task=WEBHOOK)
+    return house.jobs(task=WEBHOOK_TASK)
 
 
 def submit(task: Any, key: str, what: str, url: str | None = None) -> Any:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from onejob.cli import main
-
-if TYPE_CHECKING:
-    from click.testing import Result
 
 APP = """
 import celery, onejob

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
 from tests.cli.command import APP, Shell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -6,25 +6,20 @@ import json
 import re
 import time
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.response_models import job_view
+from onejob.api.response_models import job_json
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
-from tests.cli.command import call
+from tests.cli.command import Shell, call
 from tests.doors import failed
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from onejob.ledger.ledger import Ledger
-    from tests.cli.command import Shell
 
 # --- lists ----------------------------------------------------------------------------------------------------------
 
@@ -39,7 +34,7 @@ def test_each_filter_is_passed_on(ledger: Ledger, shell: Shell) -> None:
         "--state running": [second.id], "--state running --state queued": both, "--task another": [],
         f"--identity {first.identity}": [first.id], "--limit 1": [second.id], "--offset 1": [first.id],
         "--submitter user:1": [first.id], "--submitter ": [second.id], "--tag a%b": [first.id], "--tag a": [],
-        f"--since {at}": [second.id],
+        f"--since {at}": [second.id], "--error another": [], "--error SUBMITTED": [first.id],
         f"--until {at}": [first.id], "--since 1h": both, "--until 1h": [], "--queue fast": [first.id],
         f"--worker {second.node}": [second.id], "--argument order_id=42": [first.id], "--argument a%b": [first.id],
         "--argument order_id=4 --queue slow": [], "--stuck --argument note=a": [first.id],
@@ -91,13 +86,6 @@ def test_list_counts(ledger: Ledger, shell: Shell) -> None:
     assert shell(*words, "--stuck").exit_code == 2
 
 
-@for_each("word", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "1700000000"])
-def test_a_time_needs_a_time_zone(shell: Shell, word: str) -> None:
-    """A value that is neither a time with a time zone nor a duration is refused with examples."""
-    result = shell("jobs", "list", "--since", word)
-    assert (result.exit_code, "2026-01-31T12:00:00Z" in result.output, "1h" in result.output) == (2, True, True)
-
-
 # --- one job --------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +110,7 @@ def test_show_hides_internal_columns(ledger: Ledger, shell: Shell) -> None:
     job = claimed(ledger, ledger.submit(order(42)).job.id)
     successor = ledger.submit(order(42, queue_next=True)).job
     words = ("jobs", "show", job.id)
-    assert shell.json(*words) == json.loads(job_view(ledger.get(job.id)).model_dump_json())
+    assert shell.json(*words) == json.loads(job_json(ledger.get(job.id)))
     everything = shell.json(*words, "--all")
     assert list(everything) == [field.name for field in fields(job)]
     assert (everything["payload"], everything["token"]) == ({"args": [42]}, job.token)

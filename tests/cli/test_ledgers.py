@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from onejob.ledger.ledger import Ledger
 from onejob.stores.schema import HEAD, VERSIONS
 from onejob.transactions.fence import TABLE
 from tests.cases import for_each
 from tests.cli.command import Shell, call
 from tests.fundamentals.shop import order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onejob.ledger.ledger import Ledger
-    from tests.services import PostgresServer
+from tests.services import PostgresServer
 
 
 @for_each("words", [
@@ -122,6 +118,13 @@ def nowhere(postgres_server: PostgresServer) -> Iterator[Shell]:
     yield Shell(("--store", postgres_server.url, "--namespace", name))
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         connection.execute(f"drop schema if exists {name} cascade".encode())
+
+
+def test_an_error_of_several_lines_is_one_line() -> None:
+    """The lines of a driver's error are one line, in which nothing is escaped."""
+    refused = call("--store", "postgresql://127.0.0.1:1/none", "migrate", "up")
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+    assert "refused Is the server running" in refused.output
 
 
 def test_migrate_makes_a_ledger(nowhere: Shell) -> None:

@@ -6,7 +6,8 @@ import getpass
 import json
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -16,19 +17,14 @@ from onejob.celery.operations import Operation
 from onejob.celery.payload import encode
 from onejob.cli.access import find_app
 from onejob.jobs.lifecycle import State
+from onejob.jobs.policy import Limits
 from onejob.jobs.records import AuditEntry, Query
 from onejob.jobs.timestamps import format_timestamp
-from onejob.uniqueness.canonical_json import Limits
+from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
-from tests.cli.command import call
+from tests.cli.command import Shell, call
 from tests.doors import DOORS, Door, completed, effects, failed, queued, running
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from onejob.ledger.ledger import Ledger
-    from tests.cli.command import Shell
 
 COMMANDS = {
     Operation.CANCEL: ("jobs", "cancel"),
@@ -82,7 +78,7 @@ def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
     assert shell.json("jobs", "bulk", "run_now", "--since", "1h", "--dry-run")["done"] == delayed[::-1]
     assert "2 canceled, 0 refused; more jobs match" in shell(*command, "--limit", "2", "--task", "shop.invoice").output
     assert "2 deleted" in shell("jobs", "bulk", "delete", "--error", "cancel", "--yes").output
-    assert ledger.audit(limit=1)[0].detail == "reason=cancel"
+    assert ledger.audit(limit=1)[0].detail == "error=cancel"
     refused = shell("jobs", "bulk", "redrive", "--state", "queued", "--yes")
     assert (refused.exit_code, delayed[0] in refused.output) == (1, True)
     assert "0 redriven, 1 refused" in refused.output

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from tests.celery.harness import DATABASES, House
-from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.services import RedisServer
+from tests.services import RedisServer, start_redis
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import celery
@@ -14,9 +15,6 @@ import redis
 
 from onejob import config
 from onejob.compat import celery_once, celery_singleton
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest_plugins = ["celery.contrib.pytest"]
 
@@ -36,8 +34,6 @@ config.Settings.from_mapping = classmethod(_with_a_ledger)  # type: ignore[assig
 
 
 class FakeStrictRedis(redis.Redis):
-    """A client of the real server."""
-
     def __init__(self) -> None:
         details = redis.Redis.from_url(os.environ["PEER_REDIS_URL"]).connection_pool.connection_kwargs
         super().__init__(host=details["host"], port=details["port"], db=15)

@@ -15,13 +15,11 @@ import tomllib
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.services import MissingServiceError, start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".peer-suites"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -16,12 +17,7 @@ from onejob.compat.shims import notice_once
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from tests.cases import for_each
-from tests.celery.harness import PATIENCE, await_
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.celery.harness import House
+from tests.celery.harness import PATIENCE, House, await_
 
 
 class Side:
@@ -41,7 +37,6 @@ class Side:
             self.locks.delete(key)
 
     def await_free(self, key: str) -> None:
-        """Wait until nobody holds a lock."""
         await_(lambda: self.locks.get(key) is None)
 
     def finish(self, result: Any, key: str, name: str) -> None:
@@ -140,6 +135,16 @@ def test_the_lock_of_an_ended_job_is_taken_over(side: Side) -> None:
     assert again.outcome is Outcome.ADMITTED
     assert again.get(PATIENCE) == "left"
     side.await_free(key)
+
+
+def test_a_lock_is_given_back_for_a_duplicate(side: Side) -> None:
+    """A call that takes a free lock, and is answered by a live job whose lock is gone, leaves the lock free."""
+    task = side.house.single
+    key = task.generate_lock("single", ["unlocked"])
+    result = task.delay("unlocked")
+    side.locks.delete(key)
+    assert (task.delay("unlocked").id, side.locks.get(key)) == (result.id, None)
+    side.finish(result, key, "unlocked")
 
 
 def test_a_foreign_lock_is_never_released(side: Side) -> None:

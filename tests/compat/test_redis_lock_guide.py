@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import celery
 import redis
@@ -14,9 +14,6 @@ import redis
 from tests.services import eventually, start_redis
 from website.blocks import read
 from website.navigation import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GUIDE = "docs/guides/migrating-from-a-redis-lock.md"
 URL = re.compile(r"redis://localhost:6379")
@@ -53,7 +50,6 @@ def test_the_end_of_a_job_deletes_its_key_and_no_other(tmp_path: Path) -> None:
 
 
 def start_worker(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Return a worker of the program in a folder."""
     command = [sys.executable, "-m", "celery", "-A", "both", "worker", "-c", "1"]
     with (folder / "worker.log").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)

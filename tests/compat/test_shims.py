@@ -6,12 +6,15 @@ import json
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery, states
 
 import onejob
+from onejob.celery.app_state import app_state_of
 from onejob.compat.celery_once import AlreadyQueued, QueueOnce
 from onejob.compat.celery_once.backends import File
 from onejob.compat.celery_once.backends.redis import parse_url
@@ -20,14 +23,9 @@ from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_
 from onejob.compat.celery_singleton.util import generate_lock
 from onejob.compat.shims import notice_once
 from onejob.errors import ConfigurationError
+from onejob.jobs.model import Retention
 from tests.cases import for_each
-from tests.celery.harness import LEASE, PATIENCE, await_
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.celery.harness import House
+from tests.celery.harness import LEASE, PATIENCE, House, await_
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +86,6 @@ def test_however_a_job_ends_its_identity_is_free(program: House, name: str, acts
     assert again != result
     again.get(PATIENCE, propagate=False)
     assert program.runs(key) == 2 * runs
-
-
-@for_each("name", ["single", "once"])
-def test_a_revoked_job_is_free_and_a_sent_name_runs(program: House, name: str) -> None:
-    """After `revoke` an equal call is admitted, and `send_task` runs the task by its name."""
-    task = getattr(program, name)
-    waiting = task.apply_async(("revoked", ["return"]), countdown=3600)
-    waiting.revoke()
-    assert task.delay("revoked", ["return"]).get(PATIENCE) == "revoked"
-    assert program.app.send_task(name, ("sent", ["return"])).get(PATIENCE) == "sent"
 
 
 @for_each("name", ["single_brief", "once_brief"])
@@ -245,6 +233,18 @@ def test_the_lock_of_a_call_names_the_live_task(program: House) -> None:
     assert result.get(PATIENCE) == "named"
     assert task.get_existing_task_id(lock) is None
     assert task.lock_and_run(lock, ["named"]).get(PATIENCE) == "named"
+
+
+def test_a_job_that_has_ended_holds_no_lock(app: Celery) -> None:
+    """A completed job that still answers duplicates, in its window, is no live task of a lock."""
+    task: Any = app.task(base=Singleton, name="kept", unique_for=60, shared=False)(_anything)
+    lock, ledger = task.generate_lock("kept", [1]), app_state_of(app).ledger
+    job = ledger.claim(task.delay(1).id, nonce="nonce", node="test").job
+    assert job is not None
+    assert task.get_existing_task_id(lock) == job.id
+    ledger.complete(job, "1", keep=Retention(identity_for=60.0))
+    assert task.delay(1).outcome is onejob.Outcome.REPLAYED
+    assert task.get_existing_task_id(lock) is None
 
 
 def test_locks_by_hand_are_kept_in_the_backend(program: House) -> None:

@@ -28,7 +28,6 @@ app.conf.update(
 
 
 def record(key: str) -> None:
-    """Record the run."""
     with ran.open("a") as file:
         file.write(f"{key}\n")
 

@@ -1,25 +1,17 @@
 """Runs each operation on the model and on every store, and asserts that all of them answer the same."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, values_of
+from onejob.jobs.model import Duplicate, Job, values_of
 from onejob.jobs.records import AuditEntry, Query, WorkerInfo
-from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy, Store
 from tests.contract.model import ModelStore
-from tests.contract.support import START
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from onejob.jobs.model import Duplicate
-    from onejob.stores.protocol import Store
-    from tests.contract.support import ManualClock
+from tests.contract.support import START, ManualClock
 
 ALL = Query(limit=10_000)
 TICK = 1 / 64
@@ -29,16 +21,20 @@ TICK = 1 / 64
 class LockStep:
     """The model and the stores on one clock. Each call empties nothing, and compares everything that it changed."""
 
-    def __init__(self, clock: ManualClock, stores: Mapping[str, Store]) -> None:
+    def __init__(
+        self, clock: ManualClock, stores: Mapping[str, Store], pushed: Callable[[], list[str]] | None = None
+    ) -> None:
+        """Begin with empty stores. `pushed` returns the messages that a store has pushed to its broker."""
         clock.now = START
         self.clock = clock
         self.tick = TICK
-        self.model = ModelStore(clock)
+        self.model = ModelStore(clock, pushes=pushed is not None)
         self.calls: list[str] = []
         """The calls so far, for the message of a failure."""
         self.batched: set[str] = set()
         """The nonces of submissions in batches. Equal ones are written in any order."""
         self._stores = stores
+        self._pushed = pushed
         self._tokens: dict[str, int] = {}
         """Of each id the largest token so far."""
         self._claims: set[str] = set()
@@ -53,6 +49,7 @@ class LockStep:
         answer = self.read(operation, *args, **values)
         self.read("find", ALL)
         self._assert_invariants()
+        assert self._pushed is None or sorted(self._pushed()) == sorted(self.model.pushed)
         if operation == "claim" and answer.applied and answer.job.claim not in self._claims:
             self._claims.add(answer.job.claim)
             assert answer.job.token > self._tokens.get(answer.job.id, 0), "tokens increase"
@@ -127,10 +124,12 @@ def _run(store: Store | ModelStore, operation: str, args: tuple[Any, ...], value
         return type(error).__name__, str(error), _comparable([*results, *results], operation)
 
 
-def _comparable(answer: object, operation: str = "") -> object:
+def _comparable(answer: object, operation: str = "") -> object:  # noqa: PLR0911 - one for each kind of answer
     """Return an answer without what is each store's own: the ids of audit entries, and orders that no law sets."""
     if operation == "take_due" and isinstance(answer, list):
         return sorted(answer, key=lambda job: job.id)
+    if operation == "deliver" and isinstance(answer, list):
+        return [(job.priority_rank, job.run_at) for job in answer], sorted(answer, key=lambda job: job.id)
     if operation == "submit_many" and isinstance(answer, list) and len(answer) > 1:
         return [values_of(each) | {"job": each.job.id} for each in answer]  # equal ones are written in any order
     if operation == "delete" and isinstance(answer, list):

@@ -7,14 +7,28 @@ store does with them. It is written for the reader, not for speed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError
 from onejob.jobs.history import claim_detail
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import LARGE_FIELDS, Admission, Applied, Cancel, Change, Duplicate, Job, Outcome, Renewal
+from onejob.jobs.model import (
+    LARGE_FIELDS,
+    Admission,
+    Applied,
+    Cancel,
+    Change,
+    Duplicate,
+    Job,
+    MessageOf,
+    Outcome,
+    Renewal,
+    Submission,
+)
+from onejob.jobs.on_duplicate import Resolution, resolve
 from onejob.jobs.records import (
     NO_AMOUNTS,
     REDELIVERED,
@@ -25,19 +39,15 @@ from onejob.jobs.records import (
     DuplicateCount,
     Entry,
     Period,
+    Query,
+    Registration,
+    ScheduleState,
     Tombstone,
     WorkerInfo,
 )
+from onejob.jobs.route import is_plain
 from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER, GroupBy
-from onejob.uniqueness.on_duplicate import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from onejob.jobs.model import MessageOf, Submission
-    from onejob.jobs.records import Query, Registration
-    from onejob.uniqueness.on_duplicate import Resolution
 
 REQUEST_LIMIT = 8
 """How many of a job's latest requests a store recognizes."""
@@ -77,8 +87,14 @@ class _Key:
 class ModelStore:
     """The protocol `Store`, which says what each operation does, without atomicity, durability and connections."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, pushes: bool = False) -> None:
+        """Begin empty. `pushes`: messages go to a broker, and else workers take the jobs that have one."""
         self.read_clock = clock
+        self.pushes = pushes
+        self.pushed: list[str] = []
+        """The messages in the broker."""
+        self.pushing_requests: set[str] = set()
+        self._message_of: MessageOf | None = None
         self.rows: dict[str, Row] = {}
         self.keys: dict[str, _Key] = {}
         self.windows: dict[str, tuple[int, float]] = {}
@@ -88,6 +104,7 @@ class ModelStore:
         self.tombstones: dict[str, tuple[Tombstone, float]] = {}
         self.events: dict[str, tuple[str, float]] = {}
         self.audit_log: list[AuditEntry] = []
+        self.schedule_states: dict[str, ScheduleState] = {}
         self.amounts: Counter[str] = Counter()
         self.buckets: dict[tuple[Period, float], Counter[str]] = {}
         self.heartbeats: dict[str, tuple[WorkerInfo, float]] = {}
@@ -103,7 +120,7 @@ class ModelStore:
         message_of: MessageOf | None = None,
     ) -> list[Admission]:
         assert wait_for_locks
-        assert message_of is None
+        self._message_of = message_of
         return PartlySubmittedError.checked([self._charged(each, wake_after) for each in submissions])
 
     def _charged(self, new: Submission, wake_after: float) -> Admission | QuotaExceededError:
@@ -123,9 +140,11 @@ class ModelStore:
         if holder is None:
             self._charge(new)
             self.release_expired(new.identity)
-            row = self._write(new_job(new, now=now, wake_after=wake_after))
+            row = self._write(new_job(new, now=now, wake_after=wake_after, offers=self._offers))
             row.record(now, "submit", new.source)
-            return self._keep_key(new, Admission(row.job, Outcome.ADMITTED))
+            sent = self._message_for(new)
+            self.pushed += [sent] if sent else []
+            return self._keep_key(new, Admission(row.job, Outcome.ADMITTED, sent=sent != ""))
         return self._repeated(holder, new) or self._keep_key(new, self._attach(holder, new, wake_after))
 
     def _attach(self, holder: Row, new: Submission, wake_after: float) -> Admission:
@@ -149,7 +168,8 @@ class ModelStore:
         is_moved = (decided.reschedules(job) or not is_due) and not job.queued_next
         wake_at = now + wake_after if is_due else decided.run_at
         if is_moved:
-            job = row.set(wake_at=wake_at, published_at=now if is_due else None)
+            published_at = now if is_due and not (self._offers and is_plain(job.route)) else None
+            job = row.set(wake_at=wake_at, published_at=published_at)
         if decided.takes_over:
             job = row.set(
                 payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines
@@ -194,12 +214,16 @@ class ModelStore:
             replayed = _replays(followed.job) and (followed.job.finished_at or inf) <= own.created_at
             return Admission(followed.job, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
         if own.submission_nonce == new.nonce:
-            return Admission(own, Outcome.ADMITTED)
+            return Admission(own, Outcome.ADMITTED, sent=self._message_for(new) != "")
         return Admission(own, Outcome.REPLAYED if _replays(own) else Outcome.ATTACHED)
 
     def _answer_by_key(self, new: Submission, key: _Key) -> Admission:
         row, reused = self.rows[key.job_id], key.fingerprint != new.fingerprint
-        repeated = self._repeated(row, new)
+        repeated, holder = self._repeated(row, new), self.holder(new.identity)
+        if repeated is None and holder is not None:
+            of_holder = self._repeated(holder, new)
+            if of_holder is not None:
+                return of_holder
         if repeated is None:
             ended = row.job.finished_at is not None
             outcome = Outcome.REJECTED if reused else Outcome.REPLAYED if ended else Outcome.ATTACHED
@@ -222,6 +246,17 @@ class ModelStore:
         self.keys[new.key] = _Key(answer.job.id, new.fingerprint, until)
         row = self.rows[answer.job.id]
         return replace(answer, job=row.set(key_retained_until=max(row.job.key_retained_until or 0.0, until)))
+
+    @property
+    def _offers(self) -> bool:
+        """Whether workers take new jobs from the ledger."""
+        return self._message_of is not None and not self.pushes
+
+    def _message_for(self, new: Submission) -> str:
+        """Return the message that is pushed with a new job; "" without one."""
+        is_due = new.delay <= 0 and (new.expires_in is None or new.expires_in > 0)
+        message = self._message_of(new) if self._message_of and self.pushes and is_due else None
+        return message.text if message else ""
 
     def _charge(self, new: Submission) -> None:
         """Charge a new job with all its quotas, or with none."""
@@ -284,7 +319,7 @@ class ModelStore:
         if row is None:
             return Applied(applied=False, job=None)
         if change.request_id in row.requests:
-            return Applied(applied=True, job=row.job)
+            return Applied(applied=True, job=row.job, sent=change.request_id in self.pushing_requests)
         if change.reopens:
             self.release_expired(change.identity)
         if not self._allowed(row.job, change):
@@ -293,9 +328,14 @@ class ModelStore:
         row.record(self.read_clock(), change.event, change.detail)
         if change.forgets_steps:
             row.steps.clear()
+        job, sent = row.job, False
+        if self.pushes and change.message and _may_run(job) and job.run_at <= self.read_clock():
+            sent = True
+            self.pushed.append(change.message.text)
+            self.pushing_requests.add(change.request_id)
         if change.ends:
             self._wake_followers(row.job)
-        return self._accepted(row, change.request_id)
+        return replace(self._accepted(row, change.request_id), sent=sent)
 
     def _allowed(self, job: Job, change: Change) -> bool:
         now, holder = self.read_clock(), self._holder_row(change.identity)
@@ -324,7 +364,8 @@ class ModelStore:
         if change.run_in is not None:
             values["run_at"] = now + change.run_in
         if change.publishes is not None:
-            values["published_at"] = now if change.publishes else None
+            is_offered = change.message is not None and not self.pushes and is_plain(job.route)
+            values["published_at"] = now if change.publishes and not is_offered else None
         if reopens or (ends and job.queued_next):
             values |= {"follows_id": None, "queued_next": False}
         if reopens or ends:
@@ -399,6 +440,25 @@ class ModelStore:
             and (not _waits(job) or _handled_by(job) in tasks)
         ]
         return sorted(found, key=lambda job: (job.lease_until is None, job.wake_at))
+
+    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
+        now, rows = self.read_clock(), [self.rows[job.id] for job in self.deliverable(queues)[:limit]]
+        return [row.set(published_at=now, wake_at=_earliest(now + row.job.lease, row.job.expires_at)) for row in rows]
+
+    def deliverable(self, queues: Collection[str]) -> list[Job]:
+        """Return the jobs that `deliver` may take, in its order."""
+        due = [job for job in self._offered(queues) if job.run_at <= self.read_clock()]
+        return sorted(due, key=lambda job: (-job.priority_rank, job.run_at))
+
+    def next_delivery(self, queues: Collection[str]) -> float | None:
+        return min((job.run_at - self.read_clock() for job in self._offered(queues)), default=None)
+
+    def _offered(self, queues: Collection[str]) -> Iterable[Job]:
+        now = self.read_clock()
+        for job in self._jobs():
+            waits = _may_run(job) and job.follows_id is None and job.published_at is None
+            if waits and is_plain(job.route) and job.route in queues and (job.expires_at or inf) > now:
+                yield job
 
     def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
         now = self.read_clock()
@@ -508,13 +568,23 @@ class ModelStore:
         return found[0] if found else None
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
-        groups: dict[tuple[str, str, State], list[float]] = {}
+        groups: dict[tuple[str, str, State], list[Job]] = {}
+        by_wake_at = sorted(self._jobs(), key=lambda job: job.wake_at or 0.0)
+        found = [job for job in by_wake_at if job.lease_until is not None]
         for task in tasks:
-            handled = [job for job in self._jobs() if _waits(job) and _handled_by(job) == task]
-            for job in sorted(handled, key=lambda job: job.wake_at or 0.0)[:limit]:
-                if job.follows_id is None and job.finished_at is None and submitter in {None, job.submitter}:
-                    groups.setdefault((job.task, job.queue, job.state), []).append(job.run_at)
-        return [Backlog(*group, len(times), min(times)) for group, times in sorted(groups.items())]
+            handled = [job for job in by_wake_at if _waits(job) and _handled_by(job) == task]
+            found += [job for job in handled[:limit] if job.follows_id is None and job.finished_at is None]
+        for job in found:
+            if _handled_by(job) in tasks and submitter in {None, job.submitter}:
+                groups.setdefault((job.task, job.queue, job.state), []).append(job)
+        now = self.read_clock()
+        return [
+            Backlog(
+                *group, len(jobs), sum(job.lease_until is None and job.run_at <= now for job in jobs),
+                min(job.run_at for job in jobs),
+            )
+            for group, jobs in sorted(groups.items())
+        ]  # fmt: skip
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         found = [job for job in self._jobs() if job.follows_id == job_id]
@@ -593,6 +663,20 @@ class ModelStore:
         kept = [each for each in self.audit_log if each.at >= self.read_clock() - keep_for]
         return [each for each in reversed(kept) if before is None or each.id < before][:limit]
 
+    def schedules(self) -> list[ScheduleState]:
+        return sorted(self.schedule_states.values(), key=lambda state: state.name)
+
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+        stored = self.schedule_states.get(state.name)
+        may = ("" if stored is None else stored.nonce) in {expected, state.nonce}
+        if may:
+            self.schedule_states[state.name] = state
+        return may
+
+    def delete_schedule(self, name: str, *, expected: str) -> None:
+        if name in self.schedule_states and self.schedule_states[name].nonce == expected:
+            del self.schedule_states[name]
+
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         self.amounts.update(amounts)
         for period in Period if recent else ():
@@ -641,6 +725,11 @@ def _replays(job: Job) -> bool:
 def _waits(job: Job) -> bool:
     """Return whether a job waits for a run, or its canvas for a notification."""
     return job.lease_until is None and (job.finished_at is None or job.canvas_pending)
+
+
+def _may_run(job: Job) -> bool:
+    """Return whether a job waits for a run, and not for the one before it."""
+    return job.lease_until is None and job.finished_at is None and not job.queued_next
 
 
 def _handled_by(job: Job) -> str:

@@ -4,8 +4,6 @@ They are forked from a server process that has imported everything and opened no
 interpreter and twenty times as fast.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os
@@ -13,9 +11,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError
 from onejob.jobs.lifecycle import State, Transition
@@ -24,17 +26,22 @@ from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, get, submission, submit_one, take_due
+from onejob.stores.protocol import Store
+from tests.contract.support import (
+    REPLACE,
+    RUN_AGAIN,
+    StoreAddress,
+    apply,
+    change,
+    claim,
+    get,
+    not_none,
+    start,
+    submission,
+    submit_one,
+    take_due,
+)
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import Barrier
-    from pathlib import Path
-
-    from onejob.stores.protocol import Store
-    from tests.contract.support import StoreAddress
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__, "onejob.stores.sqlite", "onejob.stores.redis"])
@@ -136,8 +143,7 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
     """In each round claim one job, take due jobs, and keep one step of a running job, at once with the others."""
     answers = []
     with seat.address.opened() as store:
-        running = get(store, "running")
-        assert running is not None
+        running = not_none(get(store, "running"))
         for number in range(rounds):
             seat.ready()
             claimed = claim(store, f"job-{number}").applied
@@ -231,7 +237,7 @@ def use_after_fork(seat: Seat, forks: int) -> tuple[list[int], int]:
     for number in range(forks):
         used_before = len(used)
         eventually(lambda used_before=used_before: len(used) > used_before)  # type: ignore[misc]
-        codes.append(_wait(_fork(partial(_run_job, store, f"child-{number}"))))
+        codes.append(in_child(partial(_run_job, store, f"child-{number}")))
     done.set()
     thread.join(PATIENCE)
     _run_job(store, "parent")
@@ -249,9 +255,7 @@ def _use(store: Store, done: threading.Event, used: list[int]) -> None:
 def _run_job(store: Store, job_id: str) -> None:
     """Submit a job, run it, end it and read it: a child that can do this can use the store."""
     submit_one(store, submission(job_id), wake_after=30.0)
-    claimed = claim(store, job_id)
-    assert claimed.job is not None
-    ended = apply(store, claimed.job, Transition.COMPLETE, result=job_id, wake_after=30.0)
+    ended = apply(store, start(store, job_id), Transition.COMPLETE, result=job_id, wake_after=30.0)
     assert get(store, job_id) == ended
 
 
@@ -266,7 +270,7 @@ def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
     def fork_many(name: str) -> None:
         for number in range(forks):
             at_once.wait(PATIENCE / 2)
-            codes.append(_wait(_fork(partial(get, store, "first"))))
+            codes.append(in_child(partial(get, store, "first")))
             _run_job(store, f"{name}-{number}")
 
     threads = [threading.Thread(target=fork_many, args=(name,), daemon=True) for name in ("a", "b")]
@@ -307,6 +311,11 @@ def read_ids(seat: Seat) -> list[str]:
         return [job.id for job in store.find(Query(limit=1000))]
 
 
+def in_child(work: Callable[[], object]) -> int:
+    """Run `work` in a forked child, and return its exit code: 0 unless it raises."""
+    return _wait(_fork(work))
+
+
 def _fork(work: Callable[[], object]) -> int:
     """Run `work` in a forked child and return the child's id. The child ends without any cleaning up."""
     pid = os.fork()
@@ -321,7 +330,7 @@ def _fork(work: Callable[[], object]) -> int:
 
 def _wait(pid: int) -> int:
     """Return a child's exit code; kill a child that hangs."""
-    deadline = time.monotonic() + PATIENCE / 4
+    deadline = time.monotonic() + PATIENCE / 2
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -4,22 +4,21 @@ Each runs on open stores of one ledger, on the stores' own clocks. It asserts af
 whichever operation was first, and returns how often each result occurred.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from onejob.errors import IdentityHeldError
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Outcome, Retention
+from onejob.jobs.model import Admission, Job, Outcome, Retention
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.stores.protocol import DUPLICATE_LIMIT
+from onejob.stores.protocol import DUPLICATE_LIMIT, Store
 from tests.contract.support import (
     LEASE,
     RUN_AGAIN,
@@ -39,15 +38,9 @@ from tests.contract.support import (
     submit,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Admission, Job
-    from onejob.stores.protocol import Store
-
-    Stores: TypeAlias = Sequence[Store]
-    AtOnce: TypeAlias = Callable[..., list[Any]]
-    Round: TypeAlias = Callable[[Stores, AtOnce, int], str]
+Stores: TypeAlias = Sequence[Store]
+AtOnce: TypeAlias = Callable[..., list[Any]]
+Round: TypeAlias = Callable[[Stores, AtOnce, int], str]
 
 T = TypeVar("T")
 

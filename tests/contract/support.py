@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar, cast
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Applied, Change, Job, Outcome, Submission
-from onejob.jobs.records import Query
+from onejob.jobs.model import Admission, Applied, Change, Duplicate, Job, MessageOf, Outcome, Submission
+from onejob.jobs.records import DuplicateCount, Entry, Query
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.sweep import Publishing
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import Publishing, SweepResult
 from onejob.ledger.sweep import sweep as sweep_tasks
 from onejob.stores import open_store
+from onejob.stores.protocol import CoreStore, GroupBy, Store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Admission, MessageOf
-    from onejob.jobs.records import DuplicateCount, Entry
-    from onejob.ledger.ledger import Ledger
-    from onejob.ledger.sweep import SweepResult
-    from onejob.stores.protocol import CoreStore, GroupBy, Store
-
+T = TypeVar("T")
 START = 1_800_000_000.0
 LEASE = 30.0
 WAITING = RULES[Transition.CLAIM].sources
@@ -99,6 +94,18 @@ class StoreAddress:
             store.close()
 
 
+def not_none(value: T | None) -> T:
+    """Return a value that there is."""
+    assert value is not None
+    return value
+
+
+def accepted(answer: Applied) -> Job:
+    """Return the job of a request that was accepted."""
+    assert answer.applied, answer
+    return not_none(answer.job)
+
+
 # --- short forms of operations --------------------------------------------------------------------------------------
 
 
@@ -109,6 +116,13 @@ def submission(job_id: str = "job-1", **values: Any) -> Submission:
         "nonce": f"nonce-of-{job_id}", "payload": '{"args": [1, 2]}', "lease": LEASE,
     }  # fmt: skip
     return Submission(id=job_id, **(defaults | values))
+
+
+def duplicate(job_id: str = "job-1", **values: Any) -> Duplicate:
+    """Return the record of a duplicate of a job, which answers it."""
+    defaults: dict[str, Any] = dict.fromkeys(("submission_nonce", "source", "submitter", "host", "fingerprint"), "")
+    defaults |= {"outcome": Outcome.ATTACHED, "answered_by": job_id, "arguments_differ": False}
+    return Duplicate(job_id=job_id, **defaults | values)
 
 
 def admission(store: Store, job_id: str = "job-1", *, wake_after: float = LEASE, **values: Any) -> Admission:
@@ -147,10 +161,7 @@ def claim(store: Store, job_id: str = "job-1", *, nonce: str = "", node: str = "
 
 def start(store: Store, job_id: str = "job-1", **values: Any) -> Job:
     """Claim a job that can be claimed."""
-    claimed = claim(store, job_id, **values)
-    assert claimed.applied, claimed
-    assert claimed.job is not None
-    return claimed.job
+    return accepted(claim(store, job_id, **values))
 
 
 def run(store: Store, job_id: str = "job-1", **values: Any) -> Job:
@@ -173,10 +184,7 @@ def change(job: Job, event: Transition, **values: Any) -> Change:
 
 def apply(store: Store, job: Job, event: Transition, **values: Any) -> Job:
     """Apply a change, and assert that it was accepted."""
-    applied = store.apply(change(job, event, **values))
-    assert applied.applied, applied
-    assert applied.job is not None
-    return applied.job
+    return accepted(store.apply(change(job, event, **values)))
 
 
 def end(store: Store, job: Job, event: Transition = Transition.COMPLETE) -> Job:
@@ -186,9 +194,7 @@ def end(store: Store, job: Job, event: Transition = Transition.COMPLETE) -> Job:
 
 def read(store: Store, job_id: str = "job-1") -> Job:
     """Return a job that exists."""
-    job = get(store, job_id)
-    assert job is not None
-    return job
+    return not_none(get(store, job_id))
 
 
 def steps_to(store: Store, job_id: str, state: State) -> Job:
@@ -209,7 +215,9 @@ def take_due(store: CoreStore, *, limit: int = 100, hold: float = 5.0) -> list[J
 
 def sweep(ledger: Ledger, publish: Callable[[Job], object], **values: Any) -> SweepResult:
     """Sweep with all tasks of these tests; `values` are those of `Publishing` and of `sweep`."""
-    given = {name: values.pop(name) for name in ("message_of", "gone_in", "dispatchers") if name in values}
+    given = {
+        name: values.pop(name) for name in ("message_of", "gone_in", "is_delivered", "dispatchers") if name in values
+    }
     return sweep_tasks(ledger, Publishing(publish, **given), **{"tasks": TASKS} | values)
 
 

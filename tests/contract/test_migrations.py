@@ -1,10 +1,10 @@
 """Migrations: a schema is created and upgraded by command, reports what is wrong, and never stops running code."""
 
-from __future__ import annotations
-
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,25 +17,11 @@ from onejob.stores import schema
 from onejob.stores.migrate import Status
 from onejob.stores.schema import HEAD, VERSIONS
 from tests.contract.lockstep import LockStep
-from tests.contract.processes import SPAWN, race
-from tests.contract.support import (
-    ManualClock,
-    StoreAddress,
-    end,
-    run,
-    start,
-    submit,
-)
+from tests.contract.processes import SPAWN, Seat, race
+from tests.contract.support import ManualClock, StoreAddress, end, run, start, submit
 from tests.contract.test_sequences import SEQUENCES, Script
-from tests.services import free_port
+from tests.services import PostgresServer, free_port
 from tests.tiers import rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.contract.processes import Seat
-    from tests.services import PostgresServer
 
 EXPANSION = (
     "alter table jobs add column priority integer not null default 0",

@@ -4,33 +4,27 @@ A sequence is a list of steps, each an operation and the seed of its choices. So
 leaving steps out, and what is left is printed with the calls that it made.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import traceback
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
+import redis
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Cancel, Duplicate, Outcome
+from onejob.jobs.model import BrokerMessage, Cancel, Duplicate, Job, Outcome, Submission
 from onejob.jobs.quota import Charge, Quota
-from onejob.jobs.records import AUDIT_KINDS, AuditEntry, Period, Query, Registration
+from onejob.jobs.records import AUDIT_KINDS, AuditEntry, Period, Query, Registration, ScheduleState
 from onejob.jobs.route import Route
-from onejob.stores.protocol import GroupBy
-from tests.contract.lockstep import TICK
-from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, WAITING, change, submission
+from onejob.stores.protocol import GroupBy, Store
+from tests.contract.lockstep import TICK, LockStep
+from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, WAITING, ManualClock, change, submission
 from tests.tiers import deep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from onejob.jobs.model import Job, Submission
-    from tests.contract.lockstep import LockStep
 
 Values = dict[str, Any]
 Step = tuple[str, int]
@@ -88,7 +82,7 @@ FILTERS: Mapping[str, Sequence[Any]] = {
     "states": [frozenset({state}) for state in State] + [FINAL], "task": ["app.add"], "offset": [1],
     "tasks": [frozenset({"other.task"}), frozenset()], "identity": ["identity-one"],
     "reason": ["RUN", "a R", "% wrong_"], "submitter": ["user:1", ""], "queue": ["fast", 'f"ü', "", "key"],
-    "node": ["node-1", ""], "arguments": ["other", "args", "OTHER", "%_\\", "oë"],
+    "node": ["node-1", ""], "arguments": ["other", "args", "OTHER", "%_\\", "oë", '"id"'],
     "tag": ["tenant:7", "tenant", '%_\\ "ü😀', "import\ntenant:7", ""],
     "unsettled": [True], "limit": [1, 2], "light": [True],
 }  # fmt: skip
@@ -348,6 +342,56 @@ class JobPlayer(Player):
         return followed is not None and followed.job.finished_at is None and not job.queued_next
 
 
+class DeliveryPlayer(JobPlayer):
+    """All operations on jobs, with the messages that make workers take them, or that are pushed to a broker."""
+
+    WEIGHTS: ClassVar = JobPlayer.WEIGHTS | {"deliver": 14}
+
+    def submission(self, dice: Random, values: Values, name: str = "") -> Submission:
+        """Return a submission, mostly for a queue; many are equal to no other, so that several wait at once."""
+        given: dict[str, tuple[Any, ...]] = {
+            "route": ("slow", "slow", "fast", ""),
+            "priority_rank": (0, 1, 2),
+            "expires_in": (None, None, 0.0, 6.0),
+        }
+        new = super().submission(dice, {each: dice.choice(given[each]) for each in given} | values, name)
+        return replace(new, identity=f"identity-of-{new.id}") if dice.random() < 0.6 else new
+
+    def write(self, operation: str, *args: Any, **values: Any) -> None:
+        """Run an operation that can be repeated, with its message. No claim has the request id of a change with one."""
+        if operation == "claim" and values["nonce"] in self.run.model.pushing_requests:
+            return
+        if operation == "submit_many":
+            values["message_of"] = message_of
+        if operation == "apply":
+            args = (replace(args[0], message=BrokerMessage("broker", args[0].request_id)),)
+        super().write(operation, *args, **values)
+
+    def deliver(self, dice: Random) -> None:
+        """Take due jobs; of those that are equally urgent and became due at the same time, all or none."""
+        queues, limit = dice.choice((["slow"], ["slow", "fast"], ["nobody's"])), dice.randint(1, 4)
+        if self.run.model.pushes:
+            return
+        self.run.clock.advance(dice.choice((0.0, 5.0)))
+        self.run.clock.advance(TICK)
+        due = self.run.model.deliverable(queues)
+        self.run.clock.advance(-TICK)
+        while limit < len(due) and urgency(due[limit - 1]) == urgency(due[limit]):
+            limit += 1
+        self.run("deliver", queues, limit=limit)
+        self.run.read("next_delivery", queues)
+
+
+def message_of(new: Submission) -> BrokerMessage:
+    """Return the message of a submission: its id."""
+    return BrokerMessage("broker", new.id)
+
+
+def urgency(job: Job) -> tuple[int, float]:
+    """Return by what jobs are delivered."""
+    return job.priority_rank, job.run_at
+
+
 def rank(job: Job) -> tuple[bool, float | None]:
     """Return by what due jobs are taken."""
     return job.lease_until is None, job.wake_at
@@ -357,10 +401,11 @@ NAMES = ("celery@host", "name with spaces", '["ž😀", "it\'s \\"]\n')
 
 
 class RecordPlayer(Player):
-    """All operations on what stores keep besides jobs: metrics, workers, webhook events, the audit log."""
+    """All operations on what stores keep besides jobs: metrics, workers, webhook events, the audit log, schedules."""
 
     WEIGHTS: ClassVar = {
         "pass_time": 2, "increment": 3, "read_metrics": 2, "heartbeat": 3, "workers": 2, "keep_event": 3, "audit": 3,
+        "schedule": 3,
     }  # fmt: skip
 
     def pass_time(self, dice: Random) -> None:
@@ -414,6 +459,16 @@ class RecordPlayer(Player):
         )  # fmt: skip
         self.run("append_audit", entry, keep=3, keep_for=5000.0)
         self.run.audit(limit=2, keep_for=5000.0, newest=dice.randint(0, 4))
+
+    def schedule(self, dice: Random) -> None:
+        """Compare and set the state of an entry, also again, or delete it."""
+        name, nonce, expected = dice.choice(NAMES), dice.choice("abc"), dice.choice(("", *"abc"))
+        state = ScheduleState(name, nonce, 'crontab "ž😀" 1', since=1.5, seen_at=1 / 3, last_job=name, last_tick=None)
+        if dice.random() < 0.8:
+            self.run("put_schedule", state, expected=expected)
+        else:
+            self.run("delete_schedule", name, expected=expected)
+        self.run.read("schedules")
 
 
 def shortest(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
@@ -473,6 +528,34 @@ def test_every_store_equals_the_model_with_new_seeds(lockstep: Callable[[], Lock
     """The same law holds for sequences that no run has played before."""
     first = int(os.environ.get(SEED) or secrets.randbits(32)) + part * NUMBER
     play_all(JobPlayer, lockstep, range(first, first + NUMBER), 50)
+
+
+def test_workers_take_the_jobs_that_the_model_offers(
+    fresh_stores: Callable[..., dict[str, Store]], clock: ManualClock
+) -> None:
+    """Whatever happens to jobs, the stores that deliver give each to a worker when the model does, and no other."""
+
+    def fresh() -> LockStep:
+        stores = fresh_stores("sqlite", "postgresql")
+        return LockStep(clock, {kind: stores[kind] for kind in ("sqlite", "postgresql")})
+
+    play_all(DeliveryPlayer, fresh, range(2 * NUMBER), 50)
+
+
+def test_redis_pushes_the_messages_that_the_model_pushes(
+    fresh_stores: Callable[..., dict[str, Store]], clock: ManualClock, redis_url: str
+) -> None:
+    """Whatever happens to jobs, a message is pushed once, when its job becomes due, and each answer says so."""
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+
+        def pushed() -> list[str]:
+            return cast("list[str]", client.lrange("broker", 0, -1))
+
+        def fresh() -> LockStep:
+            return LockStep(clock, {"redis": fresh_stores("redis")["redis"]}, pushed)
+
+        play_all(DeliveryPlayer, fresh, range(NUMBER), 50)
+        client.delete("broker")
 
 
 def test_every_store_keeps_the_same_records(lockstep: Callable[[], LockStep]) -> None:

@@ -1,14 +1,14 @@
 """Every statement on PostgreSQL uses an index: no job becomes slower with the number of earlier jobs."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 from psycopg.rows import dict_row
 
 from bench.filling import fill
@@ -19,14 +19,8 @@ from onejob.stores.postgres.statements import SQL, statement
 from onejob.stores.sqlite.transaction import SQL as SQLITE
 from tests.cases import for_each
 from tests.conftest import make_ledger
-from tests.contract.support import StoreAddress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.services import PostgresServer
-
+from tests.contract.support import LEASE, ManualClock, StoreAddress, claim, submission
+from tests.services import PostgresServer
 
 JOBS = 20_000
 """So many that PostgreSQL reads a whole table only when it must."""
@@ -70,7 +64,7 @@ LED = {
     **{f"{name}_of_runs": {"jobs_lease"} for name in LISTED},
     "count_states": {"jobs_state", "jobs_lease", "jobs_ended"},
     "edge": {"jobs_created"},
-    "backlog": {"jobs_wake"},
+    "backlog": {"jobs_wake", "jobs_lease"},
     "followers": {"jobs_follows_id"},
 }
 """Of each statement the indexes that lead to few jobs."""
@@ -156,6 +150,26 @@ def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: 
         assert {"jobs_lease", "jobs_wake", "jobs_ended"} <= set(found)
         assert all(node.get("Rows Removed by Filter", 0) == 0 for node in found.values())
         assert "known.task" in found["jobs_wake"]["Index Cond"]
+
+
+def test_an_idle_sweep_of_redis_costs_the_same_for_any_number_of_tasks(redis_url: str, redis_prefix: str) -> None:
+    """While no job is due, a sweep runs the same few commands in Redis for a hundred tasks with jobs and for none."""
+    clock = ManualClock()
+    with StoreAddress(redis_url, redis_prefix).opened(clock) as store, redis.Redis.from_url(redis_url) as server:
+
+        def commands(tasks: frozenset[str]) -> int:
+            before = server.info("commandstats").get("cmdstat_zrangebyscore", {"calls": 0})["calls"]
+            assert store.take_due(tasks=tasks, limit=10, hold=5.0) == []
+            return int(server.info("commandstats")["cmdstat_zrangebyscore"]["calls"] - before)
+
+        tasks = frozenset(f"app.task{number}" for number in range(100))
+        none = commands(frozenset())
+        store.submit_many([submission(task, task=task) for task in tasks], wake_after=LEASE)
+        assert [commands(tasks), commands(tasks)] == [none, none]
+        for task in tasks:
+            claim(store, task)
+        clock.advance(LEASE / 2)
+        assert commands(tasks) == none
 
 
 def test_a_scan_is_seen() -> None:

@@ -1,26 +1,25 @@
 """Races: with any concurrent operations, one job holds an identity, one run has a job, and histories are legal."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from onejob.errors import QuotaExceededError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Applied, Job, Outcome
+from onejob.jobs.model import Applied, BrokerMessage, Job, Outcome
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
-from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy, Store
 from tests.contract.processes import (
     charge_in_rounds,
     killed_while_charged,
@@ -36,6 +35,7 @@ from tests.contract.support import (
     REPLACE,
     RUN_AGAIN,
     ManualClock,
+    StoreAddress,
     apply,
     assert_legal,
     change,
@@ -54,12 +54,6 @@ from tests.contract.support import (
 )
 from tests.services import eventually
 from tests.tiers import rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.stores.protocol import Store
-    from tests.contract.support import StoreAddress
 
 THREADS = 64
 BATCHES, BATCH = 8, 40
@@ -168,13 +162,30 @@ def test_of_many_processes_one_claims_and_one_takes_a_due_job(store_address: Sto
         assert len(store.steps("running")) == PROCESS_ROUNDS
 
 
+@pytest.mark.parametrize("fresh_address", ["sqlite", "postgresql"], indirect=True)
+def test_workers_that_look_at_once_take_different_jobs(store_factory: Callable[[], Any]) -> None:
+    """Of many workers that take jobs from the ledger each job goes to one, and all are taken."""
+    stores, ids = [store_factory() for _ in range(CROWD)], {f"job-{number}" for number in range(100)}
+    offered = [submission(job_id, route="celery") for job_id in ids]
+    stores[0].submit_many(offered, wake_after=LEASE, message_of=lambda _: BrokerMessage("celery", ""))
+
+    def work(store: Any) -> list[str]:
+        found: list[str] = []
+        while (seconds := store.next_delivery(["celery"])) is not None and seconds <= 0:
+            found += [job.id for job in store.deliver(["celery"], limit=3)]
+        return found
+
+    taken = [job_id for each in together(*[partial(work, store) for store in stores]) for job_id in each]
+    assert (len(taken), set(taken)) == (100, ids)
+
+
 @pytest.mark.parametrize("crossed", [False, True])
-def test_batches_in_opposite_order_do_not_block_each_other(store_address: StoreAddress, *, crossed: bool) -> None:
-    """Processes with batches in opposite order, or with crossed keys, all complete, with one job for each identity."""
-    answers = race(store_address, 2, submit_batches_in_rounds, BATCHES, BATCH, crossed)
+def test_batches_in_opposite_order_do_not_block_each_other(fresh_address: StoreAddress, *, crossed: bool) -> None:
+    """Processes that open a new store, with batches in opposite order or crossed keys, make a job for each identity."""
+    answers = race(fresh_address, 2, submit_batches_in_rounds, BATCHES, BATCH, crossed)
     number = Counter(each for answers_of_process in answers for each in answers_of_process)
     assert sum(number.values()) == 2 * BATCHES * BATCH
-    with store_address.opened() as store:
+    with fresh_address.opened() as store:
         found = [job for job in store.find(Query(limit=10_000)) if job.follows_id is None]
         assert len(found) == len({job.identity for job in found})
         assert {job_id for outcome, job_id in number if outcome == "admitted"} == {job.id for job in found}

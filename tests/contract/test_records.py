@@ -1,28 +1,19 @@
 """What stores keep besides jobs, where the model cannot show it: written by many at once, and bounded in size."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 import redis
 
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.records import AuditEntry, Period, WorkerInfo
-from onejob.stores.protocol import OTHER_SUBMITTERS, GroupBy
-from tests.contract.processes import race
-from tests.contract.support import START, counted, end, run, submit
-
-if TYPE_CHECKING:
-    from onejob.stores.protocol import Store
-    from tests.contract.processes import Seat
-    from tests.contract.support import ManualClock, StoreAddress
+from onejob.stores.protocol import OTHER_SUBMITTERS, GroupBy, Store
+from tests.contract.processes import Seat, race
+from tests.contract.support import START, ManualClock, StoreAddress, counted, duplicate, end, not_none, run, submit
 
 PROCESSES, ADDITIONS = 4, 30
 ENTRY = AuditEntry(actor="ops", source="http", address="192.0.2.1", action="cancel", target="job-1")
@@ -70,9 +61,8 @@ def stored_amounts(address: StoreAddress) -> int:
         with closing(sqlite3.connect(address.url.removeprefix("sqlite:///"))) as connection:
             return int(connection.execute(query.format("")).fetchone()[0])
     with psycopg.connect(address.url) as session:
-        row = session.execute(query.format(f"{address.namespace}.").encode()).fetchone()
-    assert row is not None
-    return int(row[0])
+        ((count,),) = session.execute(query.format(f"{address.namespace}.").encode())
+    return int(count)
 
 
 def test_expired_buckets_are_deleted(store: Store, store_address: StoreAddress, clock: ManualClock) -> None:
@@ -119,11 +109,7 @@ def test_the_submitters_of_a_job_are_limited(store: Store) -> None:
     submit(store, identity="same")
     for number, name in enumerate("abcdea"):
         submit(store, f"late-{number}", identity="same", submitter=name)
-    duplicate = Duplicate(
-        job_id="job-1", submission_nonce="n", outcome=Outcome.ATTACHED, answered_by="job-1", source="", submitter="f",
-        host="", fingerprint="", arguments_differ=False,
-    )  # fmt: skip
-    store.record(duplicate, also=["m"])
+    store.record(duplicate(submission_nonce="n", submitter="f"), also=["m"])
     expected = {("a", "attached"): 2, ("b", "attached"): 1, ("c", "attached"): 1, (OTHER_SUBMITTERS, "attached"): 4}
     assert counted(store, GroupBy.SUBMITTER) == expected
 
@@ -149,8 +135,7 @@ def test_a_store_has_a_clock_of_its_own(store: Store) -> None:
     times = [at and at - job.created_at for at in (job.run_at, job.expires_at, job.wake_at, job.key_retained_until)]
     assert times == pytest.approx([5.0, 7.0, 5.0, 9.0], abs=1e-5)
     begun = run(store)
-    assert begun.started_at is not None
-    assert begun.token / 1e6 == pytest.approx(begun.started_at, abs=1.0)
+    assert begun.token / 1e6 == pytest.approx(not_none(begun.started_at), abs=1.0)
 
 
 def test_a_newer_workers_registration_is_read() -> None:

@@ -1,14 +1,14 @@
 """Connections to Redis: a reply answers its own request, whatever interrupts a call."""
 
-from __future__ import annotations
-
 import itertools
-import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
 
 import pytest
 import redis
@@ -18,11 +18,9 @@ from redis import ConnectionPool, exceptions
 from onejob.stores.redis import connection as connection_module
 from onejob.stores.redis.address import pool_of
 from onejob.stores.redis.connection import PAUSE, SEND_SIZE, SPIN, Connections
+from tests.contract.processes import in_child
+from tests.contract.races import together
 from tests.services import RedisServer, free_port, start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -82,41 +80,31 @@ def test_a_command_that_cannot_be_sent_leaves_no_reply_to_the_next(connections: 
 
 def test_threads_have_their_own_connections(connections: Connections) -> None:
     """Threads that call at the same time get their own replies, also while another one closes the connections."""
-    wrong: list[str] = []
     done = threading.Event()
 
-    def call(name: str) -> None:
-        wrong.extend(text for number in range(300) if echo(connections, text := f"{name}-{number}") != text)
+    def call(name: str) -> list[str]:
+        return [text for number in range(300) if echo(connections, text := f"{name}-{number}") != text]
 
     def close() -> None:
         while not done.is_set():
             connections.close()
 
-    threads = [threading.Thread(target=call, args=(name,)) for name in "abcd"]
-    closer = threading.Thread(target=close)
-    for thread in (*threads, closer):
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    done.set()
-    closer.join(30)
-    assert wrong == []
+    with ThreadPoolExecutor() as pool:
+        pool.submit(close)
+        try:
+            assert [*pool.map(call, "abcd", timeout=30)] == [[]] * 4
+        finally:
+            done.set()
 
 
 def test_a_forked_child_opens_its_own_connection(connections: Connections) -> None:
     """A forked child does not use the connections of its parent."""
     (parent,) = connections.execute([("CLIENT", "ID")])
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, str(connections.execute([("CLIENT", "ID")])[0]).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        assert int(pipe.read()) != parent
+
+    def use_connection() -> None:
+        assert connections.execute([("CLIENT", "ID")]) != [parent]
+
+    assert in_child(use_connection) == 0
     assert connections.execute([("CLIENT", "ID")]) == [parent]
 
 
@@ -129,7 +117,7 @@ def test_after_a_lost_server_every_connection_is_new(
     server = start_redis(tmp_path)
     try:
         with closing(Connections(ConnectionPool.from_url(server.url))) as connections:
-            _open_several(connections)
+            together(*[partial(connections.execute, [("BLPOP", "no-such-list", "0.2")])] * 4)
             server.kill()
             server.restart()
             for _ in range(errors):
@@ -138,20 +126,6 @@ def test_after_a_lost_server_every_connection_is_new(
             assert connections.execute([("PING",)]) == [b"PONG"]
     finally:
         server.stop()
-
-
-def _open_several(connections: Connections) -> None:
-    barrier = threading.Barrier(4)
-
-    def call() -> None:
-        barrier.wait(10)
-        connections.execute([("BLPOP", "no-such-list", "0.2")])
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
 
 
 WAIT = ("BLPOP", "no-such-list", "0.05")

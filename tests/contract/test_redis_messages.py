@@ -1,29 +1,25 @@
 """Messages that the Redis store pushes to a broker on its own server, in the operation that makes a job due."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 
+from onejob.errors import PartlySubmittedError, StoreRefusedError
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import BrokerMessage, Outcome
+from onejob.jobs.model import Admission, BrokerMessage, Job, Outcome, Submission
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.stores.protocol import MessagePushingStore
-from tests.cases import for_each
+from onejob.stores.protocol import MessagePushingStore, Store
+from onejob.stores.redis.rows import Keys
 from tests.contract.support import (
-    CONFLICT_POLICIES,
     LEASE,
-    RUN_AGAIN,
     ManualClock,
     StoreAddress,
     change,
-    end,
-    read,
     run,
     start,
     submission,
@@ -31,12 +27,6 @@ from tests.contract.support import (
     submit_one,
     sweep,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onejob.jobs.model import Admission, Job, Submission
-    from onejob.stores.protocol import Store
 
 
 class Broker:
@@ -78,55 +68,12 @@ def sent(store: Store, broker: Broker, job_id: str = "job-1", **values: Any) -> 
     return submit_one(store, submission(job_id, **values), wake_after=LEASE, message_of=broker.message_of)
 
 
-def test_the_message_of_a_new_job_is_pushed_once(store: Store, broker: Broker, clock: ManualClock) -> None:
-    """A new job that is due has its message pushed; the repeated submission pushes nothing and returns the same."""
-    first = sent(store, broker)
-    assert (first.outcome, first.sent) == (Outcome.ADMITTED, True)
-    assert first.job == read(store)
-    clock.advance(1.0)
-    assert sent(store, broker) == first
-    assert broker.pushed() == ["job-1"]
-
-
 def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
     """The text of a message arrives unchanged, and behind the messages that wait already."""
     texts = ["x" * 300_000, json.dumps({"body": "é\n\x00\U0001f600"}, ensure_ascii=False), "last"]
     for number, text in enumerate(texts):
         submit_one(store, submission(f"job-{number}"), wake_after=LEASE, message_of=lambda _: broker.message(text))  # noqa: B023 - called now
     assert broker.pushed() == texts
-
-
-@for_each("values", [{"delay": 5.0}, {"expires_in": 0.0}])
-def test_no_message_is_pushed_for_a_job_that_is_not_due(store: Store, broker: Broker, values: dict[str, Any]) -> None:
-    """A delayed job, and one that has expired, is written without its message, also by a repeated submission."""
-    for _ in range(2):
-        answer = sent(store, broker, str(values), **values)
-        assert (answer.outcome, answer.sent) == (Outcome.ADMITTED, False)
-    assert broker.pushed() == []
-
-
-@for_each("policy, begun", product(CONFLICT_POLICIES, (False, True)))
-def test_no_message_is_pushed_for_a_duplicate(store: Store, broker: Broker, policy: str, begun: bool) -> None:
-    """A duplicate pushes nothing, whatever its outcome, and neither does its follower, or one that a key answers."""
-    name = f"{policy}-{begun}"
-    submit(store, name, identity=name, key=name)
-    if begun:
-        start(store, name)
-    more: list[dict[str, Any]] = [{}, {}, {"follows": True}, {"key": name}]
-    for number, values in enumerate(more):
-        given: dict[str, Any] = {"identity": name, "fingerprint": "x"} | CONFLICT_POLICIES[policy] | values
-        assert not sent(store, broker, f"{name}-{number}", **given).sent
-    assert broker.pushed() == []
-
-
-@for_each("values", [RUN_AGAIN, {"follows": True}])
-def test_a_repeated_submission_says_what_was_pushed(store: Store, broker: Broker, values: dict[str, Any]) -> None:
-    """The repeated submission of a job that is queued next, or that follows another, says that nothing was pushed."""
-    name = str(values)
-    run(store, name, identity=name)
-    answers = [sent(store, broker, f"next-{name}", identity=name, **values) for _ in range(2)]
-    assert [(each.outcome, each.sent) for each in answers] == [(answers[0].outcome, False)] * 2
-    assert broker.pushed() == []
 
 
 def test_no_message_is_written_for_a_known_duplicate(store: Store, broker: Broker) -> None:
@@ -159,6 +106,33 @@ def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broke
     assert broker.pushed("other") == ["elsewhere"]
 
 
+def test_a_key_of_another_type_concerns_its_own_job_only(
+    store: Store, broker: Broker, redis_url: str, redis_prefix: str
+) -> None:
+    """Of a batch that is one call, a job is refused for a key of another type, and one that cannot be pushed is not."""
+    batch = [submission(f"job-{number}", task="app.add") for number in range(6)]
+    with redis.Redis.from_url(redis_url) as client:
+        broken = Keys(redis_prefix).identity(batch[2].identity)
+        client.hset(broken, "no", "text")
+        client.set(broker.message("", "other").destination, "no list")
+        special = {"job-4": broker.message("job-4", "other")}
+        message_of = lambda job: special.get(job.id) or broker.message_of(job)  # noqa: E731
+        for pushed in (["job-0", "job-1", "job-3", "job-5"],) * 2:
+            with pytest.raises(PartlySubmittedError) as caught:
+                store.submit_many(batch, wake_after=LEASE, message_of=message_of)
+            refused = caught.value.results[2]
+            assert isinstance(refused, StoreRefusedError)
+            answers = [answer for answer in caught.value.results if isinstance(answer, Admission)]
+            assert [(each.outcome, each.job.id) for each in answers] == [
+                (Outcome.ADMITTED, f"job-{number}") for number in (0, 1, 3, 4, 5)
+            ]
+            assert broker.pushed() == pushed
+        assert sum(store.count_states(limit=99).values()) == len(store.find(Query())) == 5
+        retry = change(run(store, "other"), Transition.RETRY, run_in=0.0, message=broker.message("again", "other"))
+        assert [store.apply(retry).sent for _ in range(2)] == [False, False]
+        client.delete(broken)
+
+
 def test_an_id_that_a_batch_repeats_is_answered_by_the_first(store: Store, broker: Broker) -> None:
     """The second submission of an id in a batch gets the answer of the first, though that needs another script."""
     run(store, "first", identity="same")
@@ -169,17 +143,6 @@ def test_an_id_that_a_batch_repeats_is_answered_by_the_first(store: Store, broke
 
 
 # --- changes --------------------------------------------------------------------------------------------------------
-
-
-def test_the_message_of_a_change_is_pushed_once(store: Store, broker: Broker) -> None:
-    """A run that is retried at once has its message pushed; the repeated change pushes nothing and returns the same."""
-    retry = change(run(store), Transition.RETRY, run_in=0.0, message=broker.message("again"))
-    applied = store.apply(retry)
-    assert (applied.applied, applied.sent) == (True, True)
-    start(store)
-    repeated = store.apply(retry)
-    assert (repeated.applied, repeated.sent, repeated.job) == (True, True, read(store))
-    assert broker.pushed() == ["again"]
 
 
 @pytest.mark.parametrize("was_running", [True, False])
@@ -195,24 +158,6 @@ def test_a_sweep_pushes_the_message_of_a_job(
     swept = sweep(Ledger(store), sent.append, message_of=lambda job: broker.message(job.id))
     assert (swept.published, swept.lapsed, sent) == (1, int(was_running), [])
     assert broker.pushed() == [job.id]
-
-
-def test_changes_push_for_jobs_that_wait_for_a_run(store: Store, broker: Broker) -> None:
-    """A redrive pushes its message; a change that ends, delays or keeps a run, or is refused, pushes none, twice."""
-    failed = end(store, run(store), Transition.FAIL)
-    assert store.apply(change(failed, Transition.REDRIVE, reopens=True, run_in=0.0, message=broker.message())).sent
-    message = broker.message("none")
-    stale = run(store, "job-5")
-    accepted = [
-        change(run(store, "job-2"), Transition.RETRY, run_in=5.0, message=message),
-        change(run(store, "job-3"), Transition.COMPLETE, message=message),
-        change(run(store, "job-4"), Transition.REQUEST_CANCEL, message=message),
-    ]
-    refused = change(stale, Transition.RETRY, token=stale.token - 1, message=message)
-    for request in (*accepted, refused, replace(refused, job_id="unknown")) * 2:
-        applied = store.apply(request)
-        assert (applied.applied, applied.sent) == (request in accepted, False)
-    assert broker.pushed() == ["message"]
 
 
 def test_the_address_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:

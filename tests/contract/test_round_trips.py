@@ -1,30 +1,24 @@
 """Each operation on PostgreSQL is one round trip: a proxy counts how often a client waits."""
 
-from __future__ import annotations
-
 import socket
-import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count, product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import psycopg
 import pytest
 
 from onejob.errors import QuotaExceededError
-from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Period
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from onejob.transactions.sessions import transaction_of
 from tests.cases import for_each
-from tests.contract.support import CONFLICT_POLICIES, RUNNING, claim, run, start, submission, submit, sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.services import PostgresServer
+from tests.contract.support import CONFLICT_POLICIES, RUNNING, claim, duplicate, run, start, submission, submit, sweep
+from tests.proxies import Carry, Proxy, carry
+from tests.services import PostgresServer
 
 QUERY, SYNC, FLUSH = b"QSH"
 """The messages after which a client waits for the server; a Flush right after one of the others asks for nothing."""
@@ -32,70 +26,34 @@ WARM_UP = 8
 """psycopg prepares a statement when it is used for the sixth time, which takes one more round trip."""
 
 
-class CountingProxy:
+class CountingProxy(Proxy):
     """A proxy between PostgreSQL and its clients that counts the messages after which a client waits."""
 
-    def __init__(self, port: int) -> None:
-        self.waits = 0
-        self._port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets = [self._listener]
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+    waits = 0
 
     @property
     def url(self) -> str:
-        port = self._listener.getsockname()[1]
-        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres?sslmode=disable&gssencmode=disable"
 
-    def close(self) -> None:
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        for thread in self._threads:
-            thread.join(10)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client = self._listener.accept()[0]
-                server = socket.create_connection(("127.0.0.1", self._port))
-                for each in (client, server):
-                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._sockets += [client, server]
-                ways = (client, server, self._counted()), (server, client, lambda _: None)
-                started = [threading.Thread(target=_carry, args=way, daemon=True) for way in ways]
-                self._threads += started
-                for thread in started:
-                    thread.start()
-
-    def _counted(self) -> Callable[[bytes], None]:
+    def carries(self) -> tuple[Carry, Carry]:
         """Return what reads a client's messages: the first has no kind, each other a kind and its length."""
         buffer = bytearray()
         before: int | None = None
 
-        def read(data: bytes) -> None:
+        def read(data: bytes, server: socket.socket) -> None:
             nonlocal before
             buffer.extend(data)
             while len(buffer) >= (head := int(before is not None)) + 4:
                 length = head + int.from_bytes(buffer[head : head + 4], "big")
                 if len(buffer) < length:
-                    return
+                    break
                 kind = buffer[0] if head else 0
                 self.waits += kind in {QUERY, SYNC} or (kind == FLUSH and before not in {QUERY, SYNC})
                 before = kind
                 del buffer[:length]
+            carry(data, server)
 
-        return read
-
-
-def _carry(source: socket.socket, target: socket.socket, look: Callable[[bytes], None]) -> None:
-    with suppress(OSError):
-        while data := source.recv(65_536):
-            look(data)
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
+        return read, carry
 
 
 @pytest.fixture
@@ -151,7 +109,7 @@ ONE_TRIP: dict[str, Callable[[Ledger, int], object]] = {
     "amounts": lambda ledger, n: ledger.store.increment(MANY, recent=MANY),
     "a series": lambda ledger, n: ledger.series(Period.HOUR, since=0.0),
     "a heartbeat of a node": lambda ledger, n: ledger.store.heartbeat("node-1", lasts=60.0),
-    "a record": lambda ledger, n: ledger.record(ledger_duplicate(f"nonce-{n}")),
+    "a record": lambda ledger, n: ledger.record(duplicate("first", submission_nonce=f"nonce-{n}")),
     "a batch": lambda ledger, n: ledger.submit_many([submission(f"job-{n}-{each}") for each in range(200)]),
     "a batch with keys": lambda ledger, n: ledger.submit_many(
         [submission(f"job-{n}-{each}", key=f"{n}-{each}") for each in range(200)]
@@ -168,14 +126,6 @@ ONE_TRIP: dict[str, Callable[[Ledger, int], object]] = {
     ),
     "a submission over a quota": exceed,
 }
-
-
-def ledger_duplicate(nonce: str) -> Duplicate:
-    """Return a duplicate of a job."""
-    return Duplicate(
-        job_id="first", submission_nonce=nonce, outcome=Outcome.ATTACHED, answered_by="first", source="", submitter="",
-        host="", fingerprint="", arguments_differ=False,
-    )  # fmt: skip
 
 
 def test_a_query_is_one_round_trip(proxy: CountingProxy) -> None:

@@ -1,27 +1,20 @@
 """Mended faults and rare orders of events, a line each: on every store they end as on the model."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Duplicate, Outcome
+from onejob.jobs.model import Job
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.stores.protocol import HISTORY_LIMIT
 from tests.cases import for_each
-from tests.contract.lockstep import TICK
-from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, TASKS, WAITING, change, submission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Job
-    from tests.contract.lockstep import LockStep
+from tests.contract.lockstep import TICK, LockStep
+from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, TASKS, WAITING, change, duplicate, submission
 
 REPEATED_SUBMISSIONS = """
 submit a; claim a; kept a; submit b follows=True; pass 61; submit c; submit b follows=True
@@ -40,6 +33,8 @@ submit a; submit b; flood a 20; submit b
 submit a; submit b:other,c,b:other,c
 submit a nonce=0; submit b nonce=ab; submit c nonce=b; submit d nonce=a
 submit a:one; submit b:two; submit c:one nonce=n; submit d:two nonce=n
+submit first; claim first; submit again:same,again:other follows=True
+submit a:two,b:one,a:one,c:two,b:three follows=True
 """
 REPEATED_REQUESTS = """
 submit a; claim a; update_progress a request_id=ID; update_progress a *7; update_progress a request_id=ID published=3
@@ -100,6 +95,10 @@ submit d:one key=k fingerprint=x; submit e:two key=l; submit f:three key=m
 submit a:one,b:two,c:one,d:two key=k
 submit a:two,b:one,c:two,d:one key=k
 submit a; claim a; kept a; submit b key=k; pass 61; submit c; submit d key=k
+submit a; submit b raise key=k; submit c:other key=k; submit b raise key=k; submit b raise key=k fingerprint=x; \
+submit d key=k; submit d key=k
+submit a; submit b key=k key_for=5; submit e; pass 6; submit c:other key=k; submit b key=k; claim a; kept a; \
+submit b,e key=k; until a identity_until; submit b key=k
 """
 RUNS = """
 submit a:one; submit b:two; claim a nonce=n; claim b nonce=n; renew a=n nobody=n; renew a=n; renew b=n
@@ -340,10 +339,7 @@ def test_redeliveries_push_out_no_duplicates(lockstep: Callable[[], LockStep]) -
     """However often a message is redelivered, the newest duplicates and the latest redelivery are kept."""
     script = Script(lockstep())
     script.play("submit a")
-    again = Duplicate(
-        job_id="a", submission_nonce="", outcome=Outcome.ATTACHED, host="", answered_by="a", source="redelivery",
-        submitter="", fingerprint="", arguments_differ=False,
-    )  # fmt: skip
+    again = duplicate("a", source="redelivery")
     for _ in range(25):
         script.play("flood a 1")
         script.run("record", again)

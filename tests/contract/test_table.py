@@ -1,14 +1,12 @@
 """The outcomes of the model, and so of every store, and the rules of the lifecycle are those of the pages."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from onejob.jobs.lifecycle import RULES, Transition
 from onejob.jobs.model import Outcome
-from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
+from onejob.jobs.on_duplicate import CONFLICT_POLICIES
 from tests.cases import for_each
 from tests.contract.model import ModelStore
 from tests.contract.support import LEASE, ManualClock, apply, read, start, submission, submit_one

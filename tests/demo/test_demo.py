@@ -7,18 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pytest
 
 from onejob.demo.supervisor import SOCKET_PATH_LIMIT, make_folder
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEMO = [sys.executable, "-c", "from onejob.cli import main; main()", "demo"]
 PATIENCE = 150.0

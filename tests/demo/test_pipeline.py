@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,8 @@ from onejob import RunningJob
 from onejob.celery.app_state import app_state_of
 from onejob.demo import pipeline
 from onejob.demo.pipeline import BLANK, Card, UnusableTextsError
-from onejob.uniqueness.canonical_json import Limits
+from onejob.jobs.policy import Limits
 from tests.cases import for_each
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TEXTS = Path(pipeline.__file__).parent / "texts"
 CARD = Card(question=f"The keeper of the tower lights the {BLANK} at dusk.", answer="lantern", source="A Title")
@@ -104,7 +102,6 @@ def test_the_shipped_texts_make_the_same_plan_in_every_process() -> None:
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return the demo's app, with its files in a folder of this test."""
     monkeypatch.setenv("ONEJOB_DEMO_FOLDER", str(tmp_path))
     monkeypatch.delitem(sys.modules, "onejob.demo.app", raising=False)
     loaded = import_module("onejob.demo.app")

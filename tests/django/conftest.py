@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from tests import quiet
 from tests.django.project import Project, sqlite
-from tests.services import eventually, start_redis
+from tests.services import PostgresServer, RedisServer, eventually, start_redis
 from tests.tiers import deep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.services import PostgresServer, RedisServer
 
 _brokers = count(1)
 
 
 @pytest.fixture(scope="session")
 def django_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the broker of the projects."""
     server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", "200")
     yield server
     server.stop()
@@ -33,7 +28,6 @@ def django_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 
 @pytest.fixture(scope="session")
 def broker_url(django_broker: RedisServer) -> str:
-    """Return the URL of the broker."""
     return django_broker.url
 
 
@@ -47,7 +41,6 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def postgres_database(server: PostgresServer) -> dict[str, Any]:
-    """Make a database; return Django's settings of it."""
     name = f"shop_{secrets.token_hex(4)}"
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"create database {name}".encode())
@@ -57,7 +50,6 @@ def postgres_database(server: PostgresServer) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def project(database: dict[str, Any], broker_url: str) -> Project:
-    """Return the project on each kind of database, migrated."""
     broker = broker_url.replace("/0", f"/{next(_brokers)}")
     project = Project({"DATABASES": {"default": database}, "CELERY_BROKER_URL": broker})
     project.manage("migrate", "-v", "0")
@@ -84,5 +76,4 @@ def worker(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Any]:
-    """Return the settings of two empty SQLite databases."""
     return {"default": sqlite(tmp_path / "shop.db"), "jobs": sqlite(tmp_path / "jobs.db")}

@@ -7,15 +7,13 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests import forks
 from tests.forks import DJANGO
-
-if TYPE_CHECKING:
-    from tests.services import Daemon
+from tests.services import Daemon
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "shop_project"
@@ -26,8 +24,6 @@ SETUP = "import json, sys, django; django.setup()\n"
 
 @dataclass
 class Project:
-    """The project with some settings."""
-
     settings: dict[str, Any]
     imported: tuple[str, ...] = DJANGO
     """What its commands and scripts find imported."""
@@ -56,11 +52,9 @@ class Project:
         return begin(command, environment=self.environment, cwd=FOLDER, output=log)
 
     def manage(self, *command: str, code: int = 0) -> str:
-        """Run a command of `manage.py`."""
         return self.run("manage.py", *command, code=code)
 
     def onejob(self, *command: str, code: int = 0) -> str:
-        """Run a command of `onejob` on the project's Celery app."""
         return self.run("-c", "import sys; from onejob.cli import main; main()", "-A", "shop", *command, code=code)
 
     def script(self, text: str, *arguments: object) -> Any:
@@ -70,5 +64,4 @@ class Project:
 
 
 def sqlite(name: object) -> dict[str, Any]:
-    """Return the settings of a database in a file."""
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(name), "OPTIONS": {"transaction_mode": "IMMEDIATE"}}

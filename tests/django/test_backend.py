@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.django.project import Project, on_both, sqlite
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = """
 from django.db import connections, transaction
@@ -42,7 +40,7 @@ found["committed"] = [exists(kept), exists(inner)]
 found["alone"] = exists(tasks.count.enqueue(4))
 import onejob.django.conf
 from onejob.jobs.records import Query
-found["jobs"] = len(onejob.django.conf.ledger().find(Query(limit=100)))
+found["jobs"] = len(onejob.django.conf.app_state().ledger.find(Query(limit=100)))
 print(json.dumps(found))
 """
 RESULTS = """
@@ -79,10 +77,10 @@ found["errors"] = [
 first, second, other = (tasks.invoice.enqueue(*args) for args in ((1,), (1,), (2,)))
 found["unique"] = [first.id == second.id, first.id == other.id]
 found["not unique"] = tasks.count.enqueue().id == tasks.count.enqueue().id
-from onejob.django.conf import ledger
+from onejob.django.conf import app_state
 found["priorities"] = []
 for priority in (-100, 0, 100):
-    job = ledger().get(tasks.count.using(priority=priority).enqueue().id)
+    job = app_state().ledger.get(tasks.count.using(priority=priority).enqueue().id)
     found["priorities"].append([job.priority_rank, job.queue, job.task])
 signals = []
 from onejob.django.framework import signals as of_django

@@ -6,15 +6,12 @@ import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests import forks
 from tests.django.project import ROOT
 from tests.quiet import LogReader
 from tests.services import Daemon, eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGE = (ROOT / "docs" / "start" / "django.md").read_text(encoding="utf-8")
 FILE = re.compile(r"```python\n# (\S+)\n(.*?)```", re.DOTALL)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cases import for_each
+from tests.django.project import Project
 from tests.quiet import provokes
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.django.project import Project
 
 pytestmark = provokes(
     logs=["path=shop.tasks.", "raised unexpected"], because="some tasks of the fixture fail, whichever test comes first"
@@ -59,7 +56,6 @@ def _has_line(log: Path, line: str) -> bool:
 
 @pytest.fixture(scope="module")
 def runs(project: Project, worker: Path) -> dict[str, Any]:
-    """Return the results of one run of each task."""
     assert worker.exists()
     found: dict[str, Any] = project.script(RUN)
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -13,17 +14,10 @@ from checks.blocks import PARSERS
 from tests import forks
 from tests.cases import for_each
 from tests.forks import CELERY, FORKS, fork, interpret
-from tests.services import eventually, start_redis
-from website.blocks import LANGUAGES, pages, read
+from tests.services import RedisServer, eventually, start_redis
+from website.blocks import LANGUAGES, Page, pages, read
 from website.navigation import ROOT
 from website.shell import commands, fault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.services import RedisServer
-    from website.blocks import Page
 
 PAGES = pages()
 RUN = {page.place: page for page in PAGES if not page.tested_by and page.files(only_run=True)}

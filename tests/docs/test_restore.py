@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from onejob.jobs.lifecycle import State, Transition
 from tests.contract.support import LEASE, ManualClock, StoreAddress, change, claim, end, get, run, start, submit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def copy(source: Path, target: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.cases import for_each
 from website.check import faults, without_markdown
 from website.navigation import DOCS, ROOT
 from website.stage import relinked, target_on_site
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REPOSITORY = "https://github.com/onejob/onejob"
 

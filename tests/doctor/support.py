@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from celery import Celery
 
 from onejob.config import Settings, build_ledger
-from onejob.doctor.finding import Installation, Level
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from celery import Celery
-
-    from onejob.doctor.finding import Finding
+from onejob.doctor.finding import Finding, Installation, Level
 
 
 @contextmanager
 def installed(
     url: str, namespace: str = "onejob", app: Celery | None = None, **settings: Any
 ) -> Iterator[Installation]:
-    """Yield an installation with its ledger at a URL."""
     given = Settings(store=url, namespace=namespace, **settings)
     ledger = build_ledger(given)
     yield Installation(settings=given, ledger=ledger, app=app)

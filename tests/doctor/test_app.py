@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
+import pytest
 
 import onejob
 from onejob.api.api_keys import KeyFile, Role
@@ -20,14 +22,7 @@ from onejob.observability.metrics import total_name
 from onejob.webhooks.job import webhook_submission
 from tests.cases import for_each
 from tests.doctor.support import names
-from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-
-    from tests.services import RedisServer
+from tests.services import RedisServer, start_redis
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of this test
 LONG = {total_name(("run_seconds", "invoice", "300")): 1.0}
@@ -38,7 +33,6 @@ AMQP = {"broker_url": "amqp://127.0.0.1:1//", "task_default_priority": 5}
 
 @contextmanager
 def shop(tmp_path: Path, **conf: Any) -> Iterator[Installation]:
-    """Yield the installation of an app with these settings and one task."""
     app = celery.Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update({
         "onejob_store": f"sqlite:///{tmp_path / 'ledger.db'}", "worker_prefetch_multiplier": 1,
@@ -71,6 +65,15 @@ def test_a_python_with_slow_cookies_is_found(
         assert ("python-cookies" in names(app_checks.examine(installation))) is is_found
 
 
+def test_a_schedule_that_nobody_runs_is_found(tmp_path: Path) -> None:
+    """A task with a schedule is found unless the workers run it."""
+    for beat, expected in ((False, {"schedule-off"}), (True, set())):
+        with shop(tmp_path, onejob_beat=beat) as installation:
+            define: Any = installation.app and installation.app.task
+            define(base=onejob.Task, shared=False, name="nightly", schedule=3600)(_invoice)
+            assert names(app_checks.examine(installation)) & {"schedule-off"} == expected
+
+
 @for_each("conf, totals, expected, value", [
     ({}, {}, set(), "1 in all"),
     ({"task_always_eager": True}, {}, {"task-always-eager"}, "task_always_eager is True"),
@@ -87,10 +90,13 @@ def test_a_python_with_slow_cookies_is_found(
     ({"onejob_retention": {"completed": 30 * 86400}}, {}, {"result-expires"}, "30 d"),
     ({"task_default_priority": 3, "worker_prefetch_multiplier": 4}, {}, {"priority-prefetch", "prefetch"},
      "worker_prefetch_multiplier is 4"),
+    ({"broker_url": "onejob://", "task_default_priority": 3, "worker_prefetch_multiplier": 4}, {}, set(), "1 in all"),
     ({"onejob_lease": 20, "onejob_heartbeat": 10}, {}, set(), "1 in all"),
     ({"onejob_lease": 20, "onejob_heartbeat": 10}, LATE, {"lease-margin"}, "the shortest lease is 20 s"),
     ({"onejob_lease": 30, "onejob_heartbeat": 10}, LATE, set(), "1 in all"),
-    ({"broker_url": "redis://:hidden@127.0.0.1:1/0"}, {}, {"broker-unreachable", "broker-timeout"}, "127.0.0.1:1/0"),
+    ({"broker_url": "redis://:hidden@127.0.0.1:1/0"}, {}, {"broker-unreachable"}, "127.0.0.1:1/0"),
+    ({"broker_url": "redis://:hidden@127.0.0.1:1/0", "onejob_silence": 0}, {},
+     {"broker-unreachable", "broker-timeout"}, "127.0.0.1:1/0"),
     (AMQP, {}, {"broker-unreachable", "priorities"}, "amqp://"),
     (AMQP | {"task_queue_max_priority": 10}, {}, {"broker-unreachable"}, "amqp://"),
 ])  # fmt: skip
@@ -109,12 +115,12 @@ def test_a_setting_is_found(
 def test_runs_longer_than_the_visibility_timeout_are_found(tmp_path: Path, redis_server: RedisServer) -> None:
     """A Redis that delivers late acknowledged messages again while their runs work is found."""
     conf = {"broker_url": redis_server.url, "task_acks_late": True, "onejob_shutdown_grace": 1}
-    options = {"socket_timeout": 5}
-    with shop(tmp_path, **conf, broker_transport_options=options | {"visibility_timeout": 30}) as installation:
+    options = {"visibility_timeout": 30}
+    with shop(tmp_path, **conf, broker_transport_options=options) as installation:
         assert names(app_checks.examine(installation)) == {"late-acks"}
         installation.ledger.store.increment(LONG)
         assert names(app_checks.examine(installation)) == {"late-acks", "visibility-timeout"}
-    with shop(tmp_path, **conf, broker_transport_options=options) as installation:
+    with shop(tmp_path, **conf) as installation:
         assert names(app_checks.examine(installation)) == {"late-acks"}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -17,12 +18,7 @@ from onejob.doctor.leftovers import find_leftovers
 from tests.cases import for_each
 from tests.cli.command import APP, call
 from tests.doctor.support import run_command
-from tests.services import start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.services import RedisServer
+from tests.services import RedisServer, start_redis
 
 SOURCE = '''"""import celery_once"""
 import celery_singleton
@@ -62,7 +58,6 @@ FOUND = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return a Redis for the locks of old libraries."""
     server = start_redis(tmp_path_factory.mktemp("locks"))
     yield server
     server.stop()
@@ -74,9 +69,9 @@ def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
     file = tmp_path / "package" / "tasks.py"
     file.write_text(SOURCE)
     findings = find_leftovers(None, [tmp_path])
-    assert {(finding.subject, finding.problem) for finding in findings} == {
+    assert sorted((finding.subject, finding.problem) for finding in findings) == sorted(
         (f"{file}:{line}", problem) for line, problem in FOUND
-    }
+    )
     lines = [int(finding.subject.rpartition(":")[2]) for finding in findings]
     assert lines == sorted(lines)
     assert findings[0].remedy.startswith("the same names from onejob.compat.celery_singleton, or install()")
@@ -139,7 +134,7 @@ def test_old_locks_in_redis_are_counted(server: RedisServer) -> None:
         client.set("SINGLETONLOCK_1", "an-id")
         client.set("SINGLETONLOCK_2", "an-id", ex=100)
         client.set("qo_task a's", "token", ex=100)
-    app = Celery("old", broker=url)
+    app = Celery("old", broker="memory://", backend=url)
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": url}}
     singleton, once = [finding for finding in find_leftovers(app, []) if finding.subject.startswith("redis")]
     assert singleton.problem.startswith("2 locks of celery-singleton, 1 without an expiry, such as SINGLETON")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from onejob.doctor import workers
 from onejob.doctor.finding import Level
@@ -15,39 +15,31 @@ from tests.doctor.support import installed, names
 from tests.fundamentals.shop import claimed, order
 from tests.services import eventually
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SEEN = {"tasks": ("invoice", "mail"), "queues": ("celery",)}
 
 
 def worker(name: str = "celery@one", seen_at: float = 100.0, **more: tuple[str, ...]) -> WorkerInfo:
-    """Return a live worker."""
     return WorkerInfo(name, seen_at, **{**SEEN, **more})  # type: ignore[arg-type]
 
 
-def test_a_ledger_without_a_worker_is_a_warning() -> None:
-    """Without a live worker nothing runs, and nothing is swept; one on time is enough."""
-    assert names(workers.check_workers(Snapshot(100.0), 20.0)) == {"no-worker"}
-    assert names(workers.check_workers(Snapshot(100.0, (worker(),)), 20.0)) == set()
+OLD, NEW = ("celery 5.5.0", "python 3.12.1"), ("celery 5.6.0", "python 3.12.1")
 
 
-def test_a_late_worker_is_found() -> None:
-    """A worker whose heartbeat is two thirds of a lease old is found, and its name."""
-    assert names(workers.check_workers(Snapshot(119.0, (worker(),)), 20.0)) == set()
-    found = [*workers.check_workers(Snapshot(121.0, (worker(),)), 20.0)]
-    assert names(found) == {"worker-late"}
-    assert "celery@one was 21 s ago" in found[0].problem
-
-
-def test_workers_of_different_versions_are_found() -> None:
-    """Each package of which live workers have different versions is found, with an example of each."""
-    old = worker(versions=("celery 5.5.0", "python 3.12.1"))
-    new = worker("celery@two", versions=("celery 5.6.0", "python 3.12.1"))
-    silent = worker("celery@three")
-    found = [*workers.check_workers(Snapshot(100.0, (old, new, silent)), 20.0)]
-    assert names(found) == {"worker-versions"}
-    assert found[0].problem == "celery: 5.5.0 (celery@one), 5.6.0 (celery@two)"
+@for_each("now, alive, expected, words", [
+    (100.0, (), "no-worker", "no worker is alive"), (100.0, (worker(),), "", ""), (119.0, (worker(),), "", ""),
+    (121.0, (worker(),), "worker-late", "celery@one was 21 s ago"),
+    (100.0, (worker(versions=OLD), worker("celery@two", versions=NEW), worker("celery@three")), "worker-versions",
+     "celery: 5.5.0 (celery@one), 5.6.0 (celery@two)"),
+    (100.0, (replace(worker(), silent_since=70.0),), "worker-silent",
+     "celery@one has heard nothing from its broker for 30 s"),
+])  # fmt: skip
+def test_workers_that_are_absent_late_or_different_are_found(
+    now: float, alive: tuple[WorkerInfo, ...], expected: str, words: str
+) -> None:
+    """No live worker, one whose heartbeat is two thirds of a lease old, and each package of two versions is found."""
+    found = [*workers.check_workers(Snapshot(now, alive), 20.0)]
+    assert [finding.check for finding in found] == [expected] * bool(expected)
+    assert all(words in finding.problem for finding in found)
 
 
 @for_each("queues, expected", [

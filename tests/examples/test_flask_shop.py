@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from checks.project import ROOT
-
-if TYPE_CHECKING:
-    from tests.services import RedisServer
+from tests.services import RedisServer
 
 SHOP = ROOT / "examples" / "flask_shop"
 

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,9 +20,6 @@ import pytest
 from checks.project import ROOT
 from examples.job_api.place import Place
 from tests.services import eventually, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COMMAND = [sys.executable, "-m", "examples.job_api"]
 SMOKE = ROOT / "scripts" / "e2e_smoke.sh"

@@ -7,19 +7,17 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checks.project import ROOT
 from examples.payments.cards import DeclinedError, MisuseError, NoAnswerError, take_money
 from examples.payments.gateway import BROKEN, BUSY, CUT, DECLINED_CARD, FAULTS, Gateway, Record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 GOOD_CARD = "4242-4242"
 SEED = 188

@@ -28,7 +28,7 @@ def order(order_id: int, **options: Any) -> Submission:
         id=str(uuid4()),
         task="shop.invoice",
         identity=INVOICE.identity([order_id], {}),
-        fingerprint=INVOICE.fingerprint([order_id], {}),
+        fingerprint=INVOICE.both([order_id], {})[1],
         nonce=new_nonce(),
         payload=f'{{"args": [{order_id}]}}',
         lease=30.0,

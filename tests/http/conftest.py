@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import Celery
 from starlette.testclient import TestClient
 
 from onejob.api import create_app
 from onejob.api.api_keys import KeyFile, Role
 from onejob.celery.app_state import app_state_of
+from onejob.celery.worker.metrics import CONTENT_TYPE as EXPOSITION
+from onejob.jobs.model import Job
+from onejob.ledger.ledger import Ledger
 from tests.conftest import KEPT_TABLES
 from tests.doors import ERROR
 from tests.fundamentals.shop import claimed
 from tests.http.shop import build
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-
 LOCAL: dict[str, Any] = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 50_000)}
+DATA = {"application/json", "application/problem+json", "text/event-stream; charset=utf-8", EXPOSITION}
+"""The types of responses, whatever texts of clients and jobs are in them: nothing that a browser executes."""
 REMOTE: dict[str, Any] = {"base_url": "http://testserver", "client": ("192.0.2.7", 50_000)}
 
 
@@ -58,7 +57,9 @@ class Shop:
     def request(self, method: str, path: str, *, headers: Any = None, **more: Any) -> Any:
         """Send a request."""
         own = headers if isinstance(headers, list) else self.headers | (headers or {})
-        return self.client.request(method, path, headers=own, **more)
+        response = self.client.request(method, path, headers=own, **more)
+        assert not response.content or response.headers["content-type"] in DATA, "no response is a page"
+        return response
 
     def get(self, path: str, **more: Any) -> Any:
         """Send a GET request."""

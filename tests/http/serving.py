@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import uvicorn
+from starlette.types import ASGIApp
 from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
 from werkzeug.serving import make_server as make_werkzeug_server
 
-from onejob.api.server import DEFAULT_LIMITS, BoundedProtocol
+from onejob.api.server import DEFAULT_LIMITS, BoundedProtocol, Limits
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from starlette.types import ASGIApp
-
-    from onejob.api.server import Limits
 
 PATIENCE = 20.0
 
@@ -68,6 +64,26 @@ def serving(app: ASGIApp, limits: Limits = DEFAULT_LIMITS) -> Iterator[ServerThr
     finally:
         served.server.should_exit = served.server.force_exit = True
         served.thread.join(PATIENCE)
+
+
+def asgi_status(app: Any, path: str, client: str, headers: dict[str, str], received: str = "http.request") -> int:
+    """Return the status of a request with these headers alone: a GET, or a POST that its client leaves unfinished."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": received, "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http", "http_version": "1.1", "method": "GET" if received == "http.request" else "POST", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+        "server": ("127.0.0.1", 80), "client": (client, 1), "state": {},
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return int(sent[0]["status"])
 
 
 SERVERS = ("werkzeug", "wsgiref")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import date  # noqa: TC003 - the API reads the hints of tasks
+from datetime import date
 from typing import Any
 
 import celery

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
@@ -22,20 +22,33 @@ from onejob.errors import ConfigurationError
 from tests.celery.test_async import end
 from tests.cli.command import call
 from tests.http.conftest import LOCAL, Shop, problem
+from tests.http.serving import asgi_status
 from tests.http.shop import build
 from website.blocks import read
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-NO_SERVER = """
-import sys
-for name in ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"):
-    sys.modules[name] = None
-import onejob, onejob.cli
+PACKAGES = ["fastapi", "starlette", "jinja2", "uvicorn", "pydantic", "prometheus_client"]
+NEEDS = (
+    *((package, "onejob.dashboard", "server") for package in ("fastapi", "jinja2", "starlette")),
+    ("a2wsgi", "onejob.wsgi_dashboard", "wsgi"), ("uvicorn", "run('serve', 'shop:app')", "server"),
+    ("prometheus_client", "run('--store', 'sqlite:///none.db', 'metrics')", "metrics"),
+)  # fmt: skip
+"""A package that is missing, with others of the server; what needs it; and the extra to install."""
+WITHOUT = f"""
+import os, sys, onejob, onejob.cli
 from click.testing import CliRunner
-for command in (["serve", "shop:app"], ["--store", "sqlite:///none.db", "metrics"]):
-    print(CliRunner().invoke(onejob.cli.main, command).output)
+print([name for name in {PACKAGES!r} if name in sys.modules], flush=True)
+def run(*command):
+    sys.modules.update(dict.fromkeys({PACKAGES!r}))
+    return CliRunner().invoke(onejob.cli.main, command).output
+for missing, use, _ in {NEEDS!r}:
+    if not os.fork():
+        sys.modules[missing] = None
+        try:
+            print(missing, repr(eval(use)), flush=True)
+        except ImportError as error:
+            print(error.name, error, flush=True)
+        os._exit(0)
+    os.wait()
 """
 USE_GUIDE = f"""
 import sys
@@ -155,36 +168,20 @@ def test_where_nobody_authenticates_only_this_machine_is_answered(celery_app: ce
     ):  # fmt: skip
         for client, headers, status in REQUESTS:
             for path in paths:
-                found = asyncio.run(status_of(app, path, client, headers))
+                found = asgi_status(app, path, client, headers)
                 assert found == (200 if app is opened else status), (path, client, headers)
-
-
-async def status_of(app: Any, path: str, client: str, headers: dict[str, str]) -> int:
-    """Return the status of a request that has these headers alone."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http", "http_version": "1.1", "method": "GET", "path": path, "raw_path": path.encode(),
-        "query_string": b"", "root_path": "", "scheme": "http", "server": ("127.0.0.1", 80), "client": (client, 1),
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()], "state": {},
-    }  # fmt: skip
-    await app(scope, receive, send)
-    return int(sent[0]["status"])
 
 
 # --- the command and the guide --------------------------------------------------------------------------------------
 
 
 def test_the_server_is_an_optional_dependency() -> None:
-    """Without the packages of the server the library works, and the commands that need some name their extra."""
-    run = subprocess.run([sys.executable, "-c", NO_SERVER], capture_output=True, text=True, check=True)
-    assert re.findall(r"onejob\[(\w+)\]", run.stdout) == ["server", "metrics"]
+    """The library imports no package of the server, and what needs one that is missing names it and its extra."""
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    imported, *said = run.stdout.splitlines()
+    assert imported == "[]"
+    for (missing, _, extra), line in zip(NEEDS, said, strict=True):
+        assert (line.split()[0], re.findall(r"onejob\[(\w+)\]", line)) == (missing, [extra])
 
 
 def test_the_guides_apps_work(tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import httpx2
 import pytest
+from celery import Celery
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from starlette.testclient import TestClient
 
@@ -19,19 +23,11 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from tests.cases import for_each
-from tests.http.conftest import Shop, bearer, problem
+from tests.http.conftest import Shop, Standing, bearer, problem
 from tests.http.serving import PATIENCE, serving
 from tests.http.shop import build
 from tests.http.test_entry_points import ROUTES, call_route
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from celery import Celery
-
-    from tests.http.conftest import Standing
 
 USERS = {"ada": "user-1", "bob": "user-2"}
 Header_ = Annotated[str, Header()]
@@ -238,35 +234,20 @@ def test_contradictory_options_are_refused(celery_app: Celery, options: Any, why
 # --- the app around the router --------------------------------------------------------------------------------------
 
 
-def _refuse(status: int) -> Callable[[], None]:
-    def check() -> None:
-        raise HTTPException(status, "not you", headers={"x-why": "house rule"})
-
-    return check
-
-
-def _mounted(celery_app: Celery, *checks: Callable[..., None], **options: Any) -> Shop:
-    app = FastAPI()
-    app.include_router(router(celery_app, **options or {"open": True}), dependencies=[Depends(each) for each in checks])
-    return Shop(celery_app, TestClient(app, raise_server_exceptions=False))
-
-
-@for_each("status", [401, 403, 409, 429, 503])
-def test_a_refusal_of_the_app_is_passed_on(celery_app: Celery, status: int) -> None:
+def test_a_refusal_of_the_app_is_passed_on(celery_app: Celery) -> None:
     """A dependency of the app in which the router is mounted precedes every route, and its status is returned."""
-    shop = _mounted(celery_app, _refuse(status))
-    for route in ROUTES:
-        if route[1] != "/openapi.json":
-            response = call_route(shop, route)
-            problem(response, status, "refused")
-            assert (response.json()["detail"], response.headers["x-why"]) == ("not you", "house rule"), route
 
+    def refuse(x_status: Annotated[int, Header()]) -> None:
+        raise HTTPException(x_status, "not you", headers={"x-why": "house rule"})
 
-def test_dependencies_of_the_router_authenticate(celery_app: Celery) -> None:
-    """With dependencies of its own a router answers whom they accept, wherever from; health checks need none."""
-    accepted, refused = (_mounted(celery_app, dependencies=[Depends(each)]) for each in (lambda: None, _refuse(401)))
-    assert [shop.submit().status_code for shop in (accepted, refused)] == [202, 401]
-    assert refused.get("/healthz").status_code == 200
+    app = FastAPI()
+    app.include_router(router(celery_app, open=True), dependencies=[Depends(refuse)])
+    with TestClient(app, raise_server_exceptions=False) as client:
+        for status, route in product((401, 403, 409, 429, 503), ROUTES):
+            if route[1] != "/openapi.json":
+                response = call_route(Shop(celery_app, client), route, {"x-status": str(status)})
+                problem(response, status, "refused")
+                assert (response.json()["detail"], response.headers["x-why"]) == ("not you", "house rule"), route
 
 
 def test_hostile_cookies_are_refused_unread(celery_app: Celery, standing: Standing) -> None:
@@ -339,28 +320,6 @@ def ids(response: Any) -> list[str]:
     return [job["id"] for job in response.json()["jobs"]]
 
 
-def test_equal_submissions_of_tenants_are_two_jobs(tenants: Tenants) -> None:
-    """Submissions of one tenant attach to its own jobs only, also with a shared idempotency key."""
-    one, two, staff, limited = tenants
-    mine, others = one.submit(1).json(), two.submit(1).json()
-    assert [each["outcome"] for each in (mine, others)] == ["admitted"] * 2
-    assert mine["job"]["identity"] != others["job"]["identity"]
-    assert one.submit(1).json()["job"]["id"] == mine["job"]["id"]
-    with_key = [each.submit(7, idempotency_key="k").json()["outcome"] for each in (one, two, staff)]
-    assert [*with_key, staff.submit(1).json()["outcome"]] == ["admitted"] * 4
-    for strict in (one, two):
-        strict.job_id(9, "strict")
-        problem(strict.submit(9, "strict"), 409, "duplicate-job")
-    assert {job["submitter"] for job in one.get("/jobs").json()["jobs"]} == {"one"}
-    assert ids(one.get(f"/jobs?identity={others['job']['identity']}")) == []
-    body = {"task": "shop.invoice", "kwargs": {"order_id": 5}}
-    fifth = one.job_id(5)
-    found, *checks = (each.post("/duplicates/check", body).json() for each in (one, two, staff, limited))
-    assert (found["outcome"], found["existing"]["id"]) == ("attached", fifth)
-    assert [(each["outcome"], each["existing"]) for each in checks] == [("admitted", None)] * 3
-    problem(limited.post("/duplicates/check", body | {"task": "shop.strict"}), 403, "forbidden")
-
-
 def test_a_tenant_reads_and_operates_only_its_jobs(tenants: Tenants) -> None:
     """Lists, counts, dead letters and statistics of a tenant have its own jobs only; a full key sees all of them."""
     one, two, staff, _ = tenants
@@ -377,6 +336,9 @@ def test_a_tenant_reads_and_operates_only_its_jobs(tenants: Tenants) -> None:
         assert one.get(f"/jobs?limit=1{more}&cursor={pages[1]['next']}").json() == {"jobs": [], "next": None}
         assert ids(one.get(f"/dead?limit=9{more}")) == [failed]
     assert (ids(one.get("/jobs?submitter=two")), len(ids(staff.get("/jobs")))) == ([], 4)
+    call = {"task": "shop.invoice", "kwargs": {"order_id": 1}}
+    checks = [each.post("/duplicates/check", call).json()["existing"] for each in (one, two, staff)]
+    assert [found and found["id"] for found in checks] == [mine, others, None]
     own = one.get(f"/jobs/{mine}").json()["identity"]
     for by, name in (("task", "shop.invoice"), ("submitter", "one"), ("identity", own)):
         (row,) = one.get(f"/duplicates/summary?by={by}").json()
@@ -433,13 +395,16 @@ def test_bulk_operations_are_of_visible_jobs(tenants: Tenants) -> None:
     assert {job.id for job in one.ledger.find(Query())} == {strict, live}
 
 
-@for_each("path", ["/metrics", "/activity", "/audit", "/jobs/any/explanation"])
-def test_routes_about_all_jobs_are_refused(tenants: Tenants, path: str) -> None:
-    """A caller that is limited to own jobs or to tasks reads no metrics, activity, audit log or explanation."""
+@for_each("method, path", [
+    *(("GET", path) for path in ("/metrics", "/queues", "/activity", "/audit", "/jobs/any/explanation", "/schedules")),
+    *(("POST", f"/schedules/any/{operation}") for operation in ("pause", "resume", "run")),
+])  # fmt: skip
+def test_routes_about_all_jobs_are_refused(tenants: Tenants, method: str, path: str) -> None:
+    """A caller limited to own jobs or to tasks has no metrics, queues, activity, audit log, explanation or schedule."""
     one, _, staff, limited = tenants
     for shop in (one, limited):
-        problem(shop.get(path), 403, "forbidden")
-    assert staff.get(path).status_code == (404 if "any" in path else 200)
+        problem(call(shop, method, path), 403, "forbidden")
+    assert call(staff, method, path).status_code == (404 if "any" in path else 200)
 
 
 def test_a_key_limited_to_tasks_uses_only_these(tenants: Tenants) -> None:
@@ -449,8 +414,9 @@ def test_a_key_limited_to_tasks_uses_only_these(tenants: Tenants) -> None:
     staff.submit(1, "strict")
     attached = limited.submit(1).json()
     assert (attached["outcome"], attached["job"]["id"]) == ("attached", invoice)
-    for more in ({}, {"validate_only": True}):
-        problem(limited.submit(2, "strict", **more), 403, "forbidden")
+    check = {"task": "shop.strict", "kwargs": {"order_id": 1}}
+    for path, more in (("/jobs", {}), ("/jobs", {"validate_only": True}), ("/duplicates/check", {})):
+        problem(limited.post(path, check | more), 403, "forbidden")
     assert (ids(limited.get("/jobs")), ids(limited.get("/jobs?task=shop.strict"))) == ([invoice], [])
     assert limited.get("/jobs?count=true").json()["total"] == 1
     assert [row["name"] for row in limited.get("/duplicates/summary").json()] == ["shop.invoice"]

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx2
 import pytest
+from celery import Celery
 
 from onejob.api import create_app, job_reads
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.job_reads import JobWatcher
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
-from onejob.celery.app_state import app_state_of
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.model import Job
+from onejob.jobs.records import Query
 from onejob.jobs.submitter import submitter
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
-from onejob.ledger.explain import explain
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order
-from tests.http.conftest import problem
-from tests.http.serving import PATIENCE, serving
+from tests.http.conftest import Shop, bearer, problem
+from tests.http.serving import PATIENCE, ServerThread, serving
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Query
-    from tests.http.conftest import Shop
 
 LARGE = "a" * 100_000
 PARTS = ["", "/duplicates", "/history", "/events", "/explanation"]
@@ -76,9 +69,6 @@ def test_a_job_has_its_result_or_error(shop: Shop) -> None:
     assert [line["event"] for line in shop.get(f"/jobs/{job_id}/history").json()] == ["submit", "claim", "complete"]
     (duplicate,) = shop.get(f"/jobs/{job_id}/duplicates").json()
     assert (duplicate["source"], duplicate["outcome"], duplicate["arguments_differ"]) == ("http", "attached", False)
-    for by, name in (("task", "shop.invoice"), ("identity", shop.ledger.get(job_id).identity), ("submitter", "")):
-        (saving,) = shop.get(f"/duplicates/summary?by={by}").json()
-        assert (saving["name"], saving["counts"]["attached"], saving["runs_saved"]) == (name, 1, 1)
 
 
 def test_an_unchanged_job_is_not_sent_again(shop: Shop) -> None:
@@ -130,16 +120,6 @@ def test_a_wait_ends_when_the_job_is_purged(shop: Shop, monkeypatch: pytest.Monk
     assert problem(response, 410, "job-purged")["state"] == "canceled"
 
 
-def test_a_job_is_explained(shop: Shop) -> None:
-    """The explanation of a job has the sentences that `onejob why` prints, and why the job is stuck, if it is."""
-    job_id = shop.job_id()
-    explained, known = shop.get(f"/jobs/{job_id}/explanation").json(), explain(shop.ledger, job_id).sentences
-    assert (explained["stuck"], len(explained["sentences"])) == ("no worker is alive", len(known))
-    assert explained["sentences"][0] == known[0]
-    shop.ledger.cancel(job_id)
-    assert shop.get(f"/jobs/{job_id}/explanation").json()["stuck"] is None
-
-
 # --- waits and events -----------------------------------------------------------------------------------------------
 
 
@@ -178,7 +158,7 @@ def test_each_filter_is_passed_on(shop: Shop) -> None:
         ("state=running", [second]), ("state=running&state=queued", [second, first]), ("task=shop.strict", []),
         (f"identity={shop.ledger.get(first).identity}", [first]), ("queue=fast", [first]),
         ("worker=node", [second]), ("worker=", [first]), ("submitter=user:1", [first]), ("submitter=", [second]),
-        ("tag=a%26b", [first]), ("tag=a", []),
+        ("tag=a%26b", [first]), ("tag=a", []), ("error=SUBMITTED", [first]), ("error=KeyError", []),
         ("argument=order_id=42", [first]), ("argument=oë", [first]), ("argument=", [second, first]),
         ("queue=fast&argument=order_id=7", []), ("offset=1", [first]), ("limit=1", [second]),
         (f"since={at}", [second]), (f"until={at}", [first]), (f"since={at}&until={at}", []),
@@ -275,91 +255,69 @@ def test_a_list_reads_no_large_fields(shop: Shop, monkeypatch: pytest.MonkeyPatc
 WAITS = 3
 
 
-class Callers:
-    """A server with API keys, two of these, and a job."""
+class Waiting(NamedTuple):
+    """A server with API keys, the clients of two of these, and the path of a job."""
 
-    def __init__(self, app: Celery, path: Path, stack: ExitStack) -> None:
-        self.app = app
-        self.keys = KeyFile(path)
-        texts = [self.keys.add(name, Role.OPERATE) for name in ("first", "second")]
-        web = create_app(app, path, waits_per_caller=WAITS)
-        self.server = stack.enter_context(serving(web))
-        self.clients = [stack.enter_context(_client(self.server.url, text)) for text in texts]
-        self.job_id = app.tasks["shop.invoice"].delay(1).id
-        self.events = f"/jobs/{self.job_id}/events"
-
-
-def _client(url: str, text: str) -> httpx2.Client:
-    headers = {"authorization": f"Bearer {text}"}
-    return httpx2.Client(base_url=url, headers=headers, timeout=PATIENCE)
+    keys: KeyFile
+    server: ServerThread
+    clients: list[httpx2.Client]
+    job: str
 
 
 @pytest.fixture
-def callers(celery_app: Celery, tmp_path: Path) -> Iterator[Callers]:
-    """Return the server."""
-    with ExitStack() as stack:
-        yield Callers(celery_app, tmp_path / "keys.json", stack)
+def waiting(celery_app: Celery, tmp_path: Path) -> Iterator[Waiting]:
+    """Return the server, on which a key may have a few waits at once."""
+    keys = KeyFile(tmp_path / "keys.json")
+    headers = [bearer(keys.add(name, Role.OPERATE)) for name in ("first", "second")]
+    with serving(create_app(celery_app, keys.path, waits_per_caller=WAITS)) as server, ExitStack() as stack:
+        opened = (httpx2.Client(base_url=server.url, headers=each, timeout=PATIENCE) for each in headers)
+        clients = [stack.enter_context(client) for client in opened]
+        yield Waiting(keys, server, clients, f"/jobs/{celery_app.tasks['shop.invoice'].delay(1).id}")
 
 
 @contextmanager
 def stream(client: httpx2.Client, path: str) -> Iterator[Iterator[str]]:
-    """Open a stream, and return its lines after the first event."""
-    with client.stream("GET", path) as response:
+    """Open the stream of a job, and return its lines after the first event."""
+    with client.stream("GET", f"{path}/events") as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         assert next(lines) == "event: state"
         yield lines
 
 
-def test_waits_are_limited_per_key(callers: Callers) -> None:
+def test_waits_are_limited_per_key(waiting: Waiting) -> None:
     """Above the limit an event stream or a long poll of the same key gets a 429 with Retry-After, until one ends."""
-    first, second = callers.clients
-    wait = {"prefer": "wait=1"}
+    (first, second), job, wait = waiting.clients, waiting.job, {"prefer": "wait=1"}
     with ExitStack() as stack:
         for _ in range(WAITS):
-            stack.enter_context(stream(first, callers.events))
-        for response in (first.get(callers.events), first.get(f"/jobs/{callers.job_id}", headers=wait)):
+            stack.enter_context(stream(first, job))
+        for response in (first.get(f"{job}/events"), first.get(job, headers=wait)):
             problem(response, 429, "too-many-waits")
             assert int(response.headers["retry-after"]) > 0
-        assert first.get(f"/jobs/{callers.job_id}").status_code == 200
-        with stream(second, callers.events):
+        assert first.get(job).status_code == 200
+        with stream(second, job):
             pass
-    eventually(lambda: first.get(f"/jobs/{callers.job_id}", headers=wait).status_code == 200)
+    eventually(lambda: first.get(job, headers=wait).status_code == 200)
 
 
-def test_a_revoked_key_ends_its_streams(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The streams of a revoked key end at the first keepalive, and before any event; those of other keys go on."""
-    first, second = callers.clients
-    with stream(first, callers.events) as waiting:
+def test_a_revoked_key_ends_its_waits(waiting: Waiting, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its key a stream ends at the first keepalive, and before any event, and a long poll with a 401."""
+    monkeypatch.setattr(jobs, "MAX_WAIT", 3600.0)
+    (first, second), job, tasks = waiting.clients, waiting.job, waiting.server.server.server_state.tasks
+    with stream(first, job) as quiet:
         monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.1)
-        with stream(first, callers.events) as revoked, stream(second, callers.events) as valid:
-            callers.keys.revoke("first")
+        with stream(first, job) as revoked, stream(second, job) as valid, ThreadPoolExecutor(1) as pool:
+            poll = pool.submit(first.get, job, headers={"prefer": "wait=3600"})
+            eventually(lambda: len(tasks) == 4)
+            waiting.keys.revoke("first")
             assert "event: state" not in list(revoked)
             assert ": ping" in (next(valid) for _ in range(100))
-        app_state_of(callers.app).ledger.cancel(callers.job_id)
-        assert not [line for line in waiting if "canceled" in line]
-    problem(first.get(callers.events), 401, "unauthorized")
+            problem(poll.result(PATIENCE), 401, "unauthorized")
+        shop.ledger.cancel(job.removeprefix("/jobs/"))
+        assert not [line for line in quiet if "canceled" in line]
 
 
-@pytest.mark.parametrize(("ends", "answer"), [("job", (200, "completed")), ("key", (401, None))])
-def test_a_wait_ends_early(callers: Callers, monkeypatch: pytest.MonkeyPatch, ends: str, answer: Any) -> None:
-    """A long poll ends with the end of its job, and with a 401 when its key is revoked, not after its whole time."""
-    monkeypatch.setattr(jobs, "MAX_WAIT", 3600.0)
-    ledger = app_state_of(callers.app).ledger
-    with ThreadPoolExecutor(1) as pool:
-        headers = {"prefer": "wait=3600"}
-        waiting = pool.submit(callers.clients[0].get, f"/jobs/{callers.job_id}", headers=headers)
-        eventually(lambda: callers.server.server.server_state.tasks)
-        if ends == "key":
-            callers.keys.revoke("first")
-        else:
-            ledger.complete(claimed(ledger, callers.job_id), '"done"')
-        response = waiting.result(PATIENCE)
-    assert (response.status_code, response.json().get("state")) == answer
-    assert response.status_code == 401 or response.headers["preference-applied"] == "wait=3600"
-
-
-# --- one poller for all waiters -------------------------------------------------------------------------------------
+# --- one reader for all waiters -------------------------------------------------------------------------------------
 
 
 async def _wait_during(watcher: JobWatcher, jobs: Sequence[Job], act: Callable[[], object]) -> set[str]:
@@ -380,8 +338,8 @@ async def _wait_during(watcher: JobWatcher, jobs: Sequence[Job], act: Callable[[
 
 
 def test_many_waiters_share_one_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand waiters for twenty jobs cost one read per interval, also after reads that fail, and none when gone."""
-    ledger, reads, failures, get_many = shop.ledger, list[list[str]](), [1, 2, 3], shop.ledger.store.get_many
+    """A thousand waiters for twenty jobs share one read, also after reads that fail, and none when gone."""
+    ledger, reads, failures, get_awaited = shop.ledger, list[list[str]](), [1, 2, 3], shop.ledger.store.get_awaited
     jobs = [ledger.submit(order(number)).job for number in range(20)]
 
     def counted(job_ids: Sequence[str]) -> dict[str, Job]:
@@ -389,27 +347,20 @@ def test_many_waiters_share_one_read(shop: Shop, monkeypatch: pytest.MonkeyPatch
         if failures:
             failures.pop()
             raise StoreUnavailableError("simulated")
-        return get_many(job_ids)
+        return get_awaited(job_ids)
 
     def claim_all() -> None:
         eventually(lambda: len(reads) >= 6)
         for job in jobs:
             claimed(ledger, job.id)
 
-    def delete() -> None:
-        ledger.cancel(jobs[0].id)
-        ledger.complete(ledger.get(jobs[0].id), "1")
-        ledger.store.delete([jobs[0].id], sources=FINAL)
-
     async def scenario() -> None:
         watcher = JobWatcher(ledger, 0.05)
         assert await _wait_during(watcher, jobs * 50, claim_all) == {"running"}
         assert (sorted(reads[0]), len(reads) < 1000) == (sorted(job.id for job in jobs), True)
         assert watcher.watches == {}
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # the poller ends
-        reads.clear()
-        assert await _wait_during(watcher, [ledger.get(jobs[0].id)] * 2, delete) <= {"running", "completed", "gone"}
-        assert reads
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*rest, return_exceptions=True)  # the reader ends, and cancels its wait
 
-    monkeypatch.setattr(ledger.store, "get_many", counted)
+    monkeypatch.setattr(ledger.store, "get_awaited", counted)
     asyncio.run(scenario())

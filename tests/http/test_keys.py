@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import Celery
 from starlette.testclient import TestClient
 
 import onejob
@@ -22,14 +24,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_duration
 from tests.cases import for_each
 from tests.cli.command import call
-from tests.http.conftest import bearer, problem
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from celery import Celery
-
-    from tests.http.conftest import Shop, Standing
+from tests.http.conftest import Shop, Standing, bearer, problem
 
 DAY = 86_400
 CHANGES = """
@@ -75,19 +70,6 @@ def listed(file: KeyFile) -> list[dict[str, Any]]:
     """Return what `onejob keys list` prints."""
     rows: list[dict[str, Any]] = json.loads(keys(file, "list", "--json").output)
     return rows
-
-
-# --- the server -----------------------------------------------------------------------------------------------------
-
-
-def test_the_key_is_the_submitter(keyed: Shop) -> None:
-    """Jobs and duplicates have the names of their API keys, and idempotency keys belong to these."""
-    job_id = keyed.named("submit").job_id(idempotency_key="1")
-    operator, reader = keyed.named("operate"), keyed.named("read")
-    operator.submit()
-    assert reader.get(f"/jobs/{job_id}").json()["submitter"] == "submit"
-    assert [each["submitter"] for each in reader.get(f"/jobs/{job_id}/duplicates").json()] == ["operate"]
-    assert operator.submit(8, idempotency_key="1").status_code == 202
 
 
 def test_a_change_of_the_file_takes_effect_at_once(keyed: Shop, standing: Standing) -> None:
@@ -136,14 +118,6 @@ def test_a_mounted_directory_is_followed(celery_app: Celery, tmp_path: Path) -> 
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_stores_only_hashes(standing: Standing) -> None:
-    """The key file has only hashes of keys of 256 random bits, and only its owner can read it."""
-    kept, texts = standing.keys.path.read_text(), standing.texts.values()
-    assert [text for text in texts if text in kept or text.removeprefix("onejob_") in kept] == []
-    assert standing.keys.path.stat().st_mode & 0o777 == 0o600
-    assert {len(text) for text in texts} == {len("onejob_") + 43}
-
-
 @pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.deep)])
 def test_concurrent_changes_are_all_kept(file: KeyFile, count: int) -> None:
     """Of the keys that many processes add and revoke at once, none is lost and no revocation is undone."""
@@ -156,9 +130,10 @@ def test_concurrent_changes_are_all_kept(file: KeyFile, count: int) -> None:
 
 
 def test_a_change_keeps_mode_owner_and_link(file: KeyFile, tmp_path: Path) -> None:
-    """A new key file is private; a change keeps the mode and the owner that the file has, and a symbolic link."""
-    file.add("a", Role.READ)
+    """A new key file is private, and has hashes only; a change keeps the mode, the owner and a symbolic link."""
+    text = file.add("a", Role.READ)
     assert file.path.stat().st_mode & 0o777 == 0o600
+    assert (len(text), text.removeprefix("onejob_") in file.path.read_text()) == (len("onejob_") + 43, False)
     file.path.chmod(0o640)
     owner = 12_345 if os.getuid() == 0 else os.getuid()
     if os.getuid() == 0:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from onejob.api.routes import jobs, operate
 from onejob.celery.operations import Operation
+from onejob.cli.jobs import jobs as cli_jobs
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Retention
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
-from onejob.pages.views import lists
+from onejob.ledger.search import FILTERS
+from onejob.pages import lists
 from tests.cases import for_each
 from tests.doors import DOORS, ERROR, Door, effects, failed, queued, running
 from tests.fundamentals.shop import claimed, order
-from tests.http.conftest import problem
+from tests.http.conftest import Shop, problem
 from tests.pages.browser import Browser, mounted
-
-if TYPE_CHECKING:
-    from tests.http.conftest import Shop
 
 REQUESTS: dict[Operation, tuple[str, str, int]] = {
     Operation.CANCEL: ("POST", "/cancel", 200),
@@ -165,18 +164,26 @@ def test_an_operation_proceeds_in_portions(shop: Shop, ids: list[str], monkeypat
     assert (cut["done"], cut["next"] is not None) == (more[1:], True)
 
 
-def test_filters_are_combined(shop: Shop, ids: list[str]) -> None:
-    """State, identity, submitter, times and the reason select, combined with AND; refused jobs have their reasons."""
-    at = {job_id: format_timestamp(shop.ledger.get(job_id).created_at) for job_id in ids}
-    shop.ledger.cancel(ids[4], reason="not needed: 7")
-    for chosen, found in (
-        ({"identity": shop.ledger.get(ids[2]).identity}, [ids[2]]), ({"submitter": ""}, ids[:4]),
-        ({"submitter": "nobody"}, []), ({"since": at[ids[3]], "until": at[ids[1]]}, ids[2:4]),
-        ({"state": ["queued"], "until": at[ids[0]]}, ids[1:4]), ({"state": "running"}, []),
-    ):  # fmt: skip
-        assert bulk(shop, operation="cancel", filter=chosen, dry_run=True)["done"] == found, chosen
-    answer = bulk(shop, operation="cancel", filter={"state": ["canceled"], "error": "NOT needed"})
-    assert (answer["done"], list(answer["refused"])) == ([], [ids[4]])
+def test_each_front_end_has_each_filter(shop: Shop) -> None:
+    """Each filter is a parameter of lists, a field of bulk requests and an option of the commands, with its text."""
+    document = shop.get("/openapi.json").json()
+    names = {each.name: each.help for each in FILTERS}
+    listed = {each["name"]: each.get("description") for each in document["paths"]["/jobs"]["get"]["parameters"]}
+    bulk_filter = document["components"]["schemas"]["BulkFilter"]["properties"]
+    options = {each.name: getattr(each, "help", "") for each in cli_jobs.commands["list"].params}
+    assert (listed | names, options | names) == (listed, options)
+    assert bulk_filter.keys() == names.keys() | {"group"}
+    assert shop.get("/dead?state=queued").status_code == 422, "dead letters have one state"
+    dead, other = (shop.failed(shop.job_id(number, tags=[tag])) for number, tag in enumerate("ab", 1))
+    assert [[job["id"] for job in shop.get(f"/dead?tag={tag}").json()["jobs"]] for tag in "ab"] == [
+        [dead.id],
+        [other.id],
+    ]
+    for chosen in ({"tag": "a"}, {"argument": "order_id=1", "error": "valueerror"}):
+        assert bulk(shop, operation="delete", filter=chosen, dry_run=True)["done"] == [dead.id], chosen
+    answer = bulk(shop, operation="cancel", filter={"state": ["failed"], "tag": "b"})
+    assert (answer["done"], list(answer["refused"])) == ([], [other.id]), "a named state is one that may be refused"
+    assert shop.post("/dead/redrive", {"tag": "a"}).json()["done"] == [dead.id]
 
 
 def test_dead_letters_are_chosen(shop: Shop) -> None:
@@ -257,12 +264,4 @@ def test_a_check_names_the_job_that_would_answer(shop: Shop) -> None:
     assert (refused["outcome"], refused["existing"]["id"]) == ("rejected", job_id)
     assert shop.ledger.get(job_id).duplicate_count == 0
     assert check(shop, "paid", {"order_id": 1}).json()["outcome"] == "admitted"
-
-
-def test_a_wrong_call_is_refused_as_a_submission(shop: Shop) -> None:
-    """Wrong arguments, an unknown or hidden task, and options that a check does not take, are 422."""
-    for task, kwargs in (("invoice", {}), ("invoice", {"order_id": "x"}), ("hidden", {"order_id": 1}), ("no", {})):
-        assert problem(check(shop, task, kwargs), 422, "invalid-request")["errors"]
-    details = problem(check(shop, "invoice", {"order_id": 1}, countdown=5, idempotency_key="k"), 422, "invalid-request")
-    assert [each["at"][-1] for each in details["errors"]] == ["countdown", "idempotency_key"]
     problem(check(shop, "picky", {"user": {}}), 422, "invalid-arguments")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pytest
+from celery import Celery
 from fastapi import Depends, FastAPI, Query
 from fastapi.security import APIKeyQuery
 from starlette.testclient import TestClient
@@ -19,13 +20,8 @@ from onejob.errors import StoreError, StoreUnavailableError
 from onejob.jobs.records import Query as JobQuery
 from tests.cases import for_each
 from tests.doors import failed
-from tests.http.conftest import problem
+from tests.http.conftest import Shop, problem
 from tests.http.test_entry_points import ROUTES, call_route, path_of
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-    from tests.http.conftest import Shop
 
 PAGE = Path(__file__).parents[2] / "docs" / "problems.md"
 JSON = {"content-type": "application/json"}
@@ -108,7 +104,7 @@ REDRIVES: list[Any] = [
     {"job_ids": ["a"], "task": "shop.invoice"}, {"job_ids": ["a"], "error": "x"}, {"job_ids": "a"}, {"job_ids": [1]},
     {"job_ids": [""]}, {"job_ids": ["\0"]}, {"job_ids": ["x" * 256]}, {"job_ids": ["a"] * 1001}, {"all": "true"},
     {"all": 1}, {"all": True, "limit": 0}, {"all": True, "limit": 1001}, {"all": True, "limit": "5"}, {"task": "a\0"},
-    {"all": True, "states": ["failed"]}, [], None,
+    {"all": True, "state": ["failed"]}, [], None,
 ]  # fmt: skip
 """Neither ids nor a filter, both, or an invalid value."""
 ALL: dict[str, Any] = {"operation": "redrive", "filter": {"task": "shop.invoice"}}
@@ -125,9 +121,16 @@ BULKS: list[Any] = [
     *(ALL | {"filter": chosen} for chosen in _FILTERS),
     ALL | {"limit": 0}, ALL | {"limit": 1001}, ALL | {"dry_run": "yes"}, ALL | {"cursor": "no cursor"}, [], None,
 ]  # fmt: skip
+CHECKS: list[dict[str, Any]] = [
+    {"kwargs": {}},
+    {"kwargs": {"order_id": "x"}},
+    {"countdown": 5},
+    {"idempotency_key": "k"},
+]
 INVALID: list[tuple[str, Any]] = [
     *(("/jobs", {"task": "shop.invoice", "kwargs": {"order_id": 7}} | each) for each in SUBMISSIONS),
     *(("/dead/redrive", each) for each in REDRIVES), *(("/jobs/bulk", each) for each in BULKS),
+    *(("/duplicates/check", {"task": "shop.invoice", "kwargs": {"order_id": 7}} | each) for each in CHECKS),
 ]  # fmt: skip
 
 
@@ -171,21 +174,15 @@ def test_a_task_that_is_not_exposed_is_named(shop: Shop, name: str, why: str) ->
     "offset=-1", "offset=10001", "offset=x", "since=yesterday", "since=", "since=2026-01-31T12:00:00",
     "since=2026-01-31", "until=1700000000", "until=2026-02-30T12:00:00Z", "until=2026-01-31T25:00:00Z",
     "until=2026-01-31T12:00:00%2B99:99", "since=2026-01-31T12:00:00+01:00", "since=%D9%A2026-01-31T12:00:00Z",
+    *(f"cursor={each}" for each in ("", "x", "%ff", "AAAA", ".", ".-1", "4" * 15 + ".0", "7ff0000000000000.0",
+                                    "W" * 2101, "40" * 8 + "f.1")),
 ])  # fmt: skip
 def test_an_invalid_parameter_is_refused(shop: Shop, query: str) -> None:
-    """An invalid filter, timestamp, limit or offset is 422, and the error has its place and reason."""
+    """An invalid filter, timestamp, limit, offset or cursor is 422, and the error has its place and reason."""
     details = problem(shop.get(f"/jobs?{query}"), 422, "invalid-request")
-    place = details["errors"][0]["at"]
-    assert place[:2] == ["query", query.partition("=")[0]]
-
-
-@for_each("cursor", ["", "x", "%ff", "AAAA", ".", ".-1", "4" * 15 + ".0", "7ff0000000000000.0", "W" * 2101,
-                     "40" * 8 + "f.1"])  # fmt: skip
-def test_an_invalid_cursor_is_refused(shop: Shop, cursor: str) -> None:
-    """A text that is no cursor is 422; each text of the form of one is a position, whatever its bytes are."""
-    details = problem(shop.get(f"/jobs?cursor={cursor}"), 422, "invalid-request")
-    assert "cursor" in str(details)
-    assert shop.get(f"/jobs?cursor={'40' * 8}ff00.1").status_code == 200
+    name = query.partition("=")[0]
+    assert details["errors"][0]["at"][:2] == ["query", name] if "errors" in details else name in details["detail"]
+    assert shop.get(f"/jobs?cursor={'40' * 8}ff00.1").status_code == 200, "the form of a position, whatever its bytes"
 
 
 def errors(response: Any) -> list[tuple[list[str], str]]:
@@ -234,6 +231,7 @@ def test_parameters_of_dependencies_are_declared(celery_app: Celery) -> None:
     app.include_router(router(celery_app, prefix="/v1", dependencies=[Depends(_check)]))
     client = TestClient(app)
     assert client.get("/v1/jobs?tenant=a&tag=x&tag=y&key=k&limit=1").status_code == 200
+    assert client.get("/v1/healthz").status_code == 200, "a probe needs none of them"
     ((at, _),) = errors(client.get("/v1/jobs?tenant=a&tag=x&tag=y&key=k&limits=1"))
     assert at == ["query", "limits"]
 

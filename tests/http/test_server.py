@@ -5,41 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import socket
 import sys
 import threading
 import time
-from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from chaos.hangups import hang_up, served
 from onejob.api.checked_request import BODY_LIMIT
 from onejob.api.problems import SECURITY_HEADERS
 from onejob.api.server import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
-from onejob.celery.app_state import app_state_of
 from tests.cases import for_each
-from tests.fundamentals.shop import claimed
-from tests.http.serving import PATIENCE, serving
-from tests.http.shop import BROKER, STORE, build
+from tests.contract.support import StoreAddress
+from tests.http.conftest import Shop
+from tests.http.serving import PATIENCE, ServerThread, serving
+from tests.http.shop import BROKER, STORE
 from tests.pages.browser import on_every_store
 from tests.services import Daemon, eventually, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from starlette.types import Receive, Scope, Send
-
-    from onejob.ledger.ledger import Ledger
-    from tests.contract.support import StoreAddress
-    from tests.http.conftest import Shop
-    from tests.http.serving import ServerThread
 
 SHORT = 0.3
 GET = b"GET /anything HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -288,103 +278,53 @@ def test_disconnects_do_not_affect_other_clients(store_address: StoreAddress) ->
     assert (count.held, count.asked > 0, count.hangups.total()) == (True, True, HANGUPS), count
 
 
-ROOT = Path(__file__).parents[2]
-SERVE = "from onejob.cli import main; main()"
-PATIENT = 40.0
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+# The server closes a connection that is idle for 5 s: a request at that moment would get no answer.
+LIMITS = httpx2.Limits(max_connections=300, keepalive_expiry=1)
 
 
-class Live:
-    """A server, its address, and the ledger behind it."""
-
-    def __init__(self, ledger: Ledger, environment: list[str], folder: Path, *options: str) -> None:
-        port = free_port()
-        serve = ["serve", "tests.http.shop:app", "--port", str(port), *options]
-        self.log = folder / "log"
-        self.process = Daemon(["env", *environment, sys.executable, "-c", SERVE, *serve], log=self.log, cwd=ROOT)
-        self.address, self.ledger = ("127.0.0.1", port), ledger
-        # The server closes a connection that is idle for 5 s: a request at that moment would get no answer.
-        limits = httpx2.Limits(max_connections=300, keepalive_expiry=1)
-        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENT, limits=limits)
-
-    def answers(self) -> bool:
-        """Return whether the server is ready."""
-        try:
-            return self.client.get("/readyz").status_code == 200
-        except httpx2.TransportError:
-            return False
-
-    def submitted(self, order_id: int) -> str:
-        """Submit a job and return its id."""
-        body = {"task": "shop.invoice", "kwargs": {"order_id": order_id}}
-        return str(self.client.post("/jobs", json=body).json()["job"]["id"])
-
-    def memory(self) -> int:
-        """Return the largest resident memory that the server has had so far, in MB."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
+def client_of(url: str) -> httpx2.Client:
+    """Return a client of a server that may send many requests at once."""
+    return httpx2.Client(base_url=url, timeout=2 * PATIENCE, limits=LIMITS)
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the environment of the server: an SQLite ledger, and a broker in its own memory."""
-    return [f"{STORE}=sqlite:///{tmp_path_factory.mktemp('live') / 'ledger.db'}", f"{BROKER}=memory://"]
+def submitted(client: httpx2.Client, order_id: int) -> str:
+    """Submit a job and return its id."""
+    body = {"task": "shop.invoice", "kwargs": {"order_id": order_id}}
+    return str(client.post("/jobs", json=body).json()["job"]["id"])
 
 
-@contextmanager
-def running(environment: list[str], folder: Path, *options: str) -> Iterator[Live]:
-    """Run `onejob serve` for the length of a block."""
-    app = build(*(each.partition("=")[2] for each in environment[:2]))
-    live = Live(app_state_of(app).ledger, environment, folder, *options)
-    eventually(live.answers, 30)
-    yield live
-    live.client.close()
-    live.process.end(signal.SIGTERM)
-    live.ledger.close()
-    app.close()
-
-
-@pytest.fixture(scope="module")
-def live(environment: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Return a running server."""
-    with running(environment, tmp_path_factory.mktemp("server")) as live:
-        yield live
-
-
-def test_concurrent_submissions_get_one_job(live: Live) -> None:
-    """Of fifty concurrent equal submissions one is admitted, the others are attached, and none fails."""
-    body = {"task": "shop.invoice", "kwargs": {"order_id": 50}}
-    with ThreadPoolExecutor(50) as pool:
-        responses = list(pool.map(lambda _: live.client.post("/jobs", json=body), range(50)))
-    assert Counter(response.status_code for response in responses) == {202: 1, 200: 49}
-    assert len({response.json()["job"]["id"] for response in responses}) == 1
-    assert Counter(response.json()["outcome"] for response in responses) == {"admitted": 1, "attached": 49}
+@pytest.fixture
+def client(shop: Shop) -> Iterator[httpx2.Client]:
+    """Return a client of a server of the shop."""
+    with serving(shop.client.app) as server, client_of(server.url) as client:
+        yield client
 
 
 # --- waits and streams ----------------------------------------------------------------------------------------------
 
 
-def test_waiting_holds_no_thread(live: Live) -> None:
+def test_waiting_holds_no_thread(shop: Shop, client: httpx2.Client) -> None:
     """Two hundred waits for one job do not block other requests, and all get its result; a change is enough for one."""
-    job_id = live.submitted(3)
-    tag = live.client.get(f"/jobs/{job_id}").headers["etag"]
+    job_id = submitted(client, 3)
+    tag = client.get(f"/jobs/{job_id}").headers["etag"]
     headers = {"prefer": "wait=1", "if-none-match": tag}
-    assert live.client.get(f"/jobs/{job_id}", headers=headers).status_code == 304
+    assert client.get(f"/jobs/{job_id}", headers=headers).status_code == 304
     with ThreadPoolExecutor(201) as pool:
-        waiting = [pool.submit(live.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"}) for _ in range(200)]
-        changing = pool.submit(live.client.get, f"/jobs/{job_id}", headers=headers | {"prefer": "wait=30"})
-        assert live.client.get(f"/jobs/{live.submitted(4)}").json()["state"] == "queued"
-        job = claimed(live.ledger, job_id)
+        waiting = [pool.submit(client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"}) for _ in range(200)]
+        changing = pool.submit(client.get, f"/jobs/{job_id}", headers=headers | {"prefer": "wait=30"})
+        assert client.get(f"/jobs/{submitted(client, 4)}").json()["state"] == "queued"
+        job = shop.claimed(job_id)
         assert changing.result().json()["state"] == "running"
         assert not any(each.done() for each in waiting)
-        live.ledger.complete(job, "1")
-        assert {each.result().json()["state"] for each in waiting} == {"completed"}
+        shop.ledger.complete(job, "1")
+        ended = {(each.result().json()["state"], each.result().headers["preference-applied"]) for each in waiting}
+        assert ended == {("completed", "wait=30")}
 
 
-def events(live: Live, job_id: str, after: str | None = None) -> Iterator[dict[str, Any]]:
+def events(client: httpx2.Client, job_id: str, after: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the events of a stream as they arrive."""
     headers = {} if after is None else {"last-event-id": after}
-    with live.client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as response:
+    with client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as response:
         fields: dict[str, Any] = {}
         for line in response.iter_lines():
             if line:
@@ -395,50 +335,29 @@ def events(live: Live, job_id: str, after: str | None = None) -> Iterator[dict[s
                 fields = {}
 
 
-def test_a_stream_has_each_change(live: Live) -> None:
+def test_a_stream_has_each_change(shop: Shop, client: httpx2.Client) -> None:
     """A stream has the job and each change of state and progress, to its end; one that resumes has the later ones."""
-    job_id = live.submitted(5)
-    stream = events(live, job_id)
+    job_id = submitted(client, 5)
+    stream = events(client, job_id)
     first = next(stream)
     assert (first["event"], first["data"]["state"]) == ("state", "queued")
-    job = claimed(live.ledger, job_id)
+    job = shop.claimed(job_id)
     running = next(stream)
     assert (running["event"], running["data"]["state"]) == ("state", "running")
-    again = events(live, job_id, after=first["id"])
+    again = events(client, job_id, after=first["id"])
     assert next(again)["data"]["state"] == "running"
-    live.ledger.report(job, '{"done": 1}')
+    shop.ledger.report(job, '{"done": 1}')
     for each in (next(stream), next(again)):
         assert (each["event"], each["data"]["progress"]) == ("progress", {"done": 1})
-    live.ledger.complete(job, "1")
+    shop.ledger.complete(job, "1")
     for rest in (stream, again):
         assert [(each["event"], each["data"]["state"]) for each in rest] == [("state", "completed")]
 
 
-# --- what one client may cost ---------------------------------------------------------------------------------------
-
-
-@linux_only
-def test_no_connection_costs_memory(live: Live) -> None:
-    """Trailers without end after a large body, and 200 KB of pipelined requests from twenty clients each, cost none."""
-    before = live.memory()
-    head = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-    trailers = b"".join(b"x-%03d: %s\r\n" % (number, b"a" * 50) for number in range(1000))
-    with socket.create_connection(live.address, timeout=30) as connection, suppress(ConnectionError):
-        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
-        connection.sendall((b"10000\r\n" + b"a" * 65536 + b"\r\n") * 100 + b"0\r\n")
-        for _ in range(500):
-            connection.sendall(trailers)
-    with ExitStack() as stack:
-        for _ in range(20):
-            connection = stack.enter_context(socket.create_connection(live.address, timeout=30))
-            with suppress(ConnectionError):
-                connection.sendall((head + b"\r\n") * 4_700)
-        assert live.client.get("/healthz").status_code == 200
-    assert live.memory() - before < 30
-
-
 # --- the end of a server, and its log -------------------------------------------------------------------------------
 
+ROOT = Path(__file__).parents[2]
+SERVE = "import sys; from onejob.cli import main; main(['serve', 'tests.http.shop:app', *sys.argv[1:]])"
 KEY = "onejob_" + "Zx9-_" * 8
 WITH_KEY = (
     f"/{KEY}", f"?key={KEY}", f"?task={KEY}", f"?x=onejob%5F{KEY[7:]}", f"?access_token={KEY[7:]}",
@@ -446,25 +365,35 @@ WITH_KEY = (
 )  # fmt: skip
 
 
-def test_shutdown_ends_streams_and_waits(environment: list[str], tmp_path: Path) -> None:
+def test_shutdown_ends_streams_and_waits(tmp_path: Path) -> None:
     """A server that is terminated ends its streams and waits, and its log is lines of JSON without any API key."""
-    with running(environment, tmp_path, "--log-json") as live:
-        job_id = live.submitted(9)
+    address = ["--port", str(free_port())]
+    command = ["env", f"{STORE}=sqlite:///{tmp_path / 'ledger.db'}", f"{BROKER}=memory://", sys.executable, "-c", SERVE]
+    server = Daemon([*command, *address, "--log-json"], log=tmp_path / "log", cwd=ROOT)
+    with client_of(f"http://127.0.0.1:{address[1]}") as client:
+
+        def answers() -> bool:
+            with suppress(httpx2.TransportError):
+                return client.get("/readyz").status_code == 200
+            return False
+
+        eventually(answers, 30)
+        job_id = submitted(client, 9)
         for path in (*WITH_KEY, "?limit=7", "/x%0AERROR:%20forged"):
-            live.client.get(f"/jobs{path}")
-        stream = events(live, job_id)
+            client.get(f"/jobs{path}")
+        stream = events(client, job_id)
         assert next(stream)["data"]["state"] == "queued"
         steps: list[str] = []
         trace = {"trace": lambda step, _info: steps.append(step)}
         with ThreadPoolExecutor(1) as pool:
-            wait = pool.submit(live.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"}, extensions=trace)
+            wait = pool.submit(client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"}, extensions=trace)
             eventually(lambda: "http11.send_request_body.complete" in steps, 30)
-            assert live.answers()  # sent later, so that the server has read the request before it
-            live.process.process.terminate()
+            assert answers()  # sent later, so that the server has read the request before it
+            server.process.terminate()
             assert [*stream] == []  # it ends as a stream ends
             assert (wait.result(30).status_code, wait.result().json()["state"]) == (200, "queued")
-        live.process.process.wait(20)
-        log = live.log.read_text()
+        server.process.wait(20)
+    log = (tmp_path / "log").read_text()
     notice, *lines = log.splitlines()
     records = [json.loads(line) for line in lines]
     assert notice.startswith("No API keys")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from onejob.api.api_keys import KeyFile, Role
 from tests.contract.support import StoreAddress
-from tests.pages.browser import browser_of
-from tests.pages.sample import copied_sample, fill, open_sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.pages.browser import Browser
-    from tests.pages.sample import Sample
+from tests.pages.browser import Browser, browser_of
+from tests.pages.sample import Sample, copied_sample, fill, open_sample
 
 JOBS_PER_HOUR = 2
 

@@ -6,15 +6,18 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
+from onejob.jobs.model import Admission, Job
 from onejob.jobs.records import Query, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.ledger.ledger import Ledger, NextRun
@@ -22,12 +25,6 @@ from onejob.observability.meter import Meter
 from onejob.webhooks.job import webhook_submission
 from tests.contract.support import StoreAddress
 from tests.submissions import submission_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from onejob.jobs.model import Admission, Job
 
 DAY = 86_400.0
 MINUTE = 60.0

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import secrets
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
 import onejob
-from onejob.api.api_keys import Role, session_of
+from onejob.api.api_keys import KeyFile, Role, session_of
 from onejob.errors import ConfigurationError
 from onejob.pages import User, dashboard
 from tests.cases import for_each
 from tests.http.conftest import problem
+from tests.http.serving import asgi_status
 from tests.pages.browser import BASE, Browser, browser_of, mounted
+from tests.pages.sample import Sample
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.requests import Request
-
-    from onejob.api.api_keys import KeyFile
-    from tests.pages.sample import Sample
-
-PAGES = ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/palette", "/audit")
+PAGES = ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/schedules", "/palette", "/audit")
 
 
 class Decider:
@@ -80,6 +75,7 @@ ACTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "bulk preview": ("/bulk/preview", {"operation": "delete", "scope": "matching", "filter": "state=failed"}),
     "bulk": ("/bulk/run", {"operation": "delete", "scope": "matching", "filter": "state=failed"}),
     "edit": ("/edit/{}", {"args": "[]", "kwargs": '{"project": "another"}'}),
+    "schedule": ("/schedules/nightly", {"operation": "pause"}),
 }
 
 
@@ -87,6 +83,7 @@ ACTIONS: dict[str, tuple[str, dict[str, str]]] = {
 def test_roles_decide_about_actions(sample: Sample, action: str, role: Role) -> None:
     """Reading needs `read`, operations `operate`, other arguments `edit`; without the role there is no form, either."""
     path, fields = ACTIONS[action]
+    sample.app.conf.beat_schedule = {"nightly": {"task": "shop.daily_report", "schedule": 60}}
     dead, browser = sample.dead_letter(project=f"{action} of {role}"), browser_of(sample, role)
     before = sample.jobs()
     response = browser.post(path.format(dead.id), **fields)
@@ -96,9 +93,9 @@ def test_roles_decide_about_actions(sample: Sample, action: str, role: Role) -> 
     assert response.status_code == 403
     assert sample.jobs() == before
     assert sample.audited("actor", "action", "outcome") == [("ann", action, "forbidden")]
-    for path in () if role.includes(Role.OPERATE) else ("/jobs", "/dead", f"/jobs/{dead.id}"):
+    for path in () if role.includes(Role.OPERATE) else ("/jobs", "/dead", f"/jobs/{dead.id}", "/schedules"):
         page = browser.page(path)
-        assert [form for form in page.forms if form.method == "post" and "/operate/" in form.action] == []
+        assert [form for form in page.forms if re.search("/(operate|schedules)/", form.action)] == []
         assert "/ops/audit" not in page.links
         assert browser.get("/audit").status_code == browser.get(f"/edit/{dead.id}").status_code == 403
 
@@ -238,34 +235,32 @@ def test_two_sessions_are_none(login: Login) -> None:
 
 
 ONE_TASK = frozenset({"shop.send_invoice"})
+REFUSED: list[tuple[str | dict[str, Any], int, str]] = [
+    *((text, 401, "there is no such API key") for text in (
+        "", "no-such-key", "onejob_", "ключ", "a\r\nset-cookie: b=c"
+    )),
+    ({"role": Role.EDIT, "expires_at": 1.0}, 401, "expired at"),
+    *((limits, 403, "is limited to some jobs") for limits in (
+        {"role": Role.EDIT, "own_jobs": True}, {"role": Role.OPERATE, "tasks": ONE_TASK},
+        {"role": Role.READ, "own_jobs": True, "tasks": ONE_TASK}, {"role": Role.SUBMIT, "own_jobs": True},
+    )),
+]  # fmt: skip
+"""Texts that are no keys, and keys that open no session."""
 
 
-@for_each("limits, role", [
-    ({"own_jobs": True}, Role.EDIT), ({"tasks": ONE_TASK}, Role.OPERATE),
-    ({"own_jobs": True, "tasks": ONE_TASK}, Role.READ), ({"own_jobs": True}, Role.SUBMIT),
-])  # fmt: skip
-def test_a_limited_key_does_not_get_in(login: Login, limits: dict[str, Any], role: Role) -> None:
-    """A key that is limited to its own jobs or to some tasks is refused with any role, also as a cookie."""
-    text, browser = login.file.add(secrets.token_hex(4), role, **limits), login.browser()
-    assert browser.post("/login", key=text).status_code == 403
+@for_each("key, status, said", REFUSED)
+def test_another_key_does_not_get_in(login: Login, key: str | dict[str, Any], status: int, said: str) -> None:
+    """A wrong, expired or limited key shows the form with the reason, and is recorded; its cookie is refused, too."""
+    browser, text = login.browser(), key if isinstance(key, str) else login.file.add(secrets.token_hex(4), **key)
+    response = browser.post("/login", key=text)
+    assert (response.status_code, said in response.text) == (status, True)
     assert SESSION not in browser.client.cookies
+    assert login.sample.audited("action", "outcome") == [("login", "unauthorized" if status == 401 else "forbidden")]
     browser.client.cookies.set(SESSION, session_of(text), path=BASE)
     for path in ("/", "/jobs", f"/jobs/{login.sample.named['failed']}", "/live"):
-        assert browser.get(path).status_code == 403
-    problem(browser.get("/jobs", format="json"), 403, "forbidden")
-    assert browser.post("/bulk/run", scope="matching", operation="delete").status_code == 403
-
-
-@for_each("text", ["", "no-such-key", "onejob_", "ключ", "a\r\nset-cookie: b=c", "expired"])
-def test_a_wrong_key_does_not_get_in(login: Login, text: str) -> None:
-    """A wrong or expired key shows the form with the reason, sets no session, and is recorded without the key."""
-    browser, said = login.browser(), "there is no such API key"
-    if text == "expired":
-        text, said = login.file.add("ann", Role.EDIT, expires_at=time.time() - 60.0), "expired at"
-    response = browser.post("/login", key=text)
-    assert (response.status_code, said in response.text) == (401, True)
-    assert SESSION not in browser.client.cookies
-    assert login.sample.audited("action", "outcome") == [("login", "unauthorized")]
+        assert browser.get(path).status_code == (303 if status == 401 else 403)
+    problem(browser.get("/jobs", format="json"), status, "unauthorized" if status == 401 else "forbidden")
+    assert browser.post("/bulk/run", scope="matching", operation="delete").status_code == browser.get("/").status_code
 
 
 def test_revocation_ends_the_session(login: Login) -> None:
@@ -285,18 +280,5 @@ def test_revocation_ends_the_session(login: Login) -> None:
 
 def test_an_aborted_login_is_an_answer(login: Login) -> None:
     """A browser that leaves before its form has arrived causes no error of the server."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"content-length", b"1000")]
-    scope = {
-        "type": "http", "http_version": "1.1", "method": "POST", "path": f"{BASE}/login", "query_string": b"",
-        "root_path": "", "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "headers": headers,
-    }  # fmt: skip
-    asyncio.run(login.browser().client.app(scope, receive, send))  # type: ignore[arg-type] # an ASGI app
-    assert sent[0]["status"] == 400
+    headers = {"content-type": "application/x-www-form-urlencoded", "content-length": "1000"}
+    assert asgi_status(login.browser().client.app, f"{BASE}/login", "127.0.0.1", headers, "http.disconnect") == 400

@@ -18,6 +18,7 @@ from onejob.errors import StoreUnavailableError
 from onejob.pages import endpoints, live
 from onejob.pages.context import ENTRIES, KeyedCache
 from onejob.pages.live import ChangeFeed, stream_changes, stream_job
+from onejob.pages.rendering import View
 from tests.http.serving import serving
 from tests.pages.browser import Browser, browser_of, mounted, on_every_store
 from tests.services import eventually
@@ -250,14 +251,14 @@ UPDATE = {"hx-request": "true"}
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keep pages for updates long; return the names of the pages that are built, as they are."""
     names: list[str] = []
-    build = endpoints.Endpoints._build
+    show = View.show
 
-    def noted(self: Any, view: Any, request: Any) -> Any:
+    def noted(view: View, *args: Any) -> Any:
         names.append(view.name)
-        return build(self, view, request)
+        return show(view, *args)
 
     monkeypatch.setattr(endpoints, "FRESH_SECONDS", 60.0)
-    monkeypatch.setattr(endpoints.Endpoints, "_build", noted)
+    monkeypatch.setattr(View, "show", noted)
     return names
 
 

@@ -6,20 +6,19 @@ import multiprocessing
 import os
 import re
 import secrets
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import flask
 import httpx2
 import pytest
+from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
 import onejob
-from onejob.api.api_keys import Role
+from onejob.api.api_keys import KeyFile, Role
 from onejob.celery.app_state import app_state_of
 from onejob.errors import StoreUnavailableError
 from onejob.pages import live
@@ -29,14 +28,8 @@ from tests.cases import for_each
 from tests.http.conftest import problem
 from tests.http.serving import PATIENCE, SERVERS, serving_wsgi
 from tests.pages.browser import BASE, SAME_ORIGIN, Browser, HtmlPage
+from tests.pages.sample import Sample
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from onejob.api.api_keys import KeyFile
-    from tests.pages.sample import Sample
-
-PACKAGES = ("fastapi", "starlette", "jinja2", "uvicorn", "pydantic")
 ELSEWHERE: tuple[dict[str, Any], ...] = ({"base_url": "http://evil.example"}, {"client": ("203.0.113.9", 1)})
 
 
@@ -85,32 +78,6 @@ def test_an_app_that_exposes_nothing_has_the_dashboard_alone(sample: Sample) -> 
             for path in ("/", "/jobs", "/dashboard", "/dashboard/jobs", "/dashboard/static/x/style.css"):
                 assert stranger.get(path).status_code == 403
     app_state_of(bare).ledger.close()
-
-
-NEEDS = {"fastapi": "dashboard", "jinja2": "dashboard", "starlette": "dashboard", "a2wsgi": "wsgi_dashboard"}
-WITHOUT = f"""
-import os, sys, onejob
-print([name for name in {PACKAGES!r} if name in sys.modules], flush=True)
-for missing, name in {NEEDS!r}.items():
-    if not os.fork():
-        sys.modules[missing] = None
-        try:
-            getattr(onejob, name)
-        except ImportError as error:
-            print(error.name, error, flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_the_dashboard_names_what_it_needs() -> None:
-    """`import onejob` imports no package of the dashboard, which without one of them says what to install."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
-    imported, *said = done.stdout.splitlines()
-    assert imported == "[]"
-    for (missing, name), line in zip(NEEDS.items(), said, strict=True):
-        assert line.startswith(missing)
-        assert f'pip install "onejob[{"wsgi" if name == "wsgi_dashboard" else "server"}]"' in line
 
 
 # --- WSGI -------------------------------------------------------------------------------------------------------------

@@ -6,20 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.cloning import packed
-from bench.contenders import PLAIN, FailedError
+from bench.contenders import PLAIN, Contender, FailedError
 from bench.rounds import Cost, as_results, run_rounds
 from bench.wire import postgres_requests, redis_requests
 from checks.project import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.contenders import Contender
 
 OTHER = PLAIN.__class__("other", "other", "redis")
 STAGES = ("submit", "clients", "run", "api", "counts", "memory", "growth", "recovery")

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import checks.__main__  # noqa: F401 - it has all checks
 from checks.deploy import COMPOSE
@@ -14,17 +14,24 @@ from checks.kubernetes import FOLDER
 from checks.monitoring import BOARD, PROMTOOL, RULE_TESTS, RULES
 from checks.packaging import FORMS, WORKFLOWS
 from checks.project import CHECKS, PACKAGE, ROOT, SOURCE, Project, paths, read_project
+from checks.suite import MUTANTS
 from checks.types import compare
 from tests.cases import for_each
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CORE = f"{SOURCE}jobs/x.py"
 STORE = f"{SOURCE}stores/redis/"
 TEST = "tests/test_x.py"
 LAW = '    """Water is wet."""\n'
 FENCE = "`" * 3
+MUTANT = """[tests]
+"ledger/publication.py" = ""
+[[equivalent]]
+module = "ledger/publication.py"
+function = ""
+before = "MAX_DOUBLINGS = 32"
+after = "MAX_DOUBLINGS = 33"
+reason = "both are decades"
+"""
 FAULTS = [
     ("file_names", {f"{SOURCE}utils.py": ""}, "utils.py:1: a name that says what is inside"),
     ("file_names", {f"{SOURCE}Jobs2.py": ""}, "Jobs2.py:1: a name that says what is inside"),
@@ -70,10 +77,12 @@ FAULTS = [
     ("laws", {TEST: f"def idle(x): pass\ndef test_idle():\n{LAW}    idle(x)\n"}, ":2: test_idle asserts nothing"),
     ("laws", {TEST: f"def test_true():\n{LAW}    assert True\n"}, "test_true asserts nothing"),
     ("paths_of_tests", {"a.md": "\nsee tests/gone.py::test_x"}, "a.md:2: there is no tests/gone.py"),
+    ("mutants", {MUTANTS: MUTANT.replace("33", "35")}, f"{MUTANTS}:7: this mutant of ledger/publication.py"),
+    ("mutants", {MUTANTS: MUTANT.replace("both are decades", "")}, f"{MUTANTS}:7: this mutant of ledger/pub"),
+    ("mutants", {MUTANTS: MUTANT.replace("[tests]\n", "[tests]\n#")}, f"{MUTANTS}:7: ledger/publication.py is not in"),
 ]  # fmt: skip
 """A check, files with one fault, and what the check says of it."""
 EDITS = [
-    ("mutants", "tests/mutants.toml", '"MAX_DOUBLINGS = 33"', '"MAX_DOUBLINGS = 35"', "this mutant of ledger/pub"),
     ("locks", "requirements/demo.txt", "rich==", "rich==1", "requirements/demo.txt:"),
     ("locks", "requirements/server.txt", "--hash=sha256:", "--hash=", "or no hash"),
     ("locks", "requirements/oldest.txt", "redis==5", "redis==3", "is not redis"),
@@ -111,8 +120,11 @@ EDITS = [
     ("manifest_rights", f"{FOLDER}worker.yaml", "RootFilesystem: true", "RootFilesystem: false", "rights of"),
     ("manifest_labels", f"{FOLDER}disruption.yaml", "maxUnavailable: 1", "maxUnavailable: 2", "the budget of"),
     ("manifest_network", f"{FOLDER}network.yaml", "ingress: []", "ingress: [{}]", "what may enter everywhere"),
+    ("manifest_scaler", f"{FOLDER}scale.yaml", "Ref: { name: onejob-", "Ref: { name: one-", "no deployment one-worker"),
+    ("manifest_scaler", f"{FOLDER}worker.yaml", "--concurrency=2", "--concurrency=3", "the concurrency of a worker"),
     ("queries", RULES, "onejob_", "onejob_no_", "there is no metric onejob_no_"),
     ("queries", BOARD, "by (le", "by (lee", "has the label lee"),
+    ("queries", f"{FOLDER}scale.yaml", "{queue=", "{queues=", "onejob_queue_due has no label queues"),
     ("dashboard", BOARD, '"refId": "B"', '"refId": "A"', "two queries of one id"),
     ("dashboard", BOARD, '"w": 12', '"w": 25', "is not within 24 columns"),
     ("alerts", RULES, "severity: critical", "severity: high", "the severity is warning or critical"),
@@ -147,10 +159,11 @@ def test_an_edit_is_found(name: str, place: str, before: str, after: str, told: 
     ("names", {CORE: "task.add_done_callback(f)\nredis.ttl('x')\nqueue.reaper()\n"}),
     ("own_words", {"x.py": "sqlite:////var/lib/app/ledger.db 127.0.0.1 colour: #123456 src/home/x"}),
     ("links", {"a.md": "[a](a.md#x) [b](#here) [c](docs) [d](https://github.com/onejob/onejob#x)", "docs/b": ""}),
+    ("mutants", {MUTANTS: MUTANT}),
     ("laws", {TEST: f"def wet(x):\n    assert x\ndef soaked(x):\n    wet(x)\ndef test_a():\n{LAW}    soaked(1)\n"}),
 ])  # fmt: skip
 def test_what_is_right_is_left_alone(name: str, files: dict[str, str]) -> None:
-    """A name of a library, a path that any machine may have, and a test that asserts through a helper are no faults."""
+    """A library's name, any machine's path, a real mutant, and a test that asserts by a helper are no faults."""
     assert [*CHECKS[name](Project(files))] == []
 
 

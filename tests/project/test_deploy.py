@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -20,11 +19,8 @@ from onejob.errors import StoreError
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade
 from tests.contract.support import end, run, submit
-from tests.services import eventually, free_port, redis_binary, start_postgres
+from tests.services import PostgresServer, eventually, free_port, redis_binary, start_postgres
 from tests.tiers import deep
-
-if TYPE_CHECKING:
-    from tests.services import PostgresServer
 
 DEPLOY = ROOT / "deploy"
 

@@ -8,13 +8,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.services import MissingServiceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 ROOT = Path(__file__).parents[2]
 DEV_LOCK = ROOT / "requirements" / "dev.txt"

@@ -8,15 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from checks.project import ROOT
 from tests.cases import for_each
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def release_notes(tag: str, root: Path) -> str:

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
 import pytest
@@ -16,9 +16,6 @@ from hatchling import build
 from checks.pages import RAW, TARGET
 from checks.project import PACKAGE, ROOT, paths
 from tests.release.environments import clean_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 LIGHT = frozenset(
     "amqp async-timeout billiard celery click click-didyoumean click-plugins click-repl exceptiongroup hiredis kombu "

@@ -1,7 +1,5 @@
 """A payment as a user writes it, with a gateway whose charges outlive any process: right and wrong in each way."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

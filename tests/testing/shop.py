@@ -1,7 +1,5 @@
 """An application of a user, with tasks to test. Its broker and its ledger do not exist: no test may reach them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery import Celery
@@ -21,7 +19,6 @@ class GatewayDownError(Exception):
 
 
 def called(name: str, value: Any) -> Any:
-    """Record a call, and return its value."""
     calls.append(name)
     return value
 

@@ -1,13 +1,8 @@
 """In test cases of Django, jobs of Celery's tasks and of Django's are a part of the transaction of the test."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.django.project import Project, sqlite
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CASE = """
 import logging

@@ -1,21 +1,15 @@
 """Workers die, freeze or get a message twice at a point of a run: at one point, or at all of them by a crash matrix."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import onejob
-from onejob.testing import Fault, crash_matrix, faults, isolated, run_job
+from onejob.testing import Fault, Jobs, crash_matrix, faults, isolated, run_job
 from tests.cases import for_each
 from tests.testing import payments, shop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from onejob.testing import Jobs
 
 ENDS = ("before_start", "start", "before_complete", "after_complete")
 
@@ -63,17 +57,6 @@ def test_a_late_worker_is_refused(jobs: Jobs) -> None:
     assert result.get(timeout=0)["attempt"] == 2
     assert [run.attempt for run in jobs.ledger.runs] == [1, 2]
     assert shop.calls == ["outline", "cards"]
-
-
-def test_a_job_that_loses_each_worker_becomes_a_dead_letter(jobs: Jobs) -> None:
-    """At the crash limit the job fails, as in production."""
-    result = shop.double.delay(4)
-    for _ in range(3):
-        jobs.lose_worker("start")
-        jobs.run_all()
-        jobs.travel(31)
-    jobs.run_all()
-    assert (result.job.state, result.job.crashes) == (onejob.State.FAILED, 3)
 
 
 def test_run_job_shows_a_lost_run(jobs: Jobs) -> None:

@@ -1,18 +1,12 @@
 """The guide to testing, docs/guides/testing.md, and examples/testing: their tests pass, as a user runs them."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tiers import deep
-from website.blocks import read
+from website.blocks import Page, read
 from website.navigation import ROOT
-
-if TYPE_CHECKING:
-    from website.blocks import Page
 
 pytest_plugins = ["pytester"]
 GUIDE = ROOT / "docs" / "guides" / "testing.md"
@@ -39,13 +33,6 @@ def page(pytester: pytest.Pytester) -> Page:
     return guide
 
 
-@pytest.fixture
-def example(pytester: pytest.Pytester) -> None:
-    """Copy the example to where pytest runs."""
-    for name in ("shop.py", "test_shop.py", "pytest.ini"):
-        shutil.copy(EXAMPLE / name, pytester.path / name)
-
-
 def test_the_tests_of_the_guide_pass(page: Page, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of the guide, in the files that it names, are tests that pass."""
     assert set(page.files(only_run=True)) == {"shop", "test_shop", "test_case"}
@@ -64,16 +51,13 @@ def test_the_matrices_of_the_guide_pass(page: Page, pytester: pytest.Pytester, m
     assert " ".join(shown.split()) in said
 
 
+@pytest.mark.parametrize(("select", "passed", "others"), [
+    (QUICK, 4, 1 + 4 * 10), pytest.param("crash", 1 + 4 * 10, 4, marks=deep),
+])  # fmt: skip
 def test_the_tests_of_the_example_pass(
-    example: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, select: str, passed: int, others: int
 ) -> None:
-    """The example is a project whose tests pass."""
-    run(pytester, monkeypatch, QUICK).assert_outcomes(passed=4, deselected=1 + 4 * 10)
-
-
-@deep
-def test_the_matrices_of_the_example_pass(
-    example: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The task of the example survives every fault."""
-    run(pytester, monkeypatch, "crash").assert_outcomes(passed=1 + 4 * 10, deselected=4)
+    """The example is a project whose tests pass, and whose task survives every fault."""
+    for name in ("shop.py", "test_shop.py", "pytest.ini"):
+        shutil.copy(EXAMPLE / name, pytester.path / name)
+    run(pytester, monkeypatch, select).assert_outcomes(passed=passed, deselected=others)

@@ -1,10 +1,9 @@
 """An isolated app works on a ledger and a broker of the test's own."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -12,13 +11,8 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.testing import isolated, reset
+from onejob.testing import Jobs, isolated, reset
 from tests.testing import shop
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from onejob.testing import Jobs
 
 
 def make_app(store: str) -> tuple[Any, Any]:

@@ -1,19 +1,14 @@
 """Jobs run in the process of the test, when it says so and on its clock, through the code of a worker."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import chain, chord, group
 
 import onejob
-from onejob.testing import isolated
+from onejob.testing import Jobs, isolated
 from tests.testing import shop
-
-if TYPE_CHECKING:
-    from onejob.testing import Jobs
 
 
 def test_nothing_runs_before_the_test_says_so(jobs: Jobs) -> None:
@@ -160,7 +155,7 @@ def test_an_unavailable_store_raises_where_it_does_in_production(jobs: Jobs) -> 
 def test_webhooks_are_recorded_and_not_sent(celery_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a job with a webhook is an event that the test can look at."""
     secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
-    monkeypatch.setitem(celery_app.conf.changes, "onejob_webhook_secrets", secrets)
+    monkeypatch.setitem(celery_app.conf, "onejob_webhook_secrets", secrets)
     with isolated(celery_app) as jobs:
         result = shop.double.apply_async((5,), webhook_url="https://hooks.example.com/jobs")
         jobs.run_all()

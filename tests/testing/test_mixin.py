@@ -1,7 +1,5 @@
 """Test cases of unittest and Django isolate an app by a mixin."""
 
-from __future__ import annotations
-
 import unittest
 from typing import Any
 
@@ -13,7 +11,6 @@ from tests.testing import shop
 
 
 def run_case(**methods: Any) -> unittest.TestResult:
-    """Run a test case of a user, and return its result."""
     case: Any = type("Case", (JobsMixin, unittest.TestCase), {"celery_app": shop.app, **methods})
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)

@@ -1,7 +1,5 @@
 """The plugin in real runs of pytest, of the tests that a user would write."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest_plugins = ["pytester"]

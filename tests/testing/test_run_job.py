@@ -1,7 +1,5 @@
 """A body runs in the process of the test, with a job of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 import onejob

@@ -1,18 +1,16 @@
 """In a test, jobs are submitted and completed in transactions of the test's own database, whatever that is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from contextlib import closing
+from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
 import onejob
+from onejob.testing import Jobs
 from tests.cases import for_each
 from tests.testing.payments import charge_in_transaction, gateway, sessions
-
-if TYPE_CHECKING:
-    from onejob.testing import Jobs
 
 
 def test_a_body_completes_its_job_in_its_transaction(till: Jobs) -> None:
@@ -51,6 +49,14 @@ def test_a_job_is_submitted_with_its_transaction(till: Jobs) -> None:
         session.commit()
     till.assert_submitted(charge_in_transaction, "ann")
     assert (till.run_all(), gateway.count()) == (1, 1)
+
+
+def test_a_connection_that_calls_nobody_back_is_refused(till: Jobs) -> None:
+    """A plain connection, whose commit a test cannot see, is refused with what to use in its place."""
+    refused = pytest.raises(onejob.ConfigurationError, match="Use a Session in this test")
+    with closing(sqlite3.connect(gateway.path)) as plain, refused:
+        charge_in_transaction.submit("ann", session=plain)
+    till.assert_not_submitted(charge_in_transaction)
 
 
 def test_a_session_within_a_transaction_of_the_test_commits(till: Jobs) -> None:

@@ -3,12 +3,11 @@
 Its bodies write notes into the database of the ledger, in transactions of their own, and do what `how` says besides.
 """
 
-from __future__ import annotations
-
 import json
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import psycopg
@@ -19,9 +18,6 @@ from sqlalchemy.pool import NullPool
 
 import onejob
 import tests.celery.app
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Stage(tests.celery.app.Stage):

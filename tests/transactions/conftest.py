@@ -1,26 +1,18 @@
 """The fixtures of the tests in transactions: ledgers in PostgreSQL, a broker, and sessions of every kind."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from onejob.observability.events import JobEvent
 from tests.celery.harness import DATABASES
 from tests.conftest import make_ledger
-from tests.services import start_redis
-from tests.transactions.owners import KINDS
+from tests.services import PostgresServer, RedisServer, start_redis
+from tests.transactions.owners import KINDS, Owner
 from tests.transactions.place import Place
 from tests.webhooks.receiver import SECRET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onejob.observability.events import JobEvent
-    from tests.services import PostgresServer, RedisServer
-    from tests.transactions.owners import Owner
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
 """Owners of transactions: every kind of session and connection that users have, with one interface."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable  # noqa: TC003 - a field of a tuple
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,8 +15,6 @@ T = TypeVar("T")
 
 
 class Savepoint(NamedTuple):
-    """A savepoint of an owner: what keeps, and what undoes, all that was done since."""
-
     release: Callable[[], object]
     rollback: Callable[[], object]
 
@@ -164,7 +160,6 @@ def configure_django(url: str) -> None:
 
 
 def engine_of(url: str, driver: str = "psycopg", create: Callable[..., Any] = create_engine, **options: Any) -> Any:
-    """Return an engine of SQLAlchemy that keeps no connections."""
     return create(url.replace("://", f"+{driver}://"), poolclass=NullPool, **options)
 
 

@@ -1,26 +1,22 @@
 """One ledger in PostgreSQL with a broker of its own: a test submits to it and inspects it."""
 
-from __future__ import annotations
-
 import json
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
+from onejob import AsyncResult
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
 from onejob.celery.options import tasks_of
 from onejob.jobs.lifecycle import FINAL
+from onejob.jobs.model import Job
+from onejob.jobs.policy import Limits
 from onejob.ledger.sweep import Publishing, sweep
 from tests.celery.harness import House, await_
+from tests.fundamentals.shop import claimed
 from tests.transactions.app import Stage
-
-if TYPE_CHECKING:
-    from onejob import AsyncResult
-    from onejob.jobs.model import Job
-    from onejob.uniqueness.canonical_json import Limits
 
 
 @dataclass
@@ -41,9 +37,8 @@ class Place(House):
         return app_state_of(self.app).settings.limits
 
     def count(self, query: str, *values: object) -> int:
-        row = self.database.execute(f"select count(*) from {query}".encode(), values).fetchone()  # noqa: S608 - the test's own
-        assert row is not None
-        return int(row[0])
+        ((count,),) = self.database.execute(f"select count(*) from {query}".encode(), values)  # noqa: S608 - the test's own
+        return int(count)
 
     def rows(self, table: str) -> int:
         return self.count(f"{self.schema}.{table}")
@@ -68,10 +63,7 @@ class Place(House):
         return sweep(self.ledger, Publishing(app_state_of(self.app).publisher.publish), tasks=self.tasks).published
 
     def claim(self, job_id: str) -> Job:
-        claimed = self.ledger.claim(job_id, nonce=os.urandom(8).hex(), node="test")
-        assert claimed.applied, claimed
-        assert claimed.job is not None
-        return claimed.job
+        return claimed(self.ledger, job_id, "test")
 
     def started(self, key: str = "a") -> RunningJob:
         return RunningJob(self.claim(self.effect.delay(key).id), self.ledger, self.limits)

@@ -1,10 +1,9 @@
 """Completion in a transaction of the application: effects, result and state are one commit."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import psycopg
@@ -14,18 +13,14 @@ from sqlalchemy.orm import Session
 
 from onejob import InvalidPayloadError, LeaseLost
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Submission
+from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
 from tests.celery.harness import PATIENCE, await_
 from tests.quiet import provokes
 from tests.submissions import submission_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Submission
-    from onejob.ledger.ledger import Ledger
-    from tests.transactions.owners import Owner
-    from tests.transactions.place import Place
+from tests.transactions.owners import Owner
+from tests.transactions.place import Place
 
 
 def test_the_job_is_locked_between_completion_and_commit(place: Place, plain: Owner) -> None:

@@ -1,25 +1,19 @@
 """The Django shop of the examples, run as a user runs it: its own settings, migrations, requests and worker."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
 from tests.quiet import LogReader
-from tests.services import Daemon, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.services import PostgresServer, RedisServer
+from tests.services import Daemon, PostgresServer, RedisServer, eventually
 
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "django_shop"
@@ -40,8 +34,6 @@ for order in json.loads(sys.argv[1]):
 
 @dataclass
 class Shop:
-    """The shop in a database of its own."""
-
     environment: dict[str, str]
     database: psycopg.Connection[Any]
 

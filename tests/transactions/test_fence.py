@@ -1,12 +1,11 @@
 """Fence rows in databases other than the ledger's, and idempotency keys for effects on third parties."""
 
-from __future__ import annotations
-
 import sqlite3
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -15,17 +14,14 @@ from sqlalchemy.orm import Session
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError
 from onejob.celery.current_job import RunningJob
+from onejob.jobs.policy import Limits
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
 from onejob.transactions.fence import TABLE
-from onejob.uniqueness.canonical_json import Limits
 from tests.cases import for_each
+from tests.contract.races import together
 from tests.contract.support import start, submission, submit
 from tests.transactions.owners import connect_psycopg2, engine_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 CONNECT: dict[str, Callable[[str], Any]] = {
     "psycopg": psycopg.connect,
@@ -37,15 +33,11 @@ CONNECT: dict[str, Callable[[str], Any]] = {
 
 
 class Run(NamedTuple):
-    """The attributes of a run that a fence needs."""
-
     id: str = "job-1"
     token: int = 1
 
 
 class Guarded(NamedTuple):
-    """A database of the application."""
-
     url: str
     connect: Callable[[str], Any]
 
@@ -100,10 +92,7 @@ def test_a_fence_opens_once(guarded: Guarded) -> None:
 @pytest.mark.parametrize("bare", ["psycopg", "sqlite3"], indirect=True)
 def test_one_of_two_concurrent_runs_passes(guarded: Guarded) -> None:
     """Of two concurrent runs, exactly one passes the fence."""
-    together = threading.Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda token: (together.wait(10), guarded.fence(Run(token=token)))[1], (1, 2))
-        assert sorted(answers) == [False, True]
+    assert sorted(together(*[partial(guarded.fence, Run(token=token)) for token in (1, 2)])) == [False, True]
 
 
 def test_a_missing_table_is_reported_with_its_ddl(bare: Guarded) -> None:

@@ -1,12 +1,11 @@
 """The code in the guides runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,27 +18,23 @@ from onejob.celery.current_job import RunningJob, set_current_job
 from onejob.jobs.lifecycle import State
 from onejob.stores.migrate import upgrade
 from onejob.transactions.fence import TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.services import PostgresServer, RedisServer
+from tests.contract.support import not_none
+from tests.services import PostgresServer, RedisServer
 
 ROOT = Path(__file__).parents[2]
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
-SOURCES = {
-    "django.md": sorted((ROOT / "examples" / "django_shop").rglob("*.py")),
-    "transactions.md": [Path(__file__).parent / "guide.py"],
-}
+GUIDES = ROOT / "docs" / "guides"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_guides_show_code_that_is_tested(name: str) -> None:
-    """Every block of Python code in a guide is part, word for word, of a file that tests run."""
-    sources = [path.read_text(encoding="utf-8") for path in SOURCES[name]]
-    page = (ROOT / "docs" / "guides" / name).read_text(encoding="utf-8")
-    parts = [part.strip() for block in BLOCK.findall(page) for part in re.split(r"\n\n\n|\n?# \.\.\.\n", block)]
+def blocks_of(name: str) -> list[str]:
+    return BLOCK.findall((GUIDES / name).read_text(encoding="utf-8"))
+
+
+def test_the_guide_to_django_shows_the_shop() -> None:
+    """Every block of Python code in the guide is part, word for word, of a file of the shop, which tests run."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "examples" / "django_shop").rglob("*.py")]
+    blocks = blocks_of("django.md")
+    parts = [part.strip() for block in blocks for part in re.split(r"\n\n\n|\n?# \.\.\.\n", block)]
     assert len(parts) > 1
     assert [part for part in parts if not any(part in source for source in sources)] == []
 
@@ -58,7 +53,9 @@ def guide(
         patch.setenv("BOOKS_DATABASE", f"sqlite:///{tmp_path_factory.mktemp('books') / 'books.db'}")
         patch.setattr(state, "_on_app_finalizers", {*state._on_app_finalizers})  # its tasks are no other app's
         patch.setenv("SHOP_BROKER", transactions_broker.url.replace("/0", "/998"))
-        guide = _loaded(Path(__file__).parent / "guide.py")
+        file = tmp_path_factory.mktemp("guide") / "guide.py"
+        file.write_text("\n\n".join([Path(__file__).with_name("guide.py").read_text(), *blocks_of("transactions.md")]))
+        guide = _loaded(file)
     for maker in (guide.sessions, guide.books):
         guide.Base.metadata.create_all(maker.kw["bind"])
     with guide.books.begin() as session:
@@ -69,8 +66,7 @@ def guide(
 
 
 def _loaded(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("onejob_guide", path)
-    assert spec is not None
+    spec = not_none(importlib.util.spec_from_file_location("onejob_guide", path))
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -85,8 +81,7 @@ def messages(guide: Any) -> list[str]:
 
 def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
     app_state = app_state_of(guide.app)
-    job = app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job
-    assert job is not None
+    job = not_none(app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job)
     with set_current_job(RunningJob(job, app_state.ledger, app_state.settings.limits)):
         task(*args)
 

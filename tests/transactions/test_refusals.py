@@ -1,12 +1,12 @@
 """Unsupported sessions and stores, and other databases than the ledger's, are refused: messages say what to do."""
 
-from __future__ import annotations
-
 import secrets
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import celery
 import psycopg
@@ -19,19 +19,13 @@ import onejob
 from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
+from onejob.jobs.model import Job
 from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each
 from tests.conftest import make_ledger
-from tests.transactions.owners import KINDS, Django, connect_psycopg2, engine_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from onejob.jobs.model import Job
-    from tests.services import PostgresServer
-    from tests.transactions.owners import Owner
-    from tests.transactions.place import Place
+from tests.services import PostgresServer
+from tests.transactions.owners import KINDS, Django, Owner, connect_psycopg2, engine_of
+from tests.transactions.place import Place
 
 
 def _nothing(key: str) -> None:

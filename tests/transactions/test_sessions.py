@@ -1,20 +1,14 @@
 """Every kind of session and connection: a commit, a rollback and a savepoint decide on submissions and completions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from onejob import LeaseLost, Outcome
+from onejob.celery.current_job import RunningJob
 from onejob.jobs.lifecycle import State, Transition
+from onejob.observability.events import JobEvent
 from tests.quiet import provokes
-
-if TYPE_CHECKING:
-    from onejob.celery.current_job import RunningJob
-    from onejob.observability.events import JobEvent
-    from tests.transactions.owners import Owner
-    from tests.transactions.place import Place
+from tests.transactions.owners import Owner
+from tests.transactions.place import Place
 
 
 def published(place: Place, owner: Owner) -> list[str]:

@@ -1,11 +1,11 @@
 """A ledger in a SQLite file takes part in transactions on that file."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import celery
 import pytest
@@ -22,10 +22,6 @@ from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def _with_rows(folder: Path) -> Any:
@@ -81,7 +77,6 @@ def ledger_of(task: Any) -> Ledger:
 
 @contextmanager
 def transaction(folder: Path, ends: str = "commit", kind: str = "session") -> Iterator[Any]:
-    """Open a transaction which ends with the block."""
     with closing(CONNECT[kind](folder)) as session:
         yield session
         getattr(session, ends)()

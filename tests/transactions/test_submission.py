@@ -1,12 +1,10 @@
 """A submission in a transaction of the application: what its commit brings, and what it records before."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -17,21 +15,17 @@ from sqlalchemy.orm import Session
 from onejob import ConfigurationError, JobNotFoundError, KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import decode
-from onejob.celery.webhooks import ADDED_QUOTA
+from onejob.celery.submit import ADDED_QUOTA
 from onejob.errors import TooManyWebhooksError
 from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-from onejob.webhooks.job import WEBHOOK
+from onejob.observability.events import JobEvent
+from onejob.observability.metrics import WEBHOOK_TASK
 from tests.cases import for_each
 from tests.quiet import provokes
 from tests.transactions.owners import KINDS, Django, Owner, connect_psycopg2
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Job
-    from onejob.observability.events import JobEvent
-    from tests.transactions.place import Place
+from tests.transactions.place import Place
 
 URL = "https://hooks.example/"
 
@@ -205,7 +199,7 @@ def test_many_results_end_with_their_transaction(place: Place, session: Owner, e
 
 
 def webhooks(place: Place) -> list[Job]:
-    return place.ledger.find(Query(task=WEBHOOK))
+    return place.ledger.find(Query(task=WEBHOOK_TASK))
 
 
 def test_a_webhook_of_a_duplicate_blocks_nothing(place: Place, plain: Owner) -> None:

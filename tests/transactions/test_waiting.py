@@ -1,9 +1,7 @@
 """Equal submissions while a transaction is open: they wait for its end, and no other operation does."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -11,13 +9,8 @@ import pytest
 from onejob import Outcome, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.stores.postgres import connection
-from tests.transactions.owners import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.transactions.owners import Owner
-    from tests.transactions.place import Place
+from tests.transactions.owners import KINDS, Owner
+from tests.transactions.place import Place
 
 SHORT = ("set lock_timeout = '250ms'", "set statement_timeout = '30s'")
 """What a connection of the ledger begins with, with less patience than it has for users."""

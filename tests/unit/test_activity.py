@@ -1,9 +1,9 @@
 """The activity: statistics by minute or by hour, computed from the buckets of metrics."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +13,13 @@ from onejob.jobs.policy import DAY
 from onejob.jobs.records import Bucket, Period
 from onejob.jobs.visibility import Visibility
 from onejob.ledger.reader import JobReader
-from onejob.ledger.stats import FAILED_ENDS, LENGTHS, Durations, activity_to_dict, read_activity, summarize
+from onejob.ledger.stats import FAILED_ENDS, LENGTHS, Activity, Durations, activity_to_dict, read_activity, summarize
 from onejob.observability.events import JobEvent
 from onejob.observability.meter import count_event
 from onejob.observability.metrics import BOUNDS, key_of, total_name
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onejob.ledger.stats import Activity
 
 BEGIN = 1_800_000_000.0
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}

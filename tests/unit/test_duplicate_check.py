@@ -1,33 +1,26 @@
 """A duplicate check says what the submission that follows it gets, on every store, and stores nothing."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from celery import Celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.operations import DuplicateCheck, check_duplicate
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
-from onejob.jobs.model import Outcome, Retention
+from onejob.jobs.model import Job, Outcome, Retention
+from onejob.jobs.on_duplicate import CONFLICT_POLICIES
 from onejob.jobs.records import Query
 from onejob.jobs.submitter import Submitter
 from onejob.jobs.transitions import new_nonce
-from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
+from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
 from tests.conftest import every_store
+from tests.contract.support import StoreAddress, not_none
 from tests.http.shop import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from tests.contract.support import StoreAddress
 
 TASKS = {"attach": "shop.invoice", "raise": "shop.strict", "replace": "shop.newest", "run_again": "shop.latest"}
 SITUATIONS = ("none", "waits", "expired", "running", "queued next", "completed", "window over")
@@ -55,9 +48,7 @@ def call_of(number: int, policy: str, *, other: bool) -> dict[str, Any]:
 
 def claim(ledger: Ledger, job_id: str) -> Job:
     """Start a run."""
-    job = ledger.claim(job_id, nonce=new_nonce(), node="node").job
-    assert job is not None
-    return job
+    return not_none(ledger.claim(job_id, nonce=new_nonce(), node="node").job)
 
 
 def arrange(ledger: Ledger, task: Any, kwargs: dict[str, Any], situation: str) -> None:

@@ -1,32 +1,37 @@
 """Job events: the ledger emits one per transition, none contains free text of callers, and the page has them all."""
 
-from __future__ import annotations
-
 import itertools
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Duplicate, Retention
+from onejob.jobs.model import Job, Retention
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.publication import fail_unpublishable
-from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, JobEvent, one_line
+from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, WORKER_SILENT, JobEvent, one_line
+from onejob.stores.protocol import Store
 from tests.cases import for_each
-from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission, sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob.jobs.model import Job
-    from onejob.stores.protocol import Store
-
+from tests.contract.support import (
+    LEASE,
+    REPLACE,
+    RUN_AGAIN,
+    ManualClock,
+    after,
+    duplicate,
+    end,
+    not_none,
+    run,
+    submission,
+    sweep,
+)
 
 MARKER = "chosen"
 FORGED = "x\nERROR root: forged\x1b[2J\u2028\u202e"
@@ -34,13 +39,11 @@ FORGED = "x\nERROR root: forged\x1b[2J\u2028\u202e"
 
 @pytest.fixture
 def emitted() -> list[JobEvent]:
-    """Return the list of emitted events."""
     return []
 
 
 @pytest.fixture
 def ledger(store: Store, emitted: list[JobEvent]) -> Ledger:
-    """Return a ledger whose events are recorded."""
     return Ledger(store, Policy(crash_limit=2), emitted.append)
 
 
@@ -50,17 +53,14 @@ def names(emitted: list[JobEvent]) -> list[str]:
 
 def started(ledger: Ledger, job_id: str = "job-1", **values: Any) -> Job:
     ledger.submit(submission(job_id, **values))
-    job = ledger.claim(job_id, nonce=f"claim-of-{job_id}", node="node-1").job
-    assert job is not None
-    return job
+    return not_none(ledger.claim(job_id, nonce=f"claim-of-{job_id}", node="node-1").job)
 
 
 def test_each_transition_emits_an_event(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
     """Submission, claim and end of a job each emit one event; `wait_seconds` counts from when the job was due."""
     ledger.submit(submission(delay=10.0))
     clock.advance(12.0)
-    job = ledger.claim("job-1", nonce="n", node="node-1").job
-    assert job is not None
+    job = not_none(ledger.claim("job-1", nonce="n", node="node-1").job)
     clock.advance(3.0)
     ledger.complete(job, "1")
     run_fields: dict[str, Any] = {"attempt": 1, "token": job.token, "node": "node-1"}
@@ -207,15 +207,10 @@ def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) ->
     ledger.submit(submission("again", identity="same", **(texts | {"key": f"{MARKER}2"}), **RUN_AGAIN))
     ledger.report(job, f'"{MARKER}"')
     ledger.keep_step(job, MARKER, f'"{MARKER}"')
-    ledger.record(
-        Duplicate(
-            job_id=job.id, submission_nonce=MARKER, outcome=ledger.submit(submission()).outcome, answered_by=job.id,
-            source=MARKER, submitter=MARKER, host=MARKER, fingerprint=MARKER, arguments_differ=False,
-        )
-    )  # fmt: skip
+    texts = dict.fromkeys(("submission_nonce", "source", "submitter", "host", "fingerprint"), MARKER)
+    ledger.record(duplicate(job.id, **texts))
     job = ledger.retry(job, NextRun(payload=f'"{MARKER}"', options="{}", retries=1), error=MARKER, reason=MARKER)
-    again = ledger.claim(job.id, nonce="second", node="node-1").job
-    assert again is not None
+    again = not_none(ledger.claim(job.id, nonce="second", node="node-1").job)
     ledger.cancel(job.id, reason=MARKER)
     ledger.fail(again, f'"{MARKER}"', MARKER)
     ledger.cancel("again", reason=MARKER)
@@ -227,8 +222,7 @@ def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) ->
 def test_a_forged_id_cannot_inject_a_line(ledger: Ledger, emitted: list[JobEvent]) -> None:
     """Unprintable characters in ids, task names and node names are escaped."""
     ledger.submit(submission(FORGED, task=FORGED))
-    job = ledger.claim(FORGED, nonce="n", node=FORGED).job
-    assert job is not None
+    job = not_none(ledger.claim(FORGED, nonce="n", node=FORGED).job)
     ledger.claim(FORGED, nonce="m", node=FORGED)
     ledger.submit(submission("again", identity=job.identity, follows=True))
     ledger.fail(job, '"error"', "failed")
@@ -261,9 +255,7 @@ def table(first: str) -> Iterator[list[str]]:
 def restarted(ledger: Ledger, job_id: str) -> Job:
     """Start a run of a job, and submit the job first if it is new."""
     ledger.submit(submission(job_id, nonce=job_id, canvas=True))
-    job = ledger.claim(job_id, nonce=new_nonce(), node="node-1").job
-    assert job is not None
-    return job
+    return not_none(ledger.claim(job_id, nonce=new_nonce(), node="node-1").job)
 
 
 def emit_all(ledger: Ledger, clock: ManualClock) -> None:
@@ -310,7 +302,8 @@ def test_the_page_has_every_event(ledger: Ledger, emitted: list[JobEvent], clock
     fields: dict[str, set[str]] = {name: set() for name in documented}
     for event in emitted:
         fields[event.name] |= set(event.fields) - {"follows_id"}
-    fields[HEARTBEAT_LATE] = documented[HEARTBEAT_LATE]
+    of_workers = {HEARTBEAT_LATE, WORKER_SILENT}
+    fields |= {name: documented[name] for name in of_workers}
     assert fields == documented
-    assert {event.name for event in emitted} == set(EVENTS) - {HEARTBEAT_LATE}
+    assert {event.name for event in emitted} == set(EVENTS) - of_workers
     assert set(Transition) - set(EVENT_NAMES) == {Transition.RENEW, Transition.UPDATE_PROGRESS}

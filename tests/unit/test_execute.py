@@ -1,15 +1,15 @@
 """What one message makes of its job: no sweep runs here, so that nothing heals what a message has not done."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
@@ -27,6 +27,8 @@ from onejob.celery.worker.execute import Refusal
 from onejob.celery.worker.heartbeat import Heartbeat
 from onejob.errors import (
     JobCanceled,
+    JobInterrupted,
+    JobReleased,
     LeaseLost,
     StaleTokenError,
     StoreRefusedError,
@@ -34,19 +36,14 @@ from onejob.errors import (
     TaskIdReusedError,
 )
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Renewal
+from onejob.jobs.model import Job, Renewal
 from onejob.jobs.records import Query, Registration
 from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
-from onejob.testing import isolated
+from onejob.testing import Jobs, isolated
 from tests.cases import for_each
+from tests.contract.support import accepted
 from tests.webhooks.receiver import SECRET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob.jobs.model import Job
-    from onejob.testing import Jobs
 
 CLAIMED = ["submit", "claim"]
 
@@ -94,10 +91,19 @@ class House:
 
     def claim(self, job_id: str, nonce: str = "of-another-worker") -> Job:
         """Claim a job as another worker does."""
-        claimed = self.ledger.claim(job_id, nonce=nonce, node="elsewhere")
-        assert claimed.applied
-        assert claimed.job is not None
-        return claimed.job
+        return accepted(self.ledger.claim(job_id, nonce=nonce, node="elsewhere"))
+
+    def meanwhile(self, operation: str, action: Callable[[], object]) -> None:
+        """Have something happen just after the next call of an operation of the ledger."""
+        original, left = getattr(self.ledger, operation), [action]
+
+        def call(*args: Any, **values: Any) -> Any:
+            answer = original(*args, **values)
+            if left:
+                left.pop()()
+            return answer
+
+        setattr(self.ledger, operation, call)
 
     def lose_messages(self) -> None:
         """Empty the queues of the broker."""
@@ -184,7 +190,12 @@ ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
     (raised(StoreUnavailableError("away")), State.QUEUED, "release", "its run could not reach the store: away", 0, 0),
     (raised(Reject("later", requeue=True)), State.RETRYING, "retry", "runs again in 1 s after Reject: ('later', True)",
      0, 0),
+    (raised(Reject(KeyError("a"))), State.FAILED, "fail", "KeyError: 'a'", 0, 0),
+    (raised(Reject(StoreUnavailableError("away"))), State.QUEUED, "release", "its run could not reach the store: away",
+     0, 0),
+    (raised(JobReleased("x")), State.QUEUED, "release", "its worker is shutting down", 0, 0),
     (raised(retry_in(5)), State.RETRYING, "retry", "runs again in 5 s", 0, 1),
+    (raised(retry_in(datetime(2026, 1, 1, tzinfo=UTC))), State.RETRYING, "retry", "runs again at once", 1, 1),
     (raised(retry_in(0.5)), State.RETRYING, "retry", "runs again in 0.5 s", 0, 1),
     (raised(Retry()), State.RETRYING, "retry", "runs again at once", 1, 1),
     (lambda task: task.retry(countdown=0), State.RETRYING, "retry", "runs again at once", 1, 1),
@@ -195,6 +206,7 @@ ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
     (send_another, State.FAILED, "fail", REUSED, 0, 0),
     (cancel_and_retry, State.CANCELED, "cancel", "canceled on request", 0, 1),
     (raised(LeaseLost("x")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
+    (raised(JobInterrupted("x")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
     (raised(StaleTokenError("x", 1, "running")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
     (raised(KeyboardInterrupt()), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
 ]  # fmt: skip
@@ -700,18 +712,14 @@ def test_a_claim_names_its_process_and_node(house: House, trace: Any) -> None:
 )
 def test_a_message_whose_job_appears_meanwhile(house: House, trace: Any, happens: str, name: str, ignored: str) -> None:
     """A message whose job another has submitted since its claim runs that job, unless it runs or is of another task."""
-    claim, task = house.ledger.claim, house.play
 
-    def claim_late(job_id: str, **values: Any) -> Any:
-        claimed = claim(job_id, **values)
-        house.ledger.claim = claim  # type: ignore[method-assign] # restored
+    def happen() -> None:
         if happens != "purged":
-            task.apply_async(("key",), task_id=job_id)
+            house.play.apply_async(("key",), task_id="new-job")
         if happens == "claimed":
-            house.claim(job_id)
-        return claimed
+            house.claim("new-job")
 
-    house.ledger.claim = claim_late  # type: ignore[method-assign] # a race
+    house.meanwhile("claim", happen)
     _, info, *_ = trace("new-job", name)
     assert (info and info.state, ignored in str(info and info.retval)) == ("IGNORED" if ignored else None, True) or (
         info is None and not ignored
@@ -737,15 +745,12 @@ def test_celery_records_failures_only(house: House, trace: Any, error: Exception
 
 def test_a_message_whose_job_is_purged_before_its_claim(house: House, trace: Any) -> None:
     """A message whose new job is canceled and purged before its claim runs nothing, and says why."""
-    submit = house.ledger.submit
 
-    def submit_and_purge(submission: Any, **values: Any) -> Any:
-        admission = submit(submission, **values)
-        house.ledger.cancel(submission.id)
-        house.ledger.store.delete([submission.id], sources=FINAL)
-        return admission
+    def purge() -> None:
+        house.ledger.cancel("new-job")
+        house.ledger.store.delete(["new-job"], sources=FINAL)
 
-    house.ledger.submit = submit_and_purge  # type: ignore[method-assign] # a race
+    house.meanwhile("submit", purge)
     _, info, *_ = trace("new-job")
     assert (house.seen, info.state, "the job was purged" in str(info.retval)) == ([], "IGNORED", True)
 
@@ -774,15 +779,7 @@ def test_a_redelivery_that_is_not_recorded_is_refused(house: House, trace: Any) 
 def test_the_message_of_a_replacement_waits_for_the_run_that_sent_it(house: House, trace: Any, depth: int) -> None:
     """Only a message of what replaces a running job waits for the end of that run, and then claims the job."""
     job = house.claim(house.play.delay("key").id)
-    claim = house.ledger.claim
-
-    def claim_before_the_end(job_id: str, **values: Any) -> Any:
-        claimed = claim(job_id, **values)
-        if house.events(job_id) == CLAIMED:
-            house.ledger.release(job, "replaced")
-        return claimed
-
-    house.ledger.claim = claim_before_the_end  # type: ignore[method-assign] # a race
+    house.meanwhile("claim", lambda: house.ledger.release(job, "replaced"))
     answer, *_ = trace(job.id, replaced_task_nesting=depth)
     assert (isinstance(answer, Refusal), house.seen) == (not depth, [("key", None)] * depth)
 
@@ -907,16 +904,6 @@ def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: An
     assert [message["headers"]["task"] for message in house.messages()] == ["echo"] * (ends in {"complete", "fail"})
 
 
-def test_a_run_notifies_its_canvas_once(house: House) -> None:
-    """A run with a link sends that link, and records it; a run without one records nothing."""
-    task, echo = house.play, house.echo
-    linked, alone = task.apply_async(("linked",), link=echo.s()), task.delay("alone")
-    house.deliver()
-    assert house.events(linked.id) == [*CLAIMED, "complete", "canvas_notified"]
-    assert house.events(alone.id) == [*CLAIMED, "complete"]
-    assert ("echo", "done") in house.seen
-
-
 class Spans:
     """Records what is traced."""
 
@@ -949,13 +936,3 @@ def test_a_message_is_traced(house: House, trace: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(tracing, "tracer", spans)
     trace("new-job", traceparent="00-1-2-01", other="x")
     assert spans.seen == [("play", "message", {"traceparent": "00-1-2-01"}), ["new-job"], ("run", "new-job")]
-
-
-def test_a_run_without_a_ledger_is_left_to_its_lease(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """When the ledger does not answer the claim, the message starts nothing, and this is logged."""
-    result = house.play.delay("key")
-    with house.jobs.store_unavailable():
-        house.deliver()
-    assert (house.seen, house.events(result.id)) == ([], ["submit"])
-    assert "the ledger failed, the job recovers when its lease expires" in caplog.text
-    assert app_state_of(house.app).ledger is house.ledger

@@ -1,25 +1,30 @@
 """The history of a job as sentences (`onejob why`) and as a timeline."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Duplicate, Outcome, Retention
+from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.records import Entry
 from onejob.ledger.explain import SENTENCES, explain
-from onejob.ledger.ledger import NextRun
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.timeline import LEASE_EXPIRED, RUN_LABELS, UNRECORDED, Span, SpanKind, build_timeline
-from onejob.stores.protocol import DUPLICATE_LIMIT
+from onejob.stores.protocol import DUPLICATE_LIMIT, Store
 from tests.cases import for_each
-from tests.contract.support import LEASE, START, queue_next, run, submission, submit, submit_one, sweep
+from tests.contract.support import (
+    LEASE,
+    START,
+    ManualClock,
+    duplicate,
+    not_none,
+    queue_next,
+    run,
+    submission,
+    submit,
+    submit_one,
+    sweep,
+)
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from onejob.ledger.ledger import Ledger
-    from onejob.stores.protocol import Store
-    from tests.contract.support import ManualClock
 
 
 def test_every_event_has_a_sentence() -> None:
@@ -29,7 +34,7 @@ def test_every_event_has_a_sentence() -> None:
 
 
 def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
-    """The output names the job's duplicates, its lost attempt and its end, in their order."""
+    """The output names the job's duplicates, its lost attempt, its end, and that of its window, in their order."""
     job = ledger.submit(order(42)).job
     clock.advance(1)
     ledger.submit(order(42, source="apply_async", submitter="user:7"))
@@ -37,7 +42,9 @@ def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
     claimed(ledger, job.id, "north@shop")
     clock.advance(31)
     sweep(ledger, lambda _: None)
-    ledger.complete(claimed(ledger, job.id, "south@shop"), '"done"')
+    ledger.complete(claimed(ledger, job.id, "south@shop"), '"done"', keep=Retention(identity_for=60.0))
+    clock.advance(60)
+    ledger.submit(order(42))
     story = "\n".join(explain(ledger, job.id).sentences)
     expected = [
         "admitted",
@@ -45,7 +52,8 @@ def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
         "Attempt 1 started on north@shop",
         "Attempt 1 was lost, its lease expired",
     ]
-    expected += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It completed at"]
+    expected += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It released its identity"]
+    expected += ["It completed at"]
     assert sorted(expected, key=story.index) == expected
 
 
@@ -87,36 +95,18 @@ def test_one_more_run_is_explained_on_both_jobs(ledger: Ledger) -> None:
 def test_a_redelivered_message_is_no_submission(ledger: Ledger) -> None:
     """A redelivered message is reported as such, and is not counted as a submission."""
     job = claimed(ledger, ledger.submit(order(42)).job.id)
-    ledger.record(
-        Duplicate(
-            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
-            submitter="", host="south@shop", fingerprint=job.fingerprint, arguments_differ=False,
-        )
-    )  # fmt: skip
+    ledger.record(duplicate(job.id, outcome=Outcome.REJECTED, source="redelivery", host="south@shop"))
     story = "\n".join(explain(ledger, job.id).sentences)
     assert "Its message was redelivered (to south@shop), and nothing was run." in story
     assert "altogether" not in story
     assert ledger.get(job.id).duplicate_count == 0
 
 
-def test_the_window_of_a_kept_result_is_explained(ledger: Ledger, clock: ManualClock) -> None:
-    """The output of a success that answers equal submissions says until when, and afterwards that it no longer does."""
-    job = ledger.submit(order(42)).job
-    ledger.complete(claimed(ledger, job.id), '"done"', keep=Retention(identity_for=60.0))
-    assert "answers duplicates until 2027-01-15T08:01:00Z" in explain(ledger, job.id).sentences[-1]
-    clock.advance(60.0)
-    ledger.submit(order(42))
-    story = explain(ledger, job.id).sentences
-    assert "It released its identity" in "\n".join(story)
-    assert "answers" not in "\n".join(story)
-
-
 @for_each("number, job_id", enumerate(["{node}", "{", "}{}", "{0.__class__}", "%s"]))
 def test_an_id_is_no_format(ledger: Ledger, number: int, job_id: str) -> None:
     """An id that looks like a format string is printed as it is, whatever the job's state."""
     leader = ledger.submit(replace(order(number), id=job_id)).job
-    follower = ledger.submit(replace(order(number), id=f"f{job_id}", follows=True)).follower
-    assert follower is not None
+    follower = not_none(ledger.submit(replace(order(number), id=f"f{job_id}", follows=True)).follower)
     waiting = explain(ledger, follower.id).sentences
     assert waiting[-1] == f"It waits for the end of job {job_id}, which is queued."
     assert job_id in explain(ledger, leader.id).sentences[0]

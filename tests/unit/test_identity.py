@@ -1,7 +1,5 @@
 """The laws of identity: which values and which calls are equal, which differ, and which are refused."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import decimal
@@ -15,7 +13,7 @@ from collections import UserDict, defaultdict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -28,8 +26,9 @@ from pydantic import BaseModel
 import onejob.uniqueness.canonical_json
 import onejob.uniqueness.identity
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-from onejob.uniqueness.canonical_json import Limits, canonical
-from onejob.uniqueness.identity import ALGORITHM, Identifier
+from onejob.jobs.policy import Limits
+from onejob.uniqueness.canonical_json import ALGORITHM, canonical
+from onejob.uniqueness.identity import Identifier
 from tests.cases import for_each
 
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
@@ -50,7 +49,7 @@ class Level(enum.IntEnum):
 class Labeled(str, enum.Enum):
     """A text Enum whose value is not its content: JSON sends the content."""
 
-    def __new__(cls, content: str, label: str) -> Labeled:
+    def __new__(cls, content: str, label: str) -> Self:
         member = str.__new__(cls, content)
         member._value_ = label
         return member
@@ -331,8 +330,8 @@ def doubled(depth: int) -> list[Any]:
 
 
 class Itself:
-    def __json__(self) -> Itself:
-        return Itself()
+    def __json__(self) -> Self:
+        return type(self)()
 
 
 class Broken(BaseModel):
@@ -442,7 +441,7 @@ def test_spelling_is_nothing(args: Any, kwargs: Any) -> None:
     identifier = Identifier("t", sample)
     assert identifier.describe(args, kwargs) == '{"arguments":{"amount":1,"note":null,"order":7},"task":"t"}'
     assert identifier.identity(args, kwargs) == identifier.identity((7,), {})
-    assert identifier.fingerprint(args, kwargs) == identifier.fingerprint((7,), {})
+    assert identifier.both(args, kwargs)[1] == identifier.both((7,), {})[1]
     assert identifier.both((7,), {}) != Identifier("other", sample).both((7,), {})
 
 
@@ -522,8 +521,8 @@ def test_names_choose() -> None:
     assert one.describe((1, 2), {}) == other.describe((1,), {"amount": 3})
     assert one.describe((1, 2), {}) == '{"arguments":{"note":null,"order":1},"task":"t"}'
     assert one.identity((1,), {}) != one.identity((2,), {})
-    assert one.fingerprint((1, 2), {}) != one.fingerprint((1, 3), {})
-    assert one.fingerprint((1, 2), {}) == Identifier("t", sample).fingerprint((1, 2), {})
+    assert one.both((1, 2), {})[1] != one.both((1, 3), {})[1]
+    assert one.both((1, 2), {})[1] == Identifier("t", sample).both((1, 2), {})[1]
 
 
 def test_the_list_of_names_is_copied_and_may_be_empty() -> None:
@@ -543,7 +542,7 @@ def test_unnamed_values_are_free() -> None:
         identifier = Identifier("t", sample, unique_on)
         assert identifier.identity((1, {object()}), {}) == identifier.identity((1,), {})
         with pytest.raises(InvalidPayloadError, match="task 't': amount is of type set"):
-            identifier.fingerprint((1, {object()}), {})
+            identifier.both((1, {object()}), {})
 
 
 class Both(dict[str, int]):
@@ -691,7 +690,7 @@ def test_scopes_separate_equal_calls(unique_on: Any) -> None:
     scopes = (None, "a", "b", 'a","task":"t')
     assert len({identifier.identity((7,), {}, scope) for scope in scopes}) == len(scopes)
     assert identifier.identity((7,), {}, None) == identifier.identity((7,), {})
-    assert {identifier.both((7,), {}, scope)[1] for scope in scopes} == {identifier.fingerprint((7,), {})}
+    assert {identifier.both((7,), {}, scope)[1] for scope in scopes} == {identifier.both((7,), {})[1]}
     assert '"scope":"a"' in identifier.describe((7,), {}, "a")
     assert Identifier("t", lambda scope: None).identity(("a",), {}) != Identifier("t", lambda: None).identity(
         (), {}, "a"

@@ -1,14 +1,12 @@
 """The state machine has no dead ends, and only redrive leaves a final state; policies are times and limits."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
 import pytest
 
 from onejob.errors import ConfigurationError
-from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.lifecycle import FINAL, RULES, State
 from onejob.jobs.policy import Policy
 from tests.cases import for_each
 
@@ -52,26 +50,6 @@ def test_a_run_is_left_by_its_token_alone() -> None:
     assert {source for rule in RULES.values() if rule.fenced for source in rule.sources} == {State.RUNNING}
     assert _next_states(State.RUNNING, fenced=False) == set()
     assert _next_states(State.RUNNING, fenced=True) >= FINAL
-
-
-def test_a_waiting_job_is_claimed_published_canceled_or_expired() -> None:
-    """From every waiting state these are possible, and only a claim starts a run."""
-    transitions = (Transition.CLAIM, Transition.PUBLISH, Transition.CANCEL, Transition.EXPIRE)
-    assert {RULES[transition].sources for transition in transitions} == {LIVE - {State.RUNNING}}
-    assert [event for event, rule in RULES.items() if rule.target is State.RUNNING] == [Transition.CLAIM]
-
-
-def test_only_a_run_completes_or_fails() -> None:
-    """Only a running job completes or fails, except that a waiting job fails whose message can never be sent."""
-    sources = {event: rule.sources for event, rule in RULES.items() if rule.target in {State.COMPLETED, State.FAILED}}
-    assert sources.pop(Transition.UNPUBLISHABLE) == LIVE - {State.RUNNING}
-    assert set(sources.values()) == {frozenset({State.RUNNING})}
-
-
-def test_the_canvas_is_notified_of_ends_only() -> None:
-    """The canvas is notified in all final states, and in no other."""
-    assert RULES[Transition.CANVAS_NOTIFIED].sources == FINAL
-    assert RULES[Transition.CANVAS_NOTIFIED].target is None
 
 
 NONSENSE = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))

@@ -1,13 +1,13 @@
 """Logs: each job event is one record on one line, whatever its ids contain."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +17,12 @@ from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.contract.support import submission
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 FORGED = "x\nERROR root: forged\r\u2028\x1b[2J"
 CLAIMED = JobEvent("job_claimed", "job-1", "shop.invoice", {"attempt": 2, "node": "celery@vm", "wait_seconds": 0.25})
 
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """Return the output of a handler for all levels."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))

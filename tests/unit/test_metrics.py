@@ -1,14 +1,15 @@
 """Metrics: which events increment which series; the meter counts in the process, and never fails a job."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -16,18 +17,13 @@ from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.jobs.records import Period
 from onejob.observability.events import EVENTS, JobEvent
-from onejob.observability.meter import Meter, count_event, write_all
+from onejob.observability.meter import IDLE_INTERVALS, Meter, count_event, write_all
 from onejob.observability.metrics import SERIES, STORE_ERROR, WEBHOOK_TASK, Kind
+from onejob.stores.protocol import Store
 from tests.cases import for_each
+from tests.contract.processes import in_child
 from tests.contract.support import submission
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from onejob.stores.protocol import Store
-
 
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
 INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
@@ -47,6 +43,8 @@ INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
     ("sweep", {"published": 3, "failed": 2},
      {("sweeps_total",): 1, ("published_total",): 3, ("publish_failures_total",): 2}),
     ("heartbeat_late", {"seconds": 16.0}, {("heartbeats_late_total",): 1}),
+    ("worker_silent", {"seconds": 16.0, "taken": 2},
+     {("worker_silences_total",): 1, ("taken_from_ledger_total",): 2}),
     ("job_crashed", RUN | {"run_seconds": 40.0, "lapsed": True},
      {("runs_total", "t", "crashed"): 1, ("lease_expiries_total", "t"): 1, ("run_seconds", "t", "60"): 1,
       ("run_seconds", "t", "sum"): 40}),
@@ -136,6 +134,18 @@ def test_counts_are_written_every_interval(store: Store, threads: Callable[[], o
     assert eventually(lambda: not threads(), 30)
 
 
+def test_idle_sweeps_are_written_rarely(store: Store, threads: Callable[[], list[threading.Timer]]) -> None:
+    """The count of a sweep that did nothing waits for several intervals, and is written with the next count."""
+    counter = meter(store)
+    counter.count(JobEvent("sweep", fields={"published": 0, "seen": 0}))
+    assert [timer.interval for timer in threads()] == [IDLE_INTERVALS * NEVER]
+    counter.count(CLAIMED)
+    counter.count(JobEvent("sweep", fields={"published": 0, "seen": 0}))
+    assert eventually(lambda: [timer.interval for timer in threads()] == [NEVER])
+    counter.close()
+    assert store.totals() == {CLAIMS: 1.0, '["sweeps_total"]': 2.0, '["published_total"]': 0.0}
+
+
 def test_many_threads_count(store: Store) -> None:
     """What several threads count at once is all counted, while it is written again and again."""
     counter = meter(store, 0.001)
@@ -200,12 +210,12 @@ def test_a_forked_child_starts_with_no_counts(store: Store) -> None:
     """What the parent has counted before a fork is written by the parent alone, and the child counts for itself."""
     counter = meter(store)
     counter.count(CLAIMED)
-    child = os.fork()
-    if child == 0:
+
+    def count_and_write() -> None:
         counter.count(CLAIMED)
         write_all()
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    assert in_child(count_and_write) == 0
     assert store.totals() == {CLAIMS: 1.0}
     counter.close()
     assert store.totals() == {CLAIMS: 2.0}
@@ -225,18 +235,15 @@ def test_a_lock_held_during_a_fork_does_not_block_the_child(store: Store) -> Non
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(60)
-    child = os.fork()
-    if child == 0:
-        counter.count(CLAIMED)
-        os._exit(0)
+    assert in_child(partial(counter.count, CLAIMED)) == 0
     release.set()
     holder.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 PROGRAM = """
 import sys
 from onejob.config import Settings, build_ledger
+from tests.contract.processes import in_child
 from tests.contract.support import submission
 ledger = build_ledger(Settings(store=sys.argv[1], metrics_interval=1000.0), lambda task: True)
 ledger.submit(submission())

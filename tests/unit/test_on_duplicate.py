@@ -1,10 +1,8 @@
-"""`on_duplicate`: which options can be combined, and how a duplicate is resolved."""
-
-from __future__ import annotations
+"""`on_duplicate`: which options can be combined, and what a duplicate changes; `contract/test_table` has outcomes."""
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +10,8 @@ from hypothesis import strategies as st
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel, Job, Outcome
-from onejob.uniqueness.on_duplicate import (
+from onejob.jobs.model import Job, Outcome, Submission
+from onejob.jobs.on_duplicate import (
     CONFLICT_POLICIES,
     MAX_WAIT,
     ConflictPolicy,
@@ -21,29 +19,16 @@ from onejob.uniqueness.on_duplicate import (
     conflict_policy_of,
     resolve,
 )
+from onejob.jobs.transitions import new_job
 from tests.cases import for_each
-from tests.contract.support import LEASE, START, submission
+from tests.contract.support import START, submission
 
-if TYPE_CHECKING:
-    from onejob.jobs.model import Submission
-
-WAITING = Job(
-    id="job-1", task="app.add", identity="same", fingerprint="fingerprint-1", submission_nonce="nonce", submitter="",
-    source="submit",
-    payload="[1]", options="{}", priority_rank=3, state=State.QUEUED, holds_identity=True, queued_next=False,
-    identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0, retries=0, crashes=0, lease=LEASE,
-    lease_until=None, created_at=START, run_at=START + 100.0, expires_at=None, started_at=None, finished_at=None,
-    wake_at=START + 100.0,
-    route="", publish_error="", published=0, published_at=None, cancel=Cancel.NO, canvas_pending=False,
-    key_retained_until=None,
-    duplicate_count=0, progress=None, result=None, error=None, reason="submitted",
-)  # fmt: skip
+WAITING = new_job(submission("job-1", identity="same", priority_rank=3, delay=100.0), now=START, wake_after=100.0)
 STARTED = replace(WAITING, attempt=1)
 ENDED = replace(WAITING, attempt=1, state=State.COMPLETED, finished_at=START + 1.0)
 
 
 def duplicate(conflict_policy: str | ConflictPolicy = "attach", **values: Any) -> Submission:
-    """Return a duplicate with the same arguments and a conflict policy."""
     policy = CONFLICT_POLICIES[conflict_policy] if isinstance(conflict_policy, str) else conflict_policy
     fields = {name: getattr(policy, name) for name in ("rejects", "replaces", "queue_next", "max_wait")}
     return submission("job-2", **({"identity": "same", "priority_rank": 3, "delay": 100.0} | fields | values))
@@ -55,7 +40,6 @@ def duplicate(conflict_policy: str | ConflictPolicy = "attach", **values: Any) -
 def policy_of(
     on_duplicate: object, max_wait: object = None, unique_until: object = "finished", unique_for: object = None
 ) -> ConflictPolicy:
-    """Return the policy of a task with these options."""
     return conflict_policy_of("app.add", on_duplicate, max_wait, unique_until, unique_for)
 
 
@@ -100,26 +84,6 @@ def test_newer_arguments_exclude_a_kept_result(name: str, refused: list[str]) ->
 
 
 # --- resolution ----------------------------------------------------------------------------------------------------
-
-OUTCOMES = [
-    ("attach", "attached", "attached", "attached", "replayed"),
-    ("raise", "rejected", "rejected", "rejected", "rejected"),
-    ("replace", "attached", "replaced", "queued_next", "replayed"),
-    ("run_again", "attached", "replaced", "queued_next", "replayed"),
-]
-"""By policy: the outcomes before the first run (same and other arguments), after its start, and after the end."""
-
-
-@for_each("conflict_policy, same, other, started, ended", OUTCOMES)
-def test_the_outcome_follows_the_table(conflict_policy: str, same: str, other: str, started: str, ended: str) -> None:
-    """The outcome depends on the policy, on whether the job has started or ended, and on the arguments."""
-    new, differing = duplicate(conflict_policy), duplicate(conflict_policy, fingerprint="other")
-    assert resolve(WAITING, new, now=START).outcome == same
-    assert resolve(WAITING, differing, now=START).outcome == other
-    assert {resolve(STARTED, each, now=START).outcome for each in (new, differing)} == {started}
-    assert {resolve(ENDED, each, now=START).outcome for each in (new, differing)} == {ended}
-    never_started = replace(WAITING, finished_at=START)
-    assert resolve(never_started, differing, now=START).outcome == ended
 
 
 @for_each("now, delay, max_wait, due", [

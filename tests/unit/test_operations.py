@@ -1,25 +1,25 @@
 """The operations that the HTTP API, the command line and the dashboard share, and resubmission."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import logging
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import Celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.operations import Operation, edit, operate
+from onejob.celery.operations import Operation, Operator, edit
 from onejob.celery.payload import decode, loads
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
     JobEndedError,
     JobNotEndedError,
-    JobNotFoundError,
     JobPurgedError,
     NoDeadLetterError,
     NotResubmittableError,
@@ -28,23 +28,15 @@ from onejob.errors import (
     SupersededError,
 )
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel, Outcome
+from onejob.jobs.model import Cancel, Job, Outcome
 from onejob.jobs.records import Query
 from onejob.jobs.route import Route
 from onejob.ledger.explain import explain
-from onejob.ledger.ledger import NextRun
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.webhooks.job import WebhookPayload
 from tests.cases import for_each
+from tests.contract.support import not_none
 from tests.http.shop import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
 
 ORIGIN = "over HTTP by ops"
 ERROR = '{"type": "E", "message": "", "traceback": ""}'
@@ -80,8 +72,7 @@ def brought(app: Celery, ledger: Ledger, state: State, order_id: int = 1, **opti
         return ledger.cancel(job_id)
     if waits:
         return ledger.get(job_id)
-    job = ledger.claim(job_id, nonce="n", node="node").job
-    assert job is not None
+    job = not_none(ledger.claim(job_id, nonce="n", node="node").job)
     match state:
         case State.RETRYING:
             return ledger.retry(job, NextRun.again(job, delay=3600.0, retries=1), error=None, reason="again")
@@ -103,11 +94,11 @@ def test_an_operation_applies_to_its_states(
         with pytest.raises(REFUSALS[operation]):
             operation.check(light)
         with pytest.raises(REFUSALS[operation]):
-            operate(app, ledger, operation, light, origin=ORIGIN)
+            Operator(app=app, ledger=ledger, origin=ORIGIN).operate(operation, light)
         assert ledger.get(job.id) == job
         return
     operation.check(light)
-    after = operate(app, ledger, operation, light, origin=ORIGIN)
+    after = Operator(app=app, ledger=ledger, origin=ORIGIN).operate(operation, light)
     assert ledger.get_or_none(job.id) == after
     if after is not None:
         assert ledger.history(job.id)[-1].detail == f"{operation.done} {ORIGIN}"
@@ -115,8 +106,7 @@ def test_an_operation_applies_to_its_states(
 
 def ended(ledger: Ledger, job_id: str, *, fails: bool) -> Job:
     """Run a job to its end."""
-    job = ledger.claim(job_id, nonce="n", node="node").job
-    assert job is not None
+    job = not_none(ledger.claim(job_id, nonce="n", node="node").job)
     return ledger.fail(job, ERROR, "E") if fails else ledger.complete(job, "1")
 
 
@@ -127,7 +117,7 @@ def test_newer_arguments_are_not_overwritten(app: Celery, ledger: Ledger) -> Non
     newer = save.delay(2, "good-new").id
     for state in (State.QUEUED, State.COMPLETED):
         with pytest.raises(SupersededError, match=f"job {newer}, which is {state}, .* Drop the dead letter"):
-            operate(app, ledger, Operation.REDRIVE, dead, origin=ORIGIN)
+            Operator(app=app, ledger=ledger, origin=ORIGIN).operate(Operation.REDRIVE, dead)
         assert ledger.get(dead.id) == dead
         ended(ledger, newer, fails=False) if state is State.QUEUED else None
 
@@ -149,7 +139,7 @@ def test_nothing_newer_prevents_no_redrive(
     ended(ledger, submit(first[0], "earlier").id, fails=False)
     dead = ended(ledger, submit(*first).id, fails=True)
     ended(ledger, submit(*later).id, fails=fails)
-    after = operate(app, ledger, Operation.REDRIVE, dead, origin=ORIGIN)
+    after = Operator(app=app, ledger=ledger, origin=ORIGIN).operate(Operation.REDRIVE, dead)
     assert (after and after.id, after and after.state) == (dead.id, State.QUEUED)
 
 
@@ -158,21 +148,11 @@ def test_a_forced_cancellation_needs_no_broker(app: Celery, ledger: Ledger, capl
     job = brought(app, ledger, State.RUNNING)
     app.conf.update(broker_url="redis://127.0.0.1:1/0", broker_write_url="redis://127.0.0.1:1/0")
     with caplog.at_level(logging.WARNING, "onejob"):
-        after = operate(app, ledger, Operation.FORCE_CANCEL, job, origin=ORIGIN)
+        after = Operator(app=app, ledger=ledger, origin=ORIGIN).operate(Operation.FORCE_CANCEL, job)
     assert after is not None
     assert (after.state, after.cancel) == (State.RUNNING, Cancel.FORCED)
     assert f"job {job.id} is canceled" in caplog.text
-    assert operate(None, ledger, Operation.FORCE_CANCEL, job, origin=ORIGIN) == after
-
-
-def test_an_unknown_job_is_not_found(app: Celery, ledger: Ledger) -> None:
-    """Every operation on a job that was deleted meanwhile raises `JobNotFoundError`."""
-    for operation in Operation:
-        job = brought(app, ledger, min(operation.states))
-        ledger.cancel(job.id)
-        ledger.remove(ledger.get(job.id))
-        with pytest.raises(JobNotFoundError):
-            operate(app, ledger, operation, job, origin=ORIGIN)
+    assert Operator(app=None, ledger=ledger, origin=ORIGIN).operate(Operation.FORCE_CANCEL, job) == after
 
 
 # --- resubmission ---------------------------------------------------------------------------------------------------
@@ -254,8 +234,7 @@ def test_a_dead_letter_stays_if_its_submission_is_refused(app: Celery, ledger: L
     with pytest.raises(InvalidArgumentsError):
         edit(app, ledger, dead.id, args=[], kwargs={})
     strict = app.tasks["shop.strict"]
-    job = ledger.claim(strict.delay(1).id, nonce="s", node="node").job
-    assert job is not None
+    job = not_none(ledger.claim(strict.delay(1).id, nonce="s", node="node").job)
     refused = ledger.fail(job, ERROR, "E")
     strict.delay(2)
     with pytest.raises(DuplicateJobError):

@@ -1,7 +1,5 @@
 """The package is imported lazily, and its exceptions can be pickled without losing their message or attributes."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools

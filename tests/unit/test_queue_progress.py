@@ -1,12 +1,11 @@
 """The messages of a worker: which are acknowledged together, and when one is known to be gone."""
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
@@ -26,17 +25,12 @@ from onejob.celery.worker.messages import (
     QueueWatch,
 )
 from onejob.celery.worker.request import members_of
+from onejob.jobs.model import Job
 from onejob.jobs.records import RESERVED_LIMIT, Registration
 from onejob.jobs.transitions import new_job
-from onejob.testing import isolated
+from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.contract.support import ManualClock, submission
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onejob.jobs.model import Job
-    from onejob.testing import Jobs
 
 MARGIN = 18.0
 
@@ -216,13 +210,9 @@ def test_the_messages_of_a_dead_worker_are_lost(watch: Watch) -> None:
     assert [watch.ledger.get(job.id).published_at is None for job in (first, second, third)] == [True, True, False]
 
 
-def test_nothing_is_known_at_first(progress: QueueProgress) -> None:
-    """A worker that has not looked at a queue does not know what has left it."""
-    assert progress.passed_in(published(1.0)) is None
-
-
 def test_an_empty_queue_has_passed_what_was_published_before(progress: QueueProgress, clock: ManualClock) -> None:
     """What was published until a queue was empty has left it, whatever its priority, and counts after the margin."""
+    assert progress.passed_in(published(1.0)) is None
     clock.advance(2.0)
     progress.observe({("celery", ANY_RANK): 100.0})
     asked = [published(at, rank=rank) for at, rank in ((100.0, 0), (99.0, -9), (99.0, -1000))]

@@ -1,11 +1,8 @@
 """What SQLite costs, and how its file is opened: a submission, a claim and a completion are one statement each."""
 
-from __future__ import annotations
-
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +10,11 @@ from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import Period, Query
+from onejob.stores import open_store
+from onejob.stores.migrate import upgrade
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import admission, apply, change, claim, read, run, start, submit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from tests.contract.races import together
+from tests.contract.support import admission, apply, change, claim, not_none, read, run, start, submit
 
 
 @pytest.fixture
@@ -32,8 +28,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 def executed(store: SQLiteStore, operation: Callable[[], object]) -> list[str]:
     """Return the first words of the statements that an operation executes."""
     statements: list[str] = []
-    connection = store._connection.connection
-    assert connection is not None
+    connection = not_none(store._connection.connection)
     connection.set_trace_callback(statements.append)
     operation()
     connection.set_trace_callback(None)
@@ -42,8 +37,7 @@ def executed(store: SQLiteStore, operation: Callable[[], object]) -> list[str]:
 
 def stored_entries(store: SQLiteStore) -> list[tuple[str, int]]:
     """Return event and attempt of the stored entries of all histories."""
-    connection = store._connection.connection
-    assert connection is not None
+    connection = not_none(store._connection.connection)
     return connection.execute("select event, attempt from history order by job_id, seq").fetchall()
 
 
@@ -85,10 +79,8 @@ OPENERS = 8
 def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
     """Opening a ledger file never fails because another thread is creating or closing it."""
     for number in range(30):
-        path, gate = tmp_path / f"ledger{number}.db", threading.Barrier(OPENERS)
 
-        def use(_: int, path: Path = path, gate: threading.Barrier = gate) -> list[object]:
-            gate.wait()
+        def use(path: Path = tmp_path / f"ledger{number}.db") -> list[object]:
             store = SQLiteStore(path)
             found: list[object] = []
             for _round in range(5):
@@ -96,8 +88,7 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
                 store.close()
             return found
 
-        with ThreadPoolExecutor(OPENERS) as crowd:
-            assert list(crowd.map(use, range(OPENERS))) == [[]] * OPENERS
+        assert together(*[use] * OPENERS) == [[]] * OPENERS
 
 
 def test_counting_is_one_statement(tmp_path: Path) -> None:
@@ -110,17 +101,20 @@ def test_counting_is_one_statement(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_new_file_is_private(tmp_path: Path) -> None:
-    """Only its owner can read a ledger file that onejob creates, its write-ahead log and its shared memory."""
+@pytest.mark.parametrize("name", ["ledger.db", "file:ledger"])
+def test_a_new_file_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Only its owner can read a file that onejob creates, and what belongs to it, also if its name is like a URI."""
+    monkeypatch.chdir(tmp_path)
     before = os.umask(0)
     try:
-        store = SQLiteStore(tmp_path / "ledger.db")
+        upgrade(f"sqlite:///{name}")
+        store = open_store(f"sqlite:///{name}")
         store.increment({"a": 1.0})
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         store.close()
     finally:
         os.umask(before)
-    assert modes == dict.fromkeys(("ledger.db", "ledger.db-wal", "ledger.db-shm"), 0o600)
+    assert modes == dict.fromkeys((name, f"{name}-wal", f"{name}-shm"), 0o600)
 
 
 def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:

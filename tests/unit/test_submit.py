@@ -1,22 +1,22 @@
 """What a submission leaves in the ledger, in the broker and in its submitter's quota: no sweep runs here."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
+from celery import signals
 from kombu.transport import memory
 
 import onejob
 from onejob import Outcome, State, TaskIdReusedError
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, Caller, Prepared, prepare
+from onejob.celery.call import Call, Prepared, prepare
 from onejob.celery.submit import admit, submit
 from onejob.errors import (
     DuplicateJobError,
@@ -28,16 +28,11 @@ from onejob.errors import (
     StoreUnavailableError,
 )
 from onejob.jobs.records import Query
-from onejob.jobs.submitter import NOBODY
+from onejob.ledger.ledger import Ledger
 from onejob.observability import tracing
 from onejob.testing import isolated
 from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob.ledger.ledger import Ledger
 
 LARGE = StoreRefusedError("large")
 HOOK = "https://example.com/ended"
@@ -83,7 +78,7 @@ def jobs(app: Any, task: str = "play") -> list[tuple[str, State]]:
 
 def prepared(app: Any, *args: Any, task: str = "play") -> Prepared:
     """Return a call that was prepared."""
-    return prepare(Call(app.tasks[task], Caller.of(app), args))
+    return prepare(app_state_of(app), Call(app.tasks[task], args))
 
 
 def refuse_messages(app: Any, number: int = 1) -> None:
@@ -103,12 +98,12 @@ def refuse_messages(app: Any, number: int = 1) -> None:
 @pytest.mark.parametrize(("task", "hook"), [("play", None), ("play", HOOK), ("calling", None), ("calling", HOOK)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_submission_sends_one_message(app: Any, way: str, task: str, hook: str | None, quota: str | None) -> None:
-    """A new job has one message, and its webhook; a duplicate and a job for later have none."""
+    """A new job has one message, and its webhook; a duplicate, and a job for later, however soon that is, have none."""
     with onejob.submitter("a", quota=quota):
         submit = partial(WAYS[way], app.tasks[task], **({"webhook_url": hook} if hook else {}))
         first = submit(1)
         assert submit(1) == first
-        submit(2, countdown=60)
+        submit(2, countdown=0.5)
     assert messages() == [first]
     assert len(jobs(app, "onejob.webhook")) == (2 if hook or task == "calling" else 0)
 
@@ -219,7 +214,7 @@ def test_arguments_that_no_run_uses_are_warned_of(
     submit: dict[str, Callable[[str], object]] = {
         "one": lambda other: app.tasks[task].delay(0, other),
         "many": lambda other: app.tasks[task].submit_many([(0, other)]),
-        "each": lambda other: admit(app, [prepared(app, 0, other, task=task)]),
+        "each": lambda other: admit(app_state_of(app), [prepared(app, 0, other, task=task)]),
     }
     for other in ("third", "fourth"):
         submit[way](other)
@@ -252,21 +247,38 @@ def test_the_store_pushes_where_it_shares_the_broker(
     app: Any, shared: str | None, given: Any, *, is_own: bool, pushes: bool
 ) -> None:
     """A store gets the message of a new job if it is the broker's own server, and the caller names no other one."""
-    publisher, ledger = app_state_of(app).publisher, ledger_of(app)
-    seen: list[Any] = []
+    publisher = app_state_of(app).publisher
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(publisher), "shared_address", shared)
         patch.setattr(publisher, "is_own", lambda _: is_own)
-        patch.setattr(publisher, "publish_all", lambda *_, **__: {})
-        submit_many = ledger.submit_many
+        found = given_to_the_store(app, patch, producer=given)
+    assert found == (publisher.message_of if pushes else None)
 
-        def recorded(submissions: Any, *, message_of: Any, **options: Any) -> Any:
-            seen.append(message_of)
-            return submit_many(submissions, **options)
 
-        patch.setattr(ledger, "submit_many", recorded)
-        admit(app, [prepared(app, 1)], producer=given)
-    assert [message_of == publisher.message_of for message_of in seen] == [pushes]
+@for_each("sees", [False, True])
+def test_a_job_whose_message_the_application_sees_is_not_offered(app: Any, *, sees: bool) -> None:
+    """Where workers take jobs from the ledger, a store offers them a new job unless the application sees messages."""
+    publisher, signal = app_state_of(app).publisher, signals.before_task_publish
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(publisher), "delivers", value=True)
+        patch.setattr(signal, "receivers", [*signal.receivers, "a function"] if sees else [])
+        found = given_to_the_store(app, patch)
+    assert found == (None if sees else publisher.message_of)
+
+
+def given_to_the_store(app: Any, patch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """Submit a job, and return what the store got for its message."""
+    publisher, ledger = app_state_of(app).publisher, ledger_of(app)
+    submit_many, seen = ledger.submit_many, []
+
+    def recorded(submissions: Any, *, message_of: Any, **options: Any) -> Any:
+        seen.append(message_of)
+        return submit_many(submissions, **options)
+
+    patch.setattr(publisher, "publish_all", lambda *_, **__: {})
+    patch.setattr(ledger, "submit_many", recorded)
+    admit(app_state_of(app), [prepared(app, 1)], **options)
+    return seen[0]
 
 
 # --- several that are submitted together ----------------------------------------------------------------------------
@@ -274,7 +286,7 @@ def test_the_store_pushes_where_it_shares_the_broker(
 
 def each(app: Any, count: int = 3, **options: Any) -> list[Any]:
     """Submit so many jobs together, and return the results."""
-    return admit(app, [prepared(app, number) for number in range(count)], **options)
+    return admit(app_state_of(app), [prepared(app, number) for number in range(count)], **options)
 
 
 def kinds(results: list[Any]) -> list[str]:
@@ -307,12 +319,13 @@ def test_an_answer_that_is_refused_is_one_callers_error(app: Any) -> None:
     def refuse(_: Any) -> None:
         raise PermissionError
 
+    state = app_state_of(app)
     app.tasks["play"].apply_async((9,), task_id="job")
-    other = prepare(Call(app.tasks["other"], Caller.of(app), (1,), task_id="job"))
-    assert kinds(admit(app, [other, prepared(app, 8)])) == ["TaskIdReusedError", "admitted"]
-    calls = [Call(app.tasks["play"], Caller.of(app), (1,), check_answer=check) for check in (refuse, None)]
-    assert kinds(admit(app, [prepare(call) for call in calls])) == ["PermissionError", "attached"]
-    assert (app.tasks["play"].submit_many([]), admit(app, [])) == ([], [])
+    other = prepare(state, Call(app.tasks["other"], (1,), task_id="job"))
+    assert kinds(admit(app_state_of(app), [other, prepared(app, 8)])) == ["TaskIdReusedError", "admitted"]
+    calls = [Call(app.tasks["play"], (1,), check_answer=check) for check in (refuse, None)]
+    assert kinds(admit(app_state_of(app), [prepare(state, call) for call in calls])) == ["PermissionError", "attached"]
+    assert (app.tasks["play"].submit_many([]), admit(app_state_of(app), [])) == ([], [])
 
 
 def test_a_withdrawn_job_with_a_duplicate_is_kept(app: Any) -> None:
@@ -385,12 +398,14 @@ def test_a_result_is_ignored_as_the_call_says(app: Any) -> None:
 
 
 @for_each("options, count", [({}, 1), ({"add_to_parent": True}, 1), ({"add_to_parent": False}, 0)])
-def test_a_run_knows_what_it_has_submitted(app: Any, options: dict[str, Any], count: int) -> None:
+def test_a_run_knows_what_it_has_submitted(
+    app: Any, options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A result is one of the children of the run that has submitted it, unless the call says otherwise."""
     trail: list[Any] = []
     run: Any = SimpleNamespace(add_trail=trail.append, request=SimpleNamespace(id="run", root_id=None, headers=None))
-    call = Call(app.tasks["play"], Caller(NOBODY, run), (1,), options=options)
-    result = submit(call)
+    monkeypatch.setattr(type(app), "current_worker_task", run)
+    result = submit(app_state_of(app), Call(app.tasks["play"], (1,), options=options))
     assert trail == [result] * count
     assert json.loads(ledger_of(app).get(result.id).options)["parent_id"] == "run"
 
@@ -401,31 +416,25 @@ def test_a_rejected_call_is_an_error_with_its_reason(app: Any) -> None:
     first = task.apply_async((1,), idempotency_key="the key")
     with pytest.raises(KeyReuseMismatchError, match="'the key'.*" + first.id):
         task.apply_async((2,), idempotency_key="the key")
-    refused = Call(task, Caller.of(app), (1,), on_duplicate="raise")
+    refused = Call(task, (1,), on_duplicate="raise")
     with pytest.raises(DuplicateJobError, match="play") as caught:
-        submit(refused)
+        submit(app_state_of(app), refused)
     assert (caught.value.job_id, caught.value.state) == (first.id, State.QUEUED)
 
 
-def test_a_job_for_later_has_no_message(app: Any) -> None:
-    """A job is sent when it is due, however soon that is."""
-    app.tasks["play"].apply_async((1,), countdown=0.5)
-    assert messages() == []
-
-
-class Spans(tracing._NoTracer):
+class Spans(tracing.Tracer):
     """Records the spans of submissions."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def submit(self, _task: str, _source: str, **_: Any) -> Any:
+    def submit(self, task: str, source: str, **_: Any) -> Any:
         """Return a span that records outcomes."""
-        self.seen.append((_task, _source))
-        return _Span(self.seen)
+        self.seen.append((task, source))
+        return nullcontext(_Span(self.seen))
 
 
-class _Span(tracing._NoSpan):
+class _Span(tracing.SubmissionSpan):
     def __init__(self, seen: list[Any]) -> None:
         self.seen = seen
 

@@ -1,16 +1,15 @@
 """Values as text: payloads, arguments that are looked for, calls to copy, times and durations."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex
 import string
 import time as clock_time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 from uuid import UUID
 
 import psycopg
@@ -21,19 +20,14 @@ from hypothesis import strategies as st
 from onejob.celery.operations import curl_call, python_call
 from onejob.celery.payload import decode, dumps, encode, loads
 from onejob.errors import InvalidPayloadError
+from onejob.jobs.model import Job
+from onejob.jobs.policy import Limits
 from onejob.jobs.timestamps import LATEST, duration_text, format_timestamp, local_text, parse_timestamp, relative_text
 from onejob.jobs.transitions import new_job
 from onejob.ledger.search import argument_text
-from onejob.uniqueness.canonical_json import Limits
 from tests.cases import for_each
-from tests.contract.support import submission
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onejob.jobs.model import Job
-    from tests.services import PostgresServer
-
+from tests.contract.support import not_none, submission
+from tests.services import PostgresServer
 
 LIMITS = Limits(size=1000, depth=64)
 ANY_TEXTS = st.text(st.characters(), max_size=8) | st.sampled_from(
@@ -137,7 +131,7 @@ class _App:
         self.tasks = self
         self.called: tuple[str, list[Any], dict[str, Any]] | None = None
 
-    def __getitem__(self, name: str) -> _App:
+    def __getitem__(self, name: str) -> Self:
         self.name = name
         return self
 
@@ -158,8 +152,7 @@ def test_python_text_makes_the_same_call(args: list[Any], kwargs: dict[str, Any]
 def test_shell_text_sends_the_same_json(args: list[Any], kwargs: dict[str, Any], task: str) -> None:
     """A shell splits the command into the URL, the headers and one body, which has the call's JSON."""
     names = [f"{name} of the task" for name in "ab"]
-    text = curl_call(job_of(args, kwargs, task), BASE, parameters=names)
-    assert text is not None
+    text = not_none(curl_call(job_of(args, kwargs, task), BASE, parameters=names))
     assert text.isprintable()
     assert text.isascii()
     words = shlex.split(text)

@@ -1,7 +1,5 @@
 """Calendar windows end at local midnight, also when daylight saving time changes."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -14,6 +12,7 @@ from onejob.jobs.model import Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.transitions import DST_SHIFT
 from onejob.uniqueness.window import CALENDAR, Window, window_of
+from tests.contract.support import not_none
 
 
 @pytest.mark.parametrize(("unit", "begin", "end", "hours"), [
@@ -25,8 +24,7 @@ from onejob.uniqueness.window import CALENDAR, Window, window_of
 ])  # fmt: skip
 def test_a_window_ends_at_midnight(unit: str, begin: str, end: str, hours: int) -> None:
     """A day ends at local midnight, however long it is there, a week on Monday, a month on the first."""
-    window = window_of("task", "finished", unit)
-    assert window is not None
+    window = not_none(window_of("task", "finished", unit))
     first, last = (datetime.fromisoformat(each).replace(tzinfo=window.zone).timestamp() for each in (begin, end))
     assert window.end(first) == window.end(last - 1.0) == last == first + 3600 * hours
     assert hours * 3600 <= window.longest + DST_SHIFT
@@ -43,8 +41,7 @@ KEYS = {"day": "%Y-%m-%d", "week": "%G-%V", "month": "%Y-%m"}
 )
 def test_a_window_has_the_times_of_one_day_week_or_month(timestamp: float, unit: str, zone: str) -> None:
     """In every zone a window ends after its last local second, and is no longer than retention allows for."""
-    window = window_of("task", "finished", f"{unit}@{zone}")
-    assert window is not None
+    window = not_none(window_of("task", "finished", f"{unit}@{zone}"))
     end = window.end(timestamp)
     now, last, next_ = (
         datetime.fromtimestamp(each, ZoneInfo(zone)).strftime(KEYS[unit]) for each in (timestamp, end - 1e-3, end)

@@ -1,17 +1,22 @@
-"""What a worker knows of itself: its contact with the store, and the file by which it tells that it is alive."""
-
-from __future__ import annotations
+"""What a worker knows of itself: its contact with the store, whether it is alive, and how many jobs it takes."""
 
 import math
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from celery import Celery
+from celery.worker import state
 
+from onejob.celery.app_state import app_state_of
+from onejob.celery.slots import MAX_AHEAD, Slots
+from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.heartbeat import FailureLog, ProbeFile, StoreContact, find_fault
 from onejob.config import Settings
 from onejob.errors import ConfigurationError, StoreError
+from tests.cases import for_each
 from tests.cli.command import call
 from tests.contract.support import START, ManualClock
 
@@ -77,13 +82,15 @@ def test_an_outage_breaks_the_contact(contact: StoreContact, clock: ManualClock)
 
 
 def test_a_worker_that_moves_is_alive_and_ready_after_its_first_contact(tmp_path: Path) -> None:
-    """A file that was just touched is that of a worker that is alive; it is ready once the store has answered."""
+    """A file that was just touched is that of a worker that is alive; it is ready with an answer of the store."""
     path = tmp_path / "worker"
     file = ProbeFile(str(path))
     assert "no worker writes" in str(find_fault(path, time.time()))
     file.create()
     assert find_fault(path, time.time()) is None
     assert "not reached the store yet" in str(find_fault(path, time.time(), ready=True))
+    file.write_contact(silent=True)
+    assert "hears nothing from its broker" in str(find_fault(path, time.time(), ready=True))
     file.write_contact()
     assert find_fault(path, time.time(), ready=True) is None
     file.remove()
@@ -122,3 +129,41 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -
         Settings(probe_file=Path("worker"))  # type: ignore[arg-type]
     for write in (ProbeFile("").create, ProbeFile("").touch, ProbeFile("").write_contact, ProbeFile("").remove):
         write()
+
+
+PROCESSES = 2
+
+
+def slots_after(seconds: float, runs: int, monkeypatch: pytest.MonkeyPatch) -> Slots:
+    """Return the slots of a worker that has begun so many runs, each after so many seconds."""
+    clock = ManualClock()
+    worker = SimpleNamespace(pool=SimpleNamespace(num_processes=PROCESSES))
+    monkeypatch.setattr(state, "all_total_count", [0])
+    slots = Slots(worker, set, clock)
+    for _ in range(runs):
+        clock.advance(seconds / PROCESSES)
+        state.all_total_count[0] += 1
+        slots.count_wanted([])
+    return slots
+
+
+@for_each("seconds, runs, held, wanted", [
+    (1.0, 0, 0, 2), (1.0, 0, 1, 1), (1.0, 0, 2, 0), (60.0, 20, 2, 0),
+    (0.02, 100, 0, 10), (0.02, 100, 4, 6), (0.02, 100, 7, 0), (0.001, 400, 0, 2 + 2 * MAX_AHEAD),
+])  # fmt: skip
+def test_a_worker_takes_what_its_processes_soon_run(seconds: float, runs: int, held: int, wanted: int) -> None:
+    """Jobs are taken for free processes; ahead of them so many as they run in a tenth of a second, several at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        assert slots_after(seconds, runs, patch).count_wanted([f"job-{number}" for number in range(held)]) == wanted
+
+
+def test_the_slots_of_a_worker_end_with_it(tmp_path: Path) -> None:
+    """An app whose worker has stopped in this process takes no jobs by the free processes of that worker."""
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.onejob_store = f"sqlite:///{tmp_path / 'ledger.db'}"
+    app_state, worker = app_state_of(app), SimpleNamespace(app=app, hostname="one@host")
+    step = LedgerStep(worker)
+    app_state.slots = Slots(worker, set)
+    step._on_shutdown(worker)
+    app_state.close()
+    assert app_state.slots is None

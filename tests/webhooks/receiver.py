@@ -1,36 +1,27 @@
 """A receiver of webhooks on loopback; the path of the URL selects its behaviour, correct or hostile."""
 
-from __future__ import annotations
-
+import ssl
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from standardwebhooks import Webhook
 
 from tests.services import eventually
 
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Iterator
-
 SECRET = "whsec_" + "c2VjcmV0LW9mLXRoZS10ZXN0cy0wMTIzNDU2Nzg5"
 OLDER = "whsec_" + "b2xkZXItc2VjcmV0LW9mLXRoZS10ZXN0cy0wMTIz"
 LOOPBACK = ["127.0.0.0/8", "::1/128"]
-SETTINGS: dict[str, Any] = {
-    "onejob_webhook_secrets": [SECRET],
-    "onejob_webhook_allow": LOOPBACK,
-}
+SETTINGS: dict[str, Any] = {"onejob_webhook_secrets": [SECRET], "onejob_webhook_allow": LOOPBACK}
 PATIENCE = 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """One received request."""
-
     path: str
     headers: dict[str, str]
     body: bytes
@@ -38,7 +29,6 @@ class Got:
 
     @property
     def id(self) -> str:
-        """The webhook's id, the same in all its attempts."""
         return self.headers["webhook-id"]
 
     def verified(self, secret: str = SECRET) -> Any:
@@ -59,11 +49,9 @@ class Receiver:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return int(self._server.server_address[1])
 
     def url(self, path: str = "/ok", host: str = "127.0.0.1") -> str:
-        """Return the URL of a path here."""
         return f"{self._scheme}://{host}:{self.port}{path}"
 
     def add(self, got: Got) -> int:
@@ -73,7 +61,6 @@ class Receiver:
             return sum(each.path == got.path for each in self._got)
 
     def got(self, path: str | None = None) -> list[Got]:
-        """Return the requests to a path, or all."""
         with self._lock:
             return [got for got in self._got if path in (None, got.path)]
 
@@ -162,7 +149,6 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def receiving(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> Iterator[Receiver]:
-    """Run a receiver within a block."""
     handler = type("Handler", (_Handler,), {})
     server = _Server((host, 0), handler)
     if tls is not None:

@@ -1,43 +1,50 @@
 """Webhooks as jobs: claimed, sent, retried and recorded, whatever receivers and workers do."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from standardwebhooks import WebhookVerificationError
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.model import Job
 from onejob.jobs.policy import RETENTION
 from onejob.ledger.explain import explain
+from onejob.ledger.ledger import Ledger
+from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.stores.protocol import Store
 from onejob.webhooks import client
 from onejob.webhooks.client import FairSlots, WebhookClient
 from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, Delivery
-from onejob.webhooks.job import LEASE, MEDIA_TYPE, WEBHOOK, webhook_submission
-from onejob.webhooks.settings import SCHEDULE
+from onejob.webhooks.job import LEASE, MEDIA_TYPE, webhook_submission
+from onejob.webhooks.settings import SCHEDULE, WebhookSettings
 from tests.cases import for_each
 from tests.conftest import every_store
-from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit, sweep
+from tests.contract.support import (
+    ManualClock,
+    apply,
+    assert_legal,
+    end,
+    events,
+    get,
+    not_none,
+    read,
+    run,
+    start,
+    submit,
+    sweep,
+)
 from tests.services import free_port
 from tests.webhooks.receiver import OLDER, SECRET, Got, Receiver
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from onejob.stores.protocol import Store
-    from onejob.webhooks.settings import WebhookSettings
 
 ERROR = '{"type": "ValueError", "message": "no", "traceback": "a secret path"}'
 
 
 @dataclass
 class Setup:
-    """A ledger, the delivery of its webhooks, and their receiver."""
-
     ledger: Ledger
     settings: WebhookSettings
     receiver: Receiver
@@ -47,41 +54,35 @@ class Setup:
         self.delivery = self.delivery_with()
 
     def delivery_with(self, **settings: Any) -> Delivery:
-        """Return the delivery of a worker, with other settings."""
         used = replace(self.settings, **settings)
         return Delivery(self.ledger, used, WebhookClient(used), "node-1")
 
     def follow(self, path: str = "/ok", job_id: str = "job-1", url: str = "", **values: str) -> Job:
         """Create the webhook that reports the end of a job to a path of the receiver, or to a URL."""
         new = webhook_submission(url or self.receiver.url(path), self.ledger.get(job_id), **values)
-        job = self.ledger.follow(new, follows_id=job_id)
-        assert job is not None
-        return job
+        return not_none(self.ledger.follow(new, follows_id=job_id))
 
     def ended(self, path: str = "/ok", job_id: str = "job-1", **values: str) -> Job:
-        """Return a webhook of a job that has ended."""
         end(self.ledger.store, run(self.ledger.store, job_id))
         return self.follow(path, job_id, **values)
 
     def sweep(self) -> list[Got]:
         """Sweep once, and deliver what is due in this thread; return all that was received."""
-        sweep(self.ledger, _no_broker, dispatchers={WEBHOOK: self.delivery.deliver})
+        sweep(self.ledger, _no_broker, dispatchers={WEBHOOK_TASK: self.delivery.deliver})
         return self.receiver.got()
 
     def read(self, job: Job) -> Job:
-        """Return the current state of a job."""
         return self.ledger.get(job.id)
 
 
 def _no_broker(job: Job) -> None:
-    if job.task == WEBHOOK:
+    if job.task == WEBHOOK_TASK:
         msg = "a webhook was published"
         raise AssertionError(msg)
 
 
 @pytest.fixture
 def setup(ledger: Ledger, settings: WebhookSettings, receiver: Receiver, clock: ManualClock) -> Setup:
-    """Return the setup on each kind of store."""
     return Setup(ledger, settings, receiver, clock)
 
 
@@ -130,8 +131,8 @@ def test_other_ends_are_reported_to_each_url_once(setup: Setup, store: Store) ->
 def test_another_service_does_not_deliver(setup: Setup) -> None:
     """A sweeper without the job's task does not deliver its webhook: it would sign with a secret of its own."""
     webhook = setup.ended()
-    dispatchers = {WEBHOOK: setup.delivery.deliver}
-    sweep(setup.ledger, _no_broker, tasks=frozenset({WEBHOOK, "other.task"}), dispatchers=dispatchers)
+    dispatchers = {WEBHOOK_TASK: setup.delivery.deliver}
+    sweep(setup.ledger, _no_broker, tasks=frozenset({WEBHOOK_TASK, "other.task"}), dispatchers=dispatchers)
     assert (setup.receiver.got(), setup.read(webhook)) == ([], webhook)
     assert len(setup.sweep()) == 1
 

@@ -1,41 +1,37 @@
 """Hostile receivers and resolvers beside honest ones: over real sockets, and in the queue, no honest one is delayed."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.ledger.ledger import Ledger
+from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores import open_store
-from onejob.webhooks import client, dispatcher
+from onejob.webhooks import client, delivery
 from onejob.webhooks.client import FairSlots, WebhookClient
-from onejob.webhooks.delivery import Delivery
-from onejob.webhooks.dispatcher import (
+from onejob.webhooks.delivery import (
     QUEUE_LIMIT,
     QUEUE_LIMIT_PER_HOST,
     THREAD_NAME,
     THREADS,
     THREADS_PER_HOST,
+    Delivery,
     DeliveryQueue,
 )
-from onejob.webhooks.job import WEBHOOK, WebhookPayload, webhook_submission
+from onejob.webhooks.job import WebhookPayload, webhook_submission
+from onejob.webhooks.settings import WebhookSettings
 from tests.cases import for_each
-from tests.contract.support import end, run, sweep
+from tests.contract.support import end, not_none, run, sweep
 from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onejob.webhooks.settings import WebhookSettings
-    from tests.webhooks.receiver import Receiver
+from tests.webhooks.receiver import Receiver
 
 HOSTS = 2 * THREADS
 """Hostile hosts: more than there are threads."""
@@ -43,7 +39,6 @@ HOSTS = 2 * THREADS
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Return a ledger with one ended job."""
     ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'ledger.db'}"))
     end(ledger.store, run(ledger.store))
     yield ledger
@@ -52,7 +47,6 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def queue(ledger: Ledger, settings: WebhookSettings) -> Iterator[DeliveryQueue]:
-    """Return the deliveries of a worker."""
     delivery = Delivery(ledger, settings, WebhookClient(settings), "node-1")
     queue = DeliveryQueue(delivery.deliver)
     yield queue
@@ -76,15 +70,13 @@ def slow_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def add(ledger: Ledger, url: str, submitter: str) -> str:
-    """Write a webhook of the job, and return its id."""
-    webhook = ledger.follow(webhook_submission(url, ledger.get("job-1"), submitter=submitter), follows_id="job-1")
-    assert webhook is not None
-    return webhook.id
+    new = webhook_submission(url, ledger.get("job-1"), submitter=submitter)
+    return not_none(ledger.follow(new, follows_id="job-1")).id
 
 
 def sweep_all(ledger: Ledger, queue: DeliveryQueue) -> None:
     """Sweep until nothing is due, as a worker does."""
-    while sweep(ledger, lambda _: None, limit=100, dispatchers={WEBHOOK: queue.put}).seen == 100:
+    while sweep(ledger, lambda _: None, limit=100, dispatchers={WEBHOOK_TASK: queue.put}).seen == 100:
         pass
 
 
@@ -136,7 +128,6 @@ class Gate:
 
 
 def gated(*slow: str) -> tuple[Gate, DeliveryQueue]:
-    """Return a queue of deliveries, of which those to slow hosts wait for a gate."""
     gate = Gate(*slow)
     return gate, DeliveryQueue(gate)
 
@@ -185,7 +176,7 @@ def test_each_further_submitter_finds_a_thread() -> None:
 
 def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one thread for all, a submitter with many webhooks and one with few are delivered in turn."""
-    monkeypatch.setattr(dispatcher, "THREADS", 1)
+    monkeypatch.setattr(delivery, "THREADS", 1)
     gate, queue = gated("slow")
     queue.put(webhook_to(0, "slow", "other"))
     eventually(lambda: gate.started == ["slow"], 40)
@@ -200,7 +191,7 @@ def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_webhook_has_its_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """First attempts precede retries, and a job that is queued or in flight is not queued a second time."""
-    monkeypatch.setattr(dispatcher, "THREADS", 1)
+    monkeypatch.setattr(delivery, "THREADS", 1)
     gate, queue = gated("slow")
     assert all(queue.put(webhook_to(0, "slow")) for _ in range(10))
     eventually(lambda: gate.started == ["slow"], 40)

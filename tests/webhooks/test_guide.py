@@ -1,7 +1,5 @@
 """The receiver in the guide accepts each signed event once."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +10,7 @@ from starlette.testclient import TestClient
 
 from onejob.webhooks.job import build_headers
 from tests.cases import for_each
+from tests.contract.support import not_none
 from tests.webhooks.receiver import OLDER, SECRET
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "webhooks.md"
@@ -23,8 +22,7 @@ def guide(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the names that the guide's receiver defines."""
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
     section = GUIDE.read_text().partition("## A receiver")[2]
-    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert code is not None
+    code = not_none(re.search(r"```python\n(.*?)```", section, re.DOTALL))
     names: dict[str, Any] = {}
     exec(compile(code[1], "guide", "exec"), names)  # noqa: S102 - the project's own guide
     return names

@@ -1,11 +1,9 @@
 """Settings of webhooks, and which URLs and addresses they permit: one strict parser, and public addresses only."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import sys
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
 import pytest
@@ -30,19 +28,14 @@ from tests.webhooks.receiver import OLDER, SECRET
 
 
 def read(**given: Any) -> WebhookSettings:
-    """Read settings from a Celery configuration."""
     conf = {f"onejob_webhook_{name}": value for name, value in given.items()}
     return WebhookSettings.from_mapping(conf, namespace="shop")
 
 
-def test_there_are_defaults() -> None:
-    """By default webhooks use https on port 443, with ten attempts in three and a half days."""
+def test_settings_are_read() -> None:
+    """Each setting is read by its name; by default there are ten attempts in three and a half days, on port 443."""
     assert read() == WebhookSettings(source="urn:onejob:shop", ports=(443,), schedule=SCHEDULE)
     assert (len(SCHEDULE), 75 * 3600 < sum(SCHEDULE) < 84 * 3600) == (9, True)
-
-
-def test_settings_are_read() -> None:
-    """Each setting is read by its name; lists become tuples."""
     given: dict[str, Any] = {
         "secrets": [SECRET], "source": "https://shop.example", "ports": [443, 80], "allow": ["192.0.2.0/24"],
         "schedule": [0, 1.5],
@@ -148,8 +141,9 @@ def test_a_url_is_parsed(url: str, target: WebhookUrl) -> None:
     "url",
     [
         None, 7, b"https://example.org", "", "example.org", "//example.org", "https://", "https:///path",
-        "https:example.org", "https:/example.org", "ftp://example.org", "file:///etc/passwd", "javascript:alert(1)",
-        "https://user@example.org", "https://user:word@example.org", "https://example.org@127.0.0.1/",
+        "https:example.org", "https:/example.org", "ftp://example.org/s3cret", "file:///etc/passwd",
+        "javascript:alert(1)", "https://user@example.org", "https://user:word@example.org",
+        "https://example.org@127.0.0.1/", "https://[::g]/",
         "https://example.org#fragment", "https://example.org/a#fragment", "https://example.org\\@127.0.0.1/",
         "https://example.org:443:80/", "https://example.org:/", "https://example.org:-1/",
         "https://example.org:999999/", "https://exa mple.org/", " https://example.org/", "https://example.org/ ",
@@ -160,29 +154,38 @@ def test_a_url_is_parsed(url: str, target: WebhookUrl) -> None:
     ],
 )  # fmt: skip
 def test_an_invalid_url_is_refused(url: Any) -> None:
-    """An invalid URL is refused, and the message describes a valid one."""
-    with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is "):
-        check_url(url, DEFAULTS)
-
-
-@for_each("url", ["https://127.0.0.1/s3cret", "ftp://h/s3cret", "http://h/s3cret", "https://h:1/s3cret"])
-def test_an_error_does_not_contain_the_url(url: str) -> None:
-    """No error message contains the path of the URL, which may be secret."""
-    with pytest.raises(InvalidArgumentsError) as caught:
+    """An invalid URL is refused, and the message describes a valid one, without the path of this one."""
+    with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is ") as caught:
         check_url(url, DEFAULTS)
     assert "s3cret" not in str(caught.value)
 
 
-NOT_PUBLIC_HOSTS = [
-    "127.0.0.1", "127.1", "0x7f.1", "0", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[fd00::1]", "localhost",
-    "LOCALHOST:443", "localhost.", "app.localhost",
+PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts: checks forbid such addresses in files
+NOT_PUBLIC = [
+    *PRIVATE, "127.0.0.1", "127.255.255.254", f"0.{0}.0.0", "0.1.2.3", "100.64.0.1", "100.100.100.200",
+    "169.254.169.254", "168.63.129.16", "192.0.0.8", "192.0.0.192", "192.0.2.1", "192.88.99.1", "198.18.0.1",
+    "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
 ]  # fmt: skip
+NOT_PUBLIC_IPV6 = [
+    "::", "::1", "::127.0.0.1", "::8.8.8.8", "100::1", "fc00::1", "fd00::1", "fd00:ec2::254", "fe80::1", "fec0::1",
+    "ff02::1", "ff0e::1", "5f00::1", "4000::1", "2001::1", "2001:10::1", "2001:db8::1", "3fff::1", "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe", "64:ff9b:1::808:808", "2002:7f00:1::", "2002:808:808::1", "2001:0:808:808:0:0:f7f7:f7f7",
+    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1",
+]  # fmt: skip
+PUBLIC = ["8.8.8.8", "93.184.216.34", "[2606:4700::1111]", "[2a00:1450::1]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]"]
+NOTATIONS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127.0.1", "0177.0.0.1", "0", "0x0", "00"]
+"""What resolvers take for an address."""
+NAMES = ["example.org", "127.0.0.1.example.org", "1.2.3.4.5", "0x", "a.b", "localhost.example.org"]
+LOCAL_NAMES = ["localhost", "LOCALHOST:443", "localhost.", "app.localhost"]
 LOOPBACK: dict[str, Any] = {"allow": ("127.0.0.0/8",)}
 ADMISSIONS: list[tuple[str, dict[str, Any], str]] = [
-    *((f"https://{host}/x", {}, "not public, and onejob_webhook_allow") for host in NOT_PUBLIC_HOSTS),
+    *((f"https://{host}/s3cret", {}, "not public, and onejob_webhook_allow") for host in (
+        *NOT_PUBLIC, *map("[{}]".format, NOT_PUBLIC_IPV6), *NOTATIONS, *LOCAL_NAMES,
+    )),
+    *((f"https://{host}/x", {}, "") for host in (*PUBLIC, *NAMES)),
     # ports: https on port 443 only by default, other ports if they are listed, and http with port 80
     *((url, {}, "https on port 443 ") for url in (
-        "http://example.org/", "https://example.org:8443/", "http://example.org:443/",
+        "http://example.org/s3cret", "https://example.org:8443/s3cret", "http://example.org:443/s3cret",
     )),
     ("https://example.org:8443/", {"ports": (443, 8443)}, ""),
     ("http://example.org/", {"ports": (443, 80)}, ""),
@@ -194,23 +197,26 @@ ADMISSIONS: list[tuple[str, dict[str, Any], str]] = [
     *((f"http://{host}:8080/", LOOPBACK, "not public") for host in (
         "169.254.169.254", "[::1]", "[64:ff9b::7f00:1]", "0",
     )),
-    *((f"https://{host}/x", {"allow": (network,)}, "") for host in NOT_PUBLIC_HOSTS[-4:] for network in (
+    *((f"https://{host}/x", {"allow": (network,)}, "") for host in LOCAL_NAMES for network in (
         "127.0.0.0/8", "::1/128",
     )),
     ("https://localhost/x", {"allow": ("203.0.113.0/24",)}, "not public"),
-    ("https://localhost.example.org/", {}, ""),
 ]  # fmt: skip
 """A URL and settings, and why the URL is refused at the submission; "" if it is accepted."""
 
 
 @for_each("url, settings, why", ADMISSIONS)
 def test_settings_admit_a_url_by_its_address_port_and_scheme(url: str, settings: dict[str, Any], why: str) -> None:
-    """Only https on a listed port of a public address, or anything of an allowed network, is accepted."""
+    """Only https on a listed port of a public address, or anything of an allowed network, is accepted.
+
+    The error does not have the path of the URL, which may be secret.
+    """
     if not why:
         check_url(url, WebhookSettings(**settings))
-    else:
-        with pytest.raises(InvalidArgumentsError, match=why):
-            check_url(url, WebhookSettings(**settings))
+        return
+    with pytest.raises(InvalidArgumentsError, match=why) as caught:
+        check_url(url, WebhookSettings(**settings))
+    assert "s3cret" not in str(caught.value)
 
 
 @given(st.text(max_size=50))
@@ -228,41 +234,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
-PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts: checks forbid such addresses in files
-LOCAL = [
-    *PRIVATE, "127.0.0.1", "127.255.255.254", f"0.{0}.0.0", "0.1.2.3", "100.64.0.1", "100.100.100.200",
-    "169.254.169.254", "168.63.129.16", "192.0.0.8", "192.0.0.192", "192.0.2.1", "192.88.99.1", "198.18.0.1",
-    "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
-]  # fmt: skip
-NOT_PUBLIC = [
-    *LOCAL, "::", "::1", "::127.0.0.1", "::8.8.8.8", "100::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fec0::1",
-    "ff02::1", "ff0e::1", "5f00::1", "4000::1", "2001::1", "2001:10::1", "2001:db8::1", "3fff::1", "64:ff9b::7f00:1",
-    "64:ff9b::a9fe:a9fe", "64:ff9b:1::808:808", "2002:7f00:1::", "2002:808:808::1", "2001:0:808:808:0:0:f7f7:f7f7",
-    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1",
-]  # fmt: skip
-PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
-NOTATIONS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127.0.1", "0177.0.0.1", "0", "0x0", "00"]
 ipv4_numbers = st.integers(0, 2**32 - 1)
-
-
-@for_each("text, public", [*((text, False) for text in NOT_PUBLIC), *((text, True) for text in PUBLIC)])
-def test_only_a_public_address_is_accepted(text: str, public: bool) -> None:
-    """A globally routed address is public, also mapped or translated; no private, local, reserved or other one is."""
-    assert is_public(ip_address(text)) is public
-
-
-@for_each("text", [*NOTATIONS, *LOCAL])
-def test_a_number_is_an_address(text: str) -> None:
-    """Every notation that a resolver accepts is recognised as an address, and refused."""
-    address = parse_ip(text)
-    assert address is not None
-    assert not is_public(address)
-
-
-@for_each("text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"])
-def test_a_name_is_no_address(text: str) -> None:
-    """A name that only looks like an address is a name."""
-    assert parse_ip(text) is None
 
 
 @given(ipv4_numbers)

@@ -9,11 +9,12 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 
@@ -21,9 +22,6 @@ from onejob.api.callers import Caller
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.jobs.submitter import check_name
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 PREFIX = "onejob_"
 """Every key begins with this, so that people and secret scanners recognize one."""
@@ -98,8 +96,7 @@ class KeyFile:
             if loaded is None or loaded[0] != _version_of(self.path.stat()):
                 loaded = self._loaded = _load(self.path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            msg = f"the API keys in {self.path} cannot be used: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"the API keys in {self.path} cannot be used: {error}") from error
         return loaded[1]
 
     def find(self, text: str) -> Key | None:
@@ -173,8 +170,7 @@ class KeyFile:
                 yield keys
                 replace_file(target, json.dumps([key.row() for key in keys], indent=2))
         except OSError as error:
-            msg = f"the API keys in {self.path} cannot be changed: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"the API keys in {self.path} cannot be changed: {error}") from error
 
     def _no_key(self, name: str) -> ConfigurationError:
         return ConfigurationError(f"{self.path} has no key named {name!r}")
@@ -194,8 +190,7 @@ def _load(path: Path) -> tuple[Version, tuple[Key, ...]]:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         if stat.st_mode & WRITABLE_BY_OTHERS:
-            msg = f"it is writable by other users: run chmod 600 {path}"
-            raise ValueError(msg)
+            raise ValueError(f"it is writable by other users: run chmod 600 {path}")
         if not stat.st_nlink:
             raise ValueError("it was replaced, and only the former file is mounted here: mount its directory instead")
         return _version_of(stat), tuple(_key_from(row) for row in json.loads(file.read()))
@@ -204,8 +199,7 @@ def _load(path: Path) -> tuple[Version, tuple[Key, ...]]:
 def _key_from(row: dict[str, Any]) -> Key:
     tasks, own_jobs, expires_at = row.get("tasks"), row.get("own_jobs", False), row.get("expires_at")
     if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
-        msg = f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names"
-        raise TypeError(msg)
+        raise TypeError(f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names")
     return Key(
         row["name"],
         Role(row["role"]),

@@ -3,55 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import iscoroutinefunction
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from types import GenericAlias
+from typing import Any, TypeAlias, TypeVar
 
+from celery import Celery
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from onejob.api import response_models as models
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
 from onejob.api.auth import DirectRoutes, Guard, check_local, guarded, requires_role
-from onejob.api.callers import caller_dependency
+from onejob.api.callers import May, caller_dependency, check_operator
 from onejob.api.job_reads import WAITS_PER_CALLER
-from onejob.api.problems import MEDIA_TYPE, SCHEMA, Problem, add_security_headers, handle_exception
+from onejob.api.problems import MEDIA_TYPE, SCHEMA, Headers, Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
-from onejob.api.response_models import (
-    ActivityView,
-    AuditEntryView,
-    DuplicateStatsView,
-    DuplicateView,
-    ExplanationView,
-    FailureGroupsView,
-    HistoryEntryView,
-    JobPage,
-    JobView,
-    SubmitResponse,
-    ValidatedSubmission,
-)
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
 from onejob.api.routes.ledger import LedgerRoutes
-from onejob.api.routes.operate import OperateRoutes
+from onejob.api.routes.operate import OperateRoutes, empty_body
 from onejob.api.routes.submit import check_endpoint, submit_endpoint
 from onejob.celery.app_state import app_state_of
+from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
+from onejob.jobs.public_view import JobView
 from onejob.jobs.quota import Quotas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from celery import Celery
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from onejob.api.callers import May
-    from onejob.api.problems import Headers
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 PROBLEM_RESPONSES: Responses = {
@@ -59,7 +43,10 @@ PROBLEM_RESPONSES: Responses = {
     for status in ("4XX", "5XX")
 }
 SUBMIT_RESPONSES: Responses = {
-    200: {"model": SubmitResponse | ValidatedSubmission, "description": "An existing job answers, or it was a check"},
+    200: {
+        "model": models.SubmitResponse | models.ValidatedSubmission,
+        "description": "An existing job answers, or it was a check",
+    },
     202: {"description": "A new job was created"},
 }
 NOT_MODIFIED: Responses = {304: {"description": "The job matches If-None-Match"}}
@@ -155,54 +142,67 @@ def _build_router(celery_app: Celery, guard: Guard, prefix: str = "", **waits: A
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
     tasks, ledger = exposed_tasks(celery_app), app_state_of(celery_app).ledger
-    job_routes = JobRoutes(ledger, checks=guard.checks, **waits)
+    jobs = JobRoutes(ledger, checks=guard.checks, **waits)
     security = list(guard.checks)
     if guard.keys is not None:
         guard.keys.read()
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     route = guarded(replace(guard, audit=RequestAudit(ledger)))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=PROBLEM_RESPONSES)
-    options: dict[str, Any] = {"response_model": SubmitResponse, "responses": SUBMIT_RESPONSES}
-    api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
-    api.post("/duplicates/check", dependencies=security)(check_endpoint(celery_app, tasks))
-    _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
-    _add_job_routes(api, job_routes, security)
-    _add_ledger_routes(api, LedgerRoutes(celery_app, ledger), security)
+    for place, endpoint, options in _routes_of(celery_app, tasks, jobs):
+        method, path = place.split()
+        required = [] if endpoint.required_role is None else [*security, *options.get("dependencies", ())]
+        api.add_api_route(path, endpoint, methods=[method], **options | {"dependencies": required})
     return api
 
 
-def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> None:
-    get: Any = partial(api.get, dependencies=security)
-    get("/jobs", response_model=JobPage)(routes.list_jobs)
-    get("/jobs/{job_id}", response_model=JobView, responses=NOT_MODIFIED)(get_job_endpoint(routes))
-    stream: dict[str, Any] = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
-    get("/jobs/{job_id}/events", **stream)(routes.stream_events)
-    get("/jobs/{job_id}/duplicates", response_model=list[DuplicateView])(routes.list_duplicates)
-    get("/jobs/{job_id}/history", response_model=list[HistoryEntryView])(routes.list_history)
-    get("/jobs/{job_id}/explanation", response_model=ExplanationView)(routes.explain_job)
-    get("/duplicates/summary", response_model=list[DuplicateStatsView])(routes.summarize_duplicates)
-    get("/dead", response_model=JobPage)(routes.list_dead_letters)
-    get("/dead/groups", response_model=FailureGroupsView)(routes.group_dead_letters)
+def _routes_of(app: Celery, tasks: Mapping[str, Task], jobs: JobRoutes) -> Iterable[tuple[str, Any, dict[str, Any]]]:
+    """Return the method and path, the endpoint, and the options of each route, in the order of matching."""
+    operate, ledger = OperateRoutes(app, jobs), LedgerRoutes(app, jobs.ledger)
+    empty = {"dependencies": [Depends(empty_body)], "openapi_extra": REQUIRED_BODY}
+    of_all = {"dependencies": [Depends(check_operator)]}
+    operated = empty | {"dependencies": [Depends(check_operator), Depends(empty_body)]}
+    submitted, page = _returns(models.SubmitResponse, status_code=202), _returns(models.JobPage)
+    job, entry = _returns(JobView, **empty), _returns(models.ScheduleEntryView, **operated)
+    stream = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
+    return (
+        ("POST /jobs", submit_endpoint(app, tasks), submitted | {"responses": SUBMIT_RESPONSES}),
+        ("POST /duplicates/check", check_endpoint(app, tasks), _returns(models.DuplicateCheckView)),
+        ("POST /jobs/bulk", operate.operate_many, {}),  # before the routes of one job, whose id may be any text
+        ("POST /jobs/{job_id}/cancel", operate.cancel, job | {"responses": CANCEL_RESPONSES}),
+        ("POST /jobs/{job_id}/redrive", operate.redrive, job | {"status_code": 202}),
+        ("POST /jobs/{job_id}/edit", operate.edit, submitted),
+        ("POST /jobs/{job_id}/run-now", operate.run_now, job),
+        ("DELETE /jobs/{job_id}", operate.delete, {"status_code": 204, "response_class": Response}),
+        ("POST /dead/redrive", operate.redrive_many, {}),
+        ("GET /jobs", jobs.list_jobs, page),
+        ("GET /jobs/{job_id}", get_job_endpoint(jobs), _returns(JobView, responses=NOT_MODIFIED)),
+        ("GET /jobs/{job_id}/events", jobs.stream_events, stream),
+        ("GET /jobs/{job_id}/duplicates", jobs.list_duplicates, _lists(models.DuplicateView)),
+        ("GET /jobs/{job_id}/history", jobs.list_history, _lists(models.HistoryEntryView)),
+        ("GET /jobs/{job_id}/explanation", jobs.explain_job, _returns(models.ExplanationView, **of_all)),
+        ("GET /duplicates/summary", jobs.summarize_duplicates, _lists(models.DuplicateStatsView)),
+        ("GET /dead", jobs.list_dead_letters, page),
+        ("GET /dead/groups", jobs.group_dead_letters, _returns(models.FailureGroupsView)),
+        ("GET /schedules", ledger.list_schedules, _lists(models.ScheduleEntryView, **of_all)),
+        ("POST /schedules/{entry:path}/pause", ledger.pause_schedule, entry),
+        ("POST /schedules/{entry:path}/resume", ledger.resume_schedule, entry),
+        ("POST /schedules/{entry:path}/run", ledger.run_schedule, operated),
+        ("GET /audit", ledger.list_audit, _lists(models.AuditEntryView, **of_all)),
+        ("GET /queues", ledger.list_queues, _lists(models.QueueLoadView, **of_all)),
+        ("GET /activity", ledger.get_activity, _returns(models.ActivityView, **of_all)),
+        ("GET /healthz", ledger.healthz, {}),
+        ("GET /readyz", ledger.readyz, {}),
+        ("GET /metrics", ledger.metrics, {"response_class": PlainTextResponse, **of_all}),
+    )
 
 
-def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[Any]) -> None:
-    post: Any = partial(api.post, dependencies=security)
-    options = {"response_model": JobView, "openapi_extra": REQUIRED_BODY}
-    post("/jobs/bulk")(routes.operate_many)  # before the routes of one job, whose id may be any text
-    post("/jobs/{job_id}/cancel", responses=CANCEL_RESPONSES, **options)(routes.cancel)
-    post("/jobs/{job_id}/redrive", status_code=202, **options)(routes.redrive)
-    post("/jobs/{job_id}/edit", status_code=202, response_model=SubmitResponse)(routes.edit)
-    post("/jobs/{job_id}/run-now", **options)(routes.run_now)
-    api.delete("/jobs/{job_id}", dependencies=security, status_code=204, response_class=Response)(routes.delete)
-    post("/dead/redrive")(routes.redrive_many)
+def _returns(model: Any, **options: Any) -> dict[str, Any]:
+    return {"response_model": model, **options}
 
 
-def _add_ledger_routes(api: APIRouter, routes: LedgerRoutes, security: list[Any]) -> None:
-    api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(routes.list_audit)
-    api.get("/activity", dependencies=security, response_model=ActivityView)(routes.get_activity)
-    api.get("/healthz")(routes.healthz)
-    api.get("/readyz")(routes.readyz)
-    api.get("/metrics", dependencies=security, response_class=PlainTextResponse)(routes.metrics)
+def _lists(model: Any, **options: Any) -> dict[str, Any]:
+    return _returns(GenericAlias(list, model), **options)
 
 
 def create_app(
@@ -249,45 +249,36 @@ def protect(app: App, *, is_local: bool, headers: Headers = ()) -> App:
 
     `is_local`: it accepts only requests from this machine.
     """
-    if is_local:
-        app.add_middleware(LocalOnlyMiddleware)
-    app.add_middleware(SecurityHeadersMiddleware, headers=headers)
+    app.add_middleware(ProtectionMiddleware, headers=headers, is_local=is_local)
     return app
 
 
-class SecurityHeadersMiddleware:
-    """Adds the security headers that a response does not set itself, such as a 404 of the app."""
+class ProtectionMiddleware:
+    """Adds the security headers that a response does not set itself, such as a 404 of the app.
 
-    def __init__(self, app: ASGIApp, headers: Headers) -> None:
+    `is_local`: it refuses all requests but those from this machine, through no proxy, to a local host name.
+    """
+
+    def __init__(self, app: ASGIApp, headers: Headers, *, is_local: bool) -> None:
         self._app = app
         self._headers = headers
+        self._is_local = is_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app, and add the headers to its response."""
+        """Call the app, or refuse the request; and add the headers to the response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = add_security_headers(message["headers"], self._headers)
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
-
-
-class LocalOnlyMiddleware:
-    """Accepts only requests from this machine, through no proxy, to a local host name."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app, or refuse the request."""
+        respond = self._app
         try:
-            if scope["type"] != "lifespan":
+            if self._is_local and scope["type"] != "lifespan":
                 check_local(scope)
         except Problem as problem:
-            await problem.response()(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            respond = problem.response()
+        await respond(scope, receive, send_with_headers)
 
 
 def check_serializers(celery_app: Celery) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from onejob.api.api_keys import Role
 from onejob.api.problems import PROBLEM_TYPES
 from onejob.jobs.records import ACCESS, ACTION, AuditEntry
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.search import FILTERS
 from onejob.observability.logs import record_audit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from fastapi import Request
-
-    from onejob.ledger.ledger import Ledger
 
 SOURCE = "http"
 DONE = "done"
@@ -39,8 +36,8 @@ CHANGES = frozenset({"POST", "DELETE"})
 """The methods of an operator's actions."""
 OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
 SHOWN = frozenset({
-    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "state", "task", "queue", "worker",
-    "submitter", "tag", "identity", "since", "until", "error_type",
+    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
+    *(each.name for each in FILTERS if not each.reveals),
 })  # fmt: skip
 """The fields whose values are recorded, also within a filter. Of others, which may quote arguments, only the names."""
 
@@ -116,10 +113,11 @@ class RequestAudit:
     async def _append(
         self, request: Request, action: str, outcome: str, kind: str, count: int, fields: str = ""
     ) -> None:
+        names = request.path_params
         entry = AuditEntry(
             actor=_actor_of(request), source=self._source, address=request.client.host if request.client else "",
-            action=action, target=request.path_params.get("job_id", ""), outcome=outcome, count=count, kind=kind,
-            detail=f"{request.method} {fields}".rstrip(),
+            action=action, target=str(names.get("job_id") or names.get("entry", "")), outcome=outcome, count=count,
+            kind=kind, detail=f"{request.method} {fields}".rstrip(),
         )  # fmt: skip
         await run_in_threadpool(record_audit, self._ledger.append_audit, entry)
 

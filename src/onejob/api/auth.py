@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
+from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onejob.api.api_keys import Role
-from onejob.api.audit import DONE, fields_of_json
-from onejob.api.callers import caller_in_context, set_caller
+from onejob.api.api_keys import Key, KeyFile, Role
+from onejob.api.audit import DONE, RequestAudit, fields_of_json
+from onejob.api.callers import Caller, caller_in_context, set_caller
 from onejob.api.checked_request import CheckedRequest, QueryCheck
 from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.errors import ConfigurationError
-from onejob.jobs.quota import NO_QUOTAS
+from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.jobs.timestamps import format_timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-
-    from fastapi import Request
-    from starlette.routing import BaseRoute
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from onejob.api.api_keys import Key, KeyFile
-    from onejob.api.audit import RequestAudit
-    from onejob.api.callers import Caller
-    from onejob.jobs.quota import Quotas
 
 F = TypeVar("F", bound="Callable[..., Any]")
 Handler: TypeAlias = "Callable[[CheckedRequest], Awaitable[Response]]"
@@ -48,12 +39,7 @@ CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
 
 def requires_role(role: Role | None) -> Callable[[F], F]:
     """Set the lowest role that may call an endpoint; None: no API key is required. The default is `operate`."""
-
-    def decorate(endpoint: F) -> F:
-        endpoint.required_role = role  # type: ignore[attr-defined] # functions take attributes
-        return endpoint
-
-    return decorate
+    return partial(_mark, "required_role", role)
 
 
 def direct_handler(handler: Handler) -> Callable[[F], F]:
@@ -61,12 +47,12 @@ def direct_handler(handler: Handler) -> Callable[[F], F]:
 
     FastAPI takes longer to turn a request into arguments than the rest of a submission takes.
     """
+    return partial(_mark, "direct_handler", handler)
 
-    def decorate(endpoint: F) -> F:
-        endpoint.direct_handler = handler  # type: ignore[attr-defined] # functions take attributes
-        return endpoint
 
-    return decorate
+def _mark(name: str, value: object, endpoint: F) -> F:
+    setattr(endpoint, name, value)
+    return endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +146,7 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
     request.state.key_name = key.name
     check_expiry(key)
     if not key.role.includes(role):
-        detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
-        raise Problem("forbidden", detail)
+        raise Problem("forbidden", f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}")
     return key.caller
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from fastapi import Depends, Request
 
 from onejob.api.problems import Problem
+from onejob.jobs.model import Admission, Job
 from onejob.jobs.quota import Quotas
 from onejob.jobs.submitter import Submitter, check_name, current_submitter
 from onejob.jobs.visibility import Visibility
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from onejob.jobs.model import Admission, Job
-    from onejob.ledger.ledger import Ledger
 
 May: TypeAlias = "Callable[[Caller, str, Job | str | None], bool]"
 """Decides whether a caller may do something: the action, and the job or the name of the task that it concerns."""
@@ -104,6 +101,11 @@ def permissions_of(request: Request) -> Permissions:
     """Return the permissions of the caller of a request, which its route has authenticated."""
     permissions: Permissions = request.state.permissions
     return permissions
+
+
+async def check_operator(request: Request) -> None:
+    """Refuse a caller that is limited to some jobs: a dependency of the endpoints that are about all of them."""
+    permissions_of(request).check_operator()
 
 
 def set_caller(request: Request, caller: Caller, may: May | None = None) -> None:

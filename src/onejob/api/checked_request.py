@@ -9,26 +9,23 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from fastapi.security import APIKeyQuery
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
 
 from onejob.api.problems import Problem
-from onejob.uniqueness.canonical_json import deeper_than
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fastapi.dependencies.models import Dependant
-    from fastapi.routing import APIRoute
-    from pydantic.fields import FieldInfo
-    from starlette.types import Receive, Scope
+from onejob.celery.payload import deeper_than
 
 BODY_LIMIT = 256 * 1024
 """The maximum size of a body, in bytes."""
@@ -63,8 +60,7 @@ def _unique_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    msg = f"{name} is not a JSON number"
-    raise ValueError(msg)
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite_float(text: str) -> float:

@@ -7,31 +7,28 @@ has a limit of waits.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from threading import Event
 
 from anyio import CapacityLimiter, to_thread
+from pydantic_core import to_json
 from starlette.responses import Response
 
+from onejob.api.callers import Permissions
 from onejob.api.problems import Problem
-from onejob.api.response_models import Cursor, ListedJob, PageEnd
-from onejob.celery.async_reads import POLL_INTERVAL, JobPoller, Watch
+from onejob.api.response_models import Cursor, PageEnd
+from onejob.celery.async_reads import Watch, Watcher
 from onejob.celery.batching import Batcher, PerEventLoop
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-    from threading import Event
-
-    from onejob.api.callers import Permissions
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Query
-    from onejob.jobs.visibility import Visibility
-    from onejob.ledger.ledger import Ledger
+from onejob.jobs.records import Query
+from onejob.jobs.visibility import Visibility
+from onejob.ledger.ledger import Ledger
 
 PAGE_BYTES = 1_000_000
 """The size of the jobs of a page after which it ends; one job is always returned, however large."""
@@ -48,6 +45,9 @@ class Include(StrEnum):
 
     PROGRESS = "progress"
     RESULT = "result"
+
+
+_LARGE = frozenset(Include)
 
 
 class JobPages:
@@ -77,7 +77,7 @@ class JobPages:
     async def _count(self, query: Query | None) -> dict[State, int]:
         if query is None:
             return dict.fromkeys(State, 0)
-        return await self._counters.current().process(_without_page(query))
+        return await self._counters.current().process(replace(query, before=None, before_id=None, offset=0, limit=0))
 
     def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int]]:
         found = {query: self._ledger.counts(query, limit=COUNT_LIMIT) for query in set(queries)}
@@ -142,16 +142,9 @@ class _Page:
         return True
 
 
-def _without_page(query: Query) -> Query:
-    return replace(query, before=None, before_id=None, offset=0, limit=0)
-
-
 def _render_job(job: Job, include: frozenset[Include]) -> str:
-    fields: dict[str, Any] = job_to_dict(job)
-    for name in Include:
-        if name not in include:
-            del fields[name]
-    return ListedJob(**fields).model_dump_json(exclude_unset=True)
+    shown = {name: value for name, value in job_to_dict(job).items() if name not in _LARGE or name in include}
+    return to_json(shown, inf_nan_mode="null").decode()
 
 
 def _end_of_page(cursor: Cursor | None, counts: dict[State, int] | None) -> str:
@@ -162,17 +155,19 @@ def _end_of_page(cursor: Cursor | None, counts: dict[State, int] | None) -> str:
     return PageEnd(next=text, total=total, total_is_capped=total >= COUNT_LIMIT, by_state=counts).model_dump_json()
 
 
+PROGRESS_INTERVAL = 0.25
+"""Seconds between two reads of the watched jobs: their ends are signaled, their progress is not."""
 WAITS_PER_CALLER = 250
 """How many event streams and long polls of one caller may be open in a process."""
 
 
-class JobWatcher(JobPoller):
-    """Polls the watched jobs of callers, each of which has a limit of waits."""
+class JobWatcher(Watcher):
+    """Reads the watched jobs of callers, each of which has a limit of waits."""
 
     def __init__(
         self,
         ledger: Ledger,
-        interval: float = POLL_INTERVAL,
+        interval: float = PROGRESS_INTERVAL,
         closing: Event | None = None,
         waits_per_caller: int = WAITS_PER_CALLER,
     ) -> None:

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from onejob import errors
 from onejob.celery.routing import is_unpublishable
-from onejob.errors import (
-    DuplicateJobError,
-    IdentityHeldError,
-    InvalidArgumentsError,
-    InvalidPayloadError,
-    JobEndedError,
-    JobNotEndedError,
-    JobNotFoundError,
-    JobPurgedError,
-    KeyRequiredError,
-    KeyReuseMismatchError,
-    NoDeadLetterError,
-    NotWaitingError,
-    QuotaExceededError,
-    StoreUnavailableError,
-    SupersededError,
-    TooManyWebhooksError,
-    UniquenessWindowError,
-    describe,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from fastapi import Request
 
 logger = logging.getLogger("onejob.api")
 
@@ -88,6 +66,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "forbidden": ProblemType(403, "Forbidden", "The caller is not permitted to do this, or the request is not local."),
     "not-found": ProblemType(404, "Path not found", "No route has this path."),
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
+    "schedule-not-found": ProblemType(404, "Schedule entry not found", "The beat schedule has no entry of this name."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
     "request-timeout": ProblemType(408, "Request too slow", "Its headers or its body did not arrive in time."),
     "duplicate-job": ProblemType(
@@ -155,23 +134,24 @@ class Report(NamedTuple):
 
 
 REPORTS: dict[type[Exception], Report] = {
-    DuplicateJobError: Report("duplicate-job", "job_id state", "an equal job of {task} is already {state}"),
-    KeyReuseMismatchError: Report(
+    errors.DuplicateJobError: Report("duplicate-job", "job_id state", "an equal job of {task} is already {state}"),
+    errors.KeyReuseMismatchError: Report(
         "key-reused", "job_id", "the first submission with this idempotency key had different arguments"
     ),
-    IdentityHeldError: Report("identity-held", "job_id holder_id"),
-    SupersededError: Report("superseded", "job_id newer_id newer_state"),
-    JobEndedError: Report("job-ended", "job_id state"),
-    JobNotEndedError: Report("job-not-ended", "job_id state"),
-    NotWaitingError: Report("not-waiting", "job_id state follows_id"),
-    NoDeadLetterError: Report("not-a-dead-letter", "job_id state"),
-    UniquenessWindowError: Report("window-open", "job_id state until"),
-    TooManyWebhooksError: Report("too-many-webhooks", "job_id"),
-    JobPurgedError: Report("job-purged", "job_id state finished_at purged_at"),
-    JobNotFoundError: Report("job-not-found"),
-    KeyRequiredError: Report("key-required"),
-    InvalidArgumentsError: Report("invalid-arguments"),
-    InvalidPayloadError: Report("invalid-arguments"),
+    errors.IdentityHeldError: Report("identity-held", "job_id holder_id"),
+    errors.SupersededError: Report("superseded", "job_id newer_id newer_state"),
+    errors.JobEndedError: Report("job-ended", "job_id state"),
+    errors.JobNotEndedError: Report("job-not-ended", "job_id state"),
+    errors.NotWaitingError: Report("not-waiting", "job_id state follows_id"),
+    errors.NoDeadLetterError: Report("not-a-dead-letter", "job_id state"),
+    errors.UniquenessWindowError: Report("window-open", "job_id state until"),
+    errors.TooManyWebhooksError: Report("too-many-webhooks", "job_id"),
+    errors.JobPurgedError: Report("job-purged", "job_id state finished_at purged_at"),
+    errors.JobNotFoundError: Report("job-not-found"),
+    errors.ScheduleEntryNotFoundError: Report("schedule-not-found"),
+    errors.KeyRequiredError: Report("key-required"),
+    errors.InvalidArgumentsError: Report("invalid-arguments"),
+    errors.InvalidPayloadError: Report("invalid-arguments"),
 }
 """The errors of the caller, by their classes; the class itself precedes those that it derives from."""
 
@@ -195,14 +175,14 @@ def problem_from(error: Exception) -> Problem:
 def _problem_of_failure(error: Exception) -> Problem:
     match error:
         case _ if is_unpublishable(error):
-            logger.error("a job was not submitted, because its message cannot be sent: %s", describe(error))
+            logger.error("a job was not submitted, because its message cannot be sent: %s", errors.describe(error))
             detail = f"the task's route, or the encoding of its message, failed: {type(error).__name__}"
             return Problem("unpublishable", detail)
-        case QuotaExceededError():
+        case errors.QuotaExceededError():
             headers = {"retry-after": str(error.retry_after)}
             members: dict[str, Any] = {"quota": error.option, "limit": error.limit, "reset_at": error.reset_at}
             return Problem("quota-exceeded", str(error), headers, **members)
-        case StoreUnavailableError():
+        case errors.StoreUnavailableError():
             logger.warning("the store is unavailable: %s", error)
             detail = "the store did not respond: the request may or may not have taken effect"
             return Problem("store-unavailable", detail, headers={"retry-after": "1"})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import typing
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Union
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Union
 from weakref import WeakKeyDictionary
 
+from celery import Celery
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
     AfterValidator,
@@ -20,31 +22,24 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     TypeAdapter,
     ValidationError,
     create_model,
 )
+from pydantic_core import CoreSchema
 from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict  # pydantic requires this one up to Python 3.11
 
-from onejob.api.checked_request import INLINE_BYTES, parse_json
+from onejob.api.checked_request import INLINE_BYTES, CheckedRequest, parse_json
 from onejob.api.problems import MAX_ERRORS, Problem
 from onejob.celery.app_state import app_state_of
 from onejob.celery.option_names import TAG_COUNT, TAG_LENGTH
 from onejob.celery.options import body_of, options_of, tasks_of
+from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.submitter import NAME_LIMIT
 from onejob.webhooks.settings import URL_LIMIT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from celery import Celery
-    from pydantic import GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
-
-    from onejob.api.checked_request import CheckedRequest
-    from onejob.celery.task import Task
 
 MAX_DELAY = 366 * 86_400.0
 """The longest time until a job is due, in seconds."""
@@ -61,6 +56,8 @@ TAG_PATTERN = r"^[!-~]([ -~]*[!-~])?$"
 Tag = Annotated[str, Field(min_length=1, max_length=TAG_LENGTH, json_schema_extra={"pattern": TAG_PATTERN})]
 WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 """Takes 7.0 as 7, which it is in JSON Schema. Arguments of tasks are passed on, so there it is not an integer."""
+CALL_OPTIONS = frozenset({"countdown", "eta", "priority", "tags"})
+"""The fields that are options of `apply_async`."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 """Any earlier time is as much in the past, and is not further away than a job's times may be."""
 make_typed_dict: Any = TypedDict  # a type checker does not support names and types computed at run time
@@ -104,8 +101,7 @@ class SubmitRequest(CallRequest):
 
     def options(self) -> dict[str, Any]:
         """Return the options of `apply_async` that are given."""
-        options = {"countdown": self.countdown, "eta": self.eta, "priority": self.priority, "tags": self.tags}
-        return {name: value for name, value in options.items() if value is not None}
+        return {name: value for name, value in self if name in CALL_OPTIONS and value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

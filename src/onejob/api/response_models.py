@@ -5,22 +5,25 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import to_json
 
 from onejob.api.problems import Problem
-from onejob.jobs.lifecycle import State  # noqa: TC001 - as above
-from onejob.jobs.model import Outcome  # noqa: TC001 - as above
-from onejob.jobs.public_view import job_to_dict
-from onejob.jobs.records import Period  # noqa: TC001 - as above
+from onejob.celery.beat import ScheduleEntry
+from onejob.celery.operations import DuplicateCheck
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Duplicate, Job, Outcome
+from onejob.jobs.public_view import JobView, job_to_dict
+from onejob.jobs.records import AuditEntry, Entry, Period
 from onejob.jobs.timestamps import to_datetime
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
+from onejob.ledger.dead_letters import FailureGroup
+from onejob.ledger.queues import QueueLoad
+from onejob.ledger.schedules import Missed
 
 CURSOR_PATTERN = r"^([0-4][0-9a-f]{15}([0-9a-f]{2})*)?\.[0-9]{1,9}$"
 """The form of a cursor: the bits of a time, and the bytes of an id; and how many jobs to skip after that one.
@@ -30,41 +33,9 @@ Every text of this form is the cursor of some position, so the OpenAPI document 
 CURSOR_LIMIT = 2100
 """Characters of a cursor: an id has at most 255 characters, of four bytes at most."""
 
+CursorText = Annotated[str, Field(max_length=CURSOR_LIMIT, json_schema_extra={"pattern": CURSOR_PATTERN})]
 Time = Annotated[datetime, BeforeValidator(to_datetime)]
 """A time, which the ledger has in seconds since the epoch."""
-
-
-class ErrorView(BaseModel):
-    """The exception of a failed job."""
-
-    type: str
-    message: str
-
-
-class JobView(BaseModel):
-    """A job. Equal views have the same ETag."""
-
-    id: str
-    task: str
-    identity: str
-    submitter: str
-    tags: list[str]
-    queue: str
-    state: State
-    reason: str
-    queued_next: bool
-    follows_id: str | None
-    cancel_requested: bool
-    attempt: int
-    crashes: int
-    duplicate_count: int
-    created_at: datetime
-    run_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    progress: Any
-    result: Any
-    error: ErrorView | None
 
 
 class EmptyBody(BaseModel):
@@ -88,6 +59,7 @@ class ValidatedSubmission(BaseModel):
     fingerprint: str
 
 
+@dataclass(kw_only=True)
 class ListedJob(JobView):
     """A job in a list, which has `progress` and `result` only if requested."""
 
@@ -128,44 +100,40 @@ class BulkPage(BulkView):
     next: str | None
 
 
-class DuplicateView(BaseModel):
-    """A submission that was answered by an existing job."""
-
-    at: Time
-    outcome: Outcome
-    answered_by: str
-    submitter: str
-    source: str
-    host: str
-    arguments_differ: bool
-    rescheduled: bool
+def view_of(kind: Any, name: str, description: str, *, without: Collection[str] = (), **others: Any) -> Any:
+    """Return the model of a dataclass of the ledger: its fields, times as text; `others` have another type."""
+    types = {each.name: each.type for each in fields(kind) if each.name not in without}
+    times = {each: Time for each, hint in types.items() if hint == "float" and each.endswith("at")}
+    own: dict[str, Any] = {each: (hint, ...) for each, hint in (types | times | others).items()}
+    return create_model(name, __doc__=description, __module__=__name__, **own)
 
 
-class HistoryEntryView(BaseModel):
-    """An entry in the history of a job."""
-
-    at: Time
-    event: str
-    state: State
-    attempt: int
-    node: str
-    detail: str
-
-
-class AuditEntryView(BaseModel):
-    """What an operator did (`kind`: action), or refused requests and logins (access)."""
-
-    id: int
-    at: Time
-    actor: str
-    source: str
-    address: str
-    action: str
-    target: str
-    outcome: str
-    detail: str
-    count: int
-    kind: str
+DuplicateView = view_of(
+    Duplicate, "DuplicateView", "A submission that was answered by an existing job.",
+    without={"job_id", "submission_nonce", "fingerprint"},
+)  # fmt: skip
+HistoryEntryView = view_of(Entry, "HistoryEntryView", "An entry in the history of a job.")
+AuditEntryView = view_of(
+    AuditEntry, "AuditEntryView",
+    "What an operator did (`kind`: action), or refused requests and logins (access).",
+)  # fmt: skip
+DuplicateCheckView = view_of(
+    DuplicateCheck, "DuplicateCheckView",
+    "How a submission would be answered now, and by which job; `hashed_text` is what the identity is the hash of.",
+    existing=JobView | None,
+)  # fmt: skip
+QueueLoadView = view_of(
+    QueueLoad, "QueueLoadView",
+    "The load of a queue: its jobs that are due or run, and its workers. `oldest_due` is in seconds, 0 without one.\n\n"
+    "`slots`: how many jobs its workers run at a time, also those of their other queues.",
+)  # fmt: skip
+ScheduleEntryView = view_of(
+    ScheduleEntry, "ScheduleEntryView",
+    "An entry of the beat schedule. `last_job` answered the last tick: a job, or a task that is none of onejob's.\n\n"
+    "`next_tick_at`: null for a paused entry, for one that no worker has looked at yet, and without further ticks.\n"
+    "`error`: why it cannot be computed.",
+    missed=Missed, last_tick_at=Time | None, next_tick_at=Time | None,
+)  # fmt: skip
 
 
 class ExplanationView(BaseModel):
@@ -175,33 +143,13 @@ class ExplanationView(BaseModel):
     sentences: list[str]
 
 
-class DuplicateCheckView(BaseModel):
-    """How a submission would be answered now, and by which job; `hashed_text` is what the identity is the hash of."""
-
-    task: str
-    identity: str
-    hashed_text: str
-    fingerprint: str
-    outcome: Outcome
-    reason: str
-    existing: JobView | None
-
-
-class FailureGroupView(BaseModel):
-    """Dead letters of one task with similar errors: `pattern` is the message with "…" for ids and numbers.
-
-    `message` is that of the newest one, `job_ids` are some of the newest; the times are those of the first and the last
-    failure.
-    """
-
-    task: str
-    error_type: str
-    pattern: str
-    message: str
-    count: int
-    first_at: Time
-    last_at: Time
-    job_ids: list[str]
+FailureGroupView: Any = view_of(
+    FailureGroup, "FailureGroupView",
+    'Dead letters of one task with similar errors: `pattern` is the message with "…" for ids and numbers.\n\n'
+    "`message` is that of the newest one, `job_ids` are some of the newest; the times are those of the first and the "
+    "last\nfailure.",
+    without={"oldest_id"},
+)  # fmt: skip
 
 
 class FailureGroupsView(BaseModel):
@@ -283,9 +231,15 @@ class ActivityView(BaseModel):
     slots: list[SlotView]
 
 
-def job_view(job: Job) -> JobView:
-    """Return the view of a job."""
-    return JobView(**job_to_dict(job))
+class EntryRun(BaseModel):
+    """The job that answers."""
+
+    job_id: str
+
+
+def job_json(job: Job) -> bytes:
+    """Return the JSON of a `JobView`, without building it."""
+    return to_json(job_to_dict(job), inf_nan_mode="null")
 
 
 def submit_response(outcome: Outcome, job: Job) -> bytes:
@@ -293,9 +247,9 @@ def submit_response(outcome: Outcome, job: Job) -> bytes:
     return to_json({"outcome": outcome, "job": job_to_dict(job)}, inf_nan_mode="null")
 
 
-def etag_of(content: str) -> str:
+def etag_of(content: bytes) -> str:
     """Return the strong ETag of a response body."""
-    return f'"{hashlib.sha256(content.encode()).hexdigest()[:32]}"'
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 def etag_matches(header: str | None, etag: str) -> bool:

@@ -8,29 +8,25 @@ from __future__ import annotations
 import gc
 import logging
 import re
+from asyncio import TimerHandle, Transport
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 from urllib.parse import unquote
 
 import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from onejob.api.app import Keys
 from onejob.api.auth import is_loopback
 from onejob.api.checked_request import BODY_LIMIT
 from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError
 from onejob.observability.logs import API_KEY, REDACTED
-
-if TYPE_CHECKING:
-    from asyncio import TimerHandle, Transport
-    from types import FrameType
-
-    from fastapi import FastAPI
-    from starlette.types import ASGIApp
-
-    from onejob.api.app import Keys
 
 HEAD_LIMIT = 64 * 1024
 """The maximum number of bytes of a request besides its body: the limit of h11, uvicorn's other parser, for headers."""

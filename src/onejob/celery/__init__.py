@@ -3,7 +3,9 @@
 from onejob.celery.app_state import install as hide_settings
 from onejob.celery.current_job import RunningJob, current_job
 from onejob.celery.task import Task
+from onejob.celery.transport import install as install_transport
 
 hide_settings()
+install_transport()
 
 __all__ = ["RunningJob", "Task", "current_job"]

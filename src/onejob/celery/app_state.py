@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.celery.batching import PerEventLoop
+    from onejob.celery.slots import Slots
     from onejob.ledger.ledger import Ledger
 
 
@@ -42,6 +43,8 @@ class AppState:
         """The tasks of which a warning was logged that a duplicate's other arguments are not used."""
         self.received: dict[tuple[str, str, int], str] = {}
         """In a worker's parent: by exchange, routing key and priority, the id of the message received last."""
+        self.slots: Slots | None = None
+        """In the parent of a worker that takes jobs from the ledger: how many it can run."""
         self._ledger: Ledger | None = None
         self._place: object = None
         """Where Django had the database of the ledger when it was opened; None for a ledger that stays where it is."""

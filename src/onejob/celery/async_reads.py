@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import Batcher
 from onejob.celery.payload import REPLACED
+from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,15 +34,11 @@ logger = logging.getLogger("onejob")
 T = TypeVar("T")
 Meta: TypeAlias = dict[str, Any]
 """A job's state and result as Celery's result backends return them."""
-WAIT_INTERVAL = 0.05
-"""Seconds between two reads of the jobs that the coroutines of one event loop wait for."""
 REREAD_INTERVAL = 5.0
 """Seconds after which a waiting coroutine reads its job itself, so that it gets the error of a store that is away."""
 ELSEWHERE_INTERVAL = 0.5
 """Seconds between two reads of a result that is not in the ledger."""
 MAX_THREADS = 32
-POLL_INTERVAL = 0.25
-"""Seconds between two reads of the watched jobs."""
 READ_LIMIT = 100
 """How many jobs are read at once."""
 
@@ -51,16 +49,16 @@ class LoopReader:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.jobs: Batcher[str, Job | None] = Batcher(self._read_jobs)
-        self._poller: JobPoller | None = None
+        self._watcher: Watcher | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, "onejob-async")
 
     @property
-    def poller(self) -> JobPoller:
+    def watcher(self) -> Watcher:
         """What waits for changes of jobs in the ledger, which an earlier read has opened."""
         ledger = app_state_of(self.app).ledger
-        if self._poller is None or self._poller.ledger is not ledger:
-            self._poller = JobPoller(ledger, WAIT_INTERVAL)
-        return self._poller
+        if self._watcher is None or self._watcher.ledger is not ledger:
+            self._watcher = Watcher(ledger)
+        return self._watcher
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function in a thread, in the context of the coroutine; it ends also if the coroutine is canceled."""
@@ -97,19 +95,26 @@ async def wait_for_end(
     meta_of: Callable[[Job, Celery], Meta],
     read_elsewhere: Callable[[], Meta],
     timeout: float | None,  # noqa: ASYNC109 - the message has it, as that of `get`
+    submitted: Job | None = None,
 ) -> Meta:
     """Wait until a job has ended, and return its result. Raises Celery's `TimeoutError`.
 
-    `meta_of` returns the result of a job, `read_elsewhere` that of one that is not in the ledger.
+    `meta_of` returns the result of a job, `read_elsewhere` that of one that is not in the ledger. `submitted`: the job
+    as a submission has returned it, which saves a read.
     """
-    read = partial(_read_meta, reader_of(app), job_id, meta_of, read_elsewhere)
-    job, meta = await read()
+    reader = reader_of(app)
+
+    async def read_meta(job: Job | None) -> Meta:
+        return await reader.run(read_elsewhere) if job is None or job.reason == REPLACED else meta_of(job, app)
+
+    job = submitted or await reader.jobs.process(job_id)
+    meta = await read_meta(job)
     scope = asyncio.timeout(timeout)
     try:
         async with scope:
             while meta["status"] not in states.READY_STATES:
-                await _wait_for_change(reader_of(app), job)
-                job, meta = await read()
+                job = await _wait_for_change(reader, job_id, job)
+                meta = await read_meta(job)
     except TimeoutError:
         if not scope.expired():
             raise
@@ -118,28 +123,22 @@ async def wait_for_end(
     return meta
 
 
-async def _read_meta(
-    reader: LoopReader, job_id: str, meta_of: Callable[[Job, Celery], Meta], read_elsewhere: Callable[[], Meta]
-) -> tuple[Job | None, Meta]:
-    job = await reader.jobs.process(job_id)
-    if job is not None and job.reason != REPLACED:
-        return job, meta_of(job, reader.app)
-    return None, await reader.run(read_elsewhere)
-
-
-async def _wait_for_change(reader: LoopReader, job: Job | None) -> None:
-    """Wait until a job has ended, or should be read again."""
-    if job is None:
+async def _wait_for_change(reader: LoopReader, job_id: str, job: Job | None) -> Job | None:
+    """Wait until a job has ended, or should be read again, and return it without its arguments."""
+    if job is None or job.reason == REPLACED:
         await asyncio.sleep(ELSEWHERE_INTERVAL)
-        return
+        return await reader.jobs.process(job_id)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REREAD_INTERVAL
-    async with reader.poller.watch(job) as watch:
+    async with reader.watcher.watch(job) as watch:
         while watch.job is not None and not watch.job.state.final and loop.time() < deadline:
             await watch.wait_for_change(deadline - loop.time())
+        if watch.job is not None and watch.job.state.final:
+            return watch.job
+    return await reader.jobs.process(job_id)
 
 
-# --- changes of jobs: one poller per event loop reads each watched job once per interval -----------------------------
+# --- changes of jobs: one watcher per event loop reads the watched jobs in batches -----------------------------------
 
 
 class Watch:
@@ -148,6 +147,7 @@ class Watch:
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
         self.waiters = 0
+        self.unsubscribe: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
 
     async def wait_for_change(self, seconds: float) -> bool:
@@ -171,58 +171,88 @@ class Watch:
         self._changed = asyncio.Event()
 
 
-class JobPoller:
-    """Polls the watched jobs, in one thread, while there are any.
+class Watcher:
+    """Reads the watched jobs, in one thread: each when its end is signaled, and all every `interval` seconds (None: 1).
 
-    Once `closing` is set, all waiters are woken, and should stop waiting.
+    Reading takes a fifth of the time at most, however many jobs are watched; the ends come first. Once `closing` is
+    set, all waiters are woken, and should stop waiting.
     """
 
-    def __init__(self, ledger: Ledger, interval: float = POLL_INTERVAL, closing: Event | None = None) -> None:
+    def __init__(self, ledger: Ledger, interval: float | None = None, closing: Event | None = None) -> None:
         self.ledger = ledger
-        self._closing = closing
-        self._interval = interval
         self.watches: dict[str, Watch] = {}
-        self._poller: asyncio.Task[None] | None = None
+        self._closing = closing
+        backstop = ledger.store.signals.interval
+        self._interval = backstop if interval is None else min(interval, backstop)
+        self._reader: asyncio.Task[None] | None = None
+        self._signaled: deque[str] = deque()
+        """The jobs to read at once. The thread that listens appends to it."""
+        self._is_signaled = asyncio.Event()
+        self._reads_all_at = 0.0
 
     @asynccontextmanager
     async def watch(self, job: Job) -> AsyncIterator[Watch]:
         """Watch a job, whose version the caller has read, for the duration of the context."""
-        watch = self.watches.setdefault(job.id, Watch(_without_message(job)))
+        watch = self.watches.get(job.id) or self._add(job)
         watch.waiters += 1
-        if self._poller is None or self._poller.done():
-            self._poller = asyncio.create_task(self._poll())
+        if self._reader is None or self._reader.done():
+            self._reads_all_at = asyncio.get_running_loop().time() + self._interval
+            self._reader = asyncio.create_task(self._read())
         try:
             yield watch
         finally:
             watch.waiters -= 1
             if not watch.waiters:
                 del self.watches[job.id]
+                watch.unsubscribe()
 
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
-            if not self.watches:
-                self._poller = None
-                return
+    def _add(self, job: Job) -> Watch:
+        watch = self.watches[job.id] = Watch(_without_message(job))
+        if not job.state.final:
+            wake = partial(self._signal, asyncio.get_running_loop(), job.id)
+            watch.unsubscribe = self.ledger.store.signals.subscribe(Channel.END, job.id, wake)
+            wake("")  # it may have ended since it was read
+        return watch
+
+    def _signal(self, loop: asyncio.AbstractEventLoop, job_id: str, _payload: str) -> None:
+        self._signaled.append(job_id)
+        if len(self._signaled) == 1:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._is_signaled.set)
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.watches:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_signaled.wait(), max(0.0, self._reads_all_at - loop.time()))
             if self._closing is not None and self._closing.is_set():
                 for watch in self.watches.values():
                     watch.notify()
-            job_ids = list(self.watches)
-            for start in range(0, len(job_ids), READ_LIMIT):
-                await self._update(job_ids[start : start + READ_LIMIT])
+            self._is_signaled.clear()
+            await self._update(self._take_signaled())
+            if (started := loop.time()) >= self._reads_all_at:
+                await self._update(list(self.watches))
+                self._reads_all_at = loop.time() + max(self._interval, 4 * (loop.time() - started))
+
+    def _take_signaled(self) -> list[str]:
+        found: dict[str, None] = {}
+        while self._signaled:
+            found[self._signaled.popleft()] = None
+        return [job_id for job_id in found if job_id in self.watches]
 
     async def _update(self, job_ids: Sequence[str]) -> None:
-        try:
-            jobs = await asyncio.to_thread(self._read_jobs, job_ids)
-        except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the poller must keep polling
-            logger.warning("the watched jobs could not be read: %r", error)
-            return
-        for job_id, job in jobs.items():
-            if job_id in self.watches:
-                self.watches[job_id].update(job)
+        for start in range(0, len(job_ids), READ_LIMIT):
+            try:
+                jobs = await asyncio.to_thread(self._read_jobs, job_ids[start : start + READ_LIMIT])
+            except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the reader must go on
+                logger.warning("the watched jobs could not be read: %r", error)
+                return
+            for job_id, job in jobs.items():
+                if job_id in self.watches:
+                    self.watches[job_id].update(job)
 
     def _read_jobs(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
-        found = self.ledger.store.get_many(job_ids)
+        found = self.ledger.store.get_awaited(job_ids)
         return {job_id: _without_message(found[job_id]) if job_id in found else None for job_id in job_ids}
 
 

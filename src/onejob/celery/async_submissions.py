@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import Batcher, Pending
-from onejob.celery.call import Call, Caller, Prepared, prepare
+from onejob.celery.call import Call, Prepared, prepare
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.submit import admit, answer
 from onejob.errors import StoreBusyError
@@ -43,16 +43,17 @@ def admit_batch(
     `prepare_item` returns what is to be submitted, or the reply. What it or `reply_to` raises is the reply, too. A call
     whose row another transaction has locked is submitted again in a thread of its own.
     """
+    app_state = app_state_of(app)
 
     def reply(item: Item, prepared: Any, admission: Admission | Exception) -> Any:
         return _or_error(partial(reply_to, item, prepared, admission))
 
     def admit_alone(item: Item, prepared: Any) -> Any:
-        return reply(item, prepared, admit(app, [prepared])[0])
+        return reply(item, prepared, admit(app_state, [prepared])[0])
 
     steps = [_or_error(partial(prepare_item, item)) for item in items]
     together = [each for each in steps if isinstance(each, Prepared)]
-    admissions = iter(admit(app, together, wait_for_locks=False) if together else ())
+    admissions = iter(admit(app_state, together, wait_for_locks=False) if together else ())
     replies: list[Any] = []
     for item, step in zip(items, steps, strict=True):
         admission = next(admissions) if isinstance(step, Prepared) else None
@@ -93,12 +94,8 @@ class _Pending:
             return Pending(partial(_or_error, self.submit_alone))
         options = {name: value for name, value in self.options.items() if value is not None}
         key, webhook_url = options.pop("idempotency_key", None), options.pop("webhook_url", None)
-        return prepare(
-            Call(
-                self.task, Caller.of(self.task.app), tuple(self.args), dict(self.kwargs), options, key=key,
-                webhook_url=webhook_url,
-            )
-        )  # fmt: skip
+        call = Call(self.task, tuple(self.args), dict(self.kwargs), options, key=key, webhook_url=webhook_url)
+        return prepare(app_state_of(self.task.app), call)
 
     def stands_alone(self) -> bool:
         """Return whether the call is submitted by `apply_async`, not in a batch with others."""
@@ -116,7 +113,7 @@ class _Pending:
         """Return the result of the call. Raises its error."""
         if isinstance(admission, Admission):
             self.span.record([admission])
-        return answer(prepared.call, admission)
+        return answer(prepared, admission)
 
 
 def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from celery.app.amqp import AMQP
 from kombu.exceptions import LimitExceeded, OperationalError
+from kombu.messaging import Producer
 from kombu.pools import ProducerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from celery import Celery
 
@@ -20,6 +23,12 @@ _OUTAGES = frozenset({
     "ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError", "MessageNacked",
 })  # fmt: skip
 """Names of exception classes: of the broker or the result backend, and of the states in which they refuse writes."""
+_OWN_MODULES = frozenset({
+    "celery.app.amqp", "celery.app.base", "celery.backends.base", "celery.backends.redis", "amqp.channel",
+    "kombu.messaging", "kombu.transport.pyamqp", "kombu.transport.redis", "kombu.transport.virtual.base",
+})  # fmt: skip
+SCHEME = "onejob"
+"""The scheme of the broker URL `onejob://`."""
 NOT_FOUND = "404"
 """The reply code of the channel error for a queue that does not exist."""
 TRIES = {"max_retries": 1, "interval_start": 0}
@@ -101,6 +110,11 @@ class Broker:
         return pool
 
 
+def is_ledger(app: Celery) -> bool:
+    """Return whether the ledger of an app is its broker."""
+    return str(app.connection_for_write().transport_cls) == SCHEME
+
+
 def is_reset(error: BaseException) -> bool:
     """Return whether an exception means that the connection was closed, as a server does with an idle one."""
     return "ConnectionError" in {base.__name__ for base in type(_unwrapped(error)).__mro__}
@@ -136,3 +150,35 @@ def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
         "py-amqp": ("read_timeout", "write_timeout"),
     }
     return dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)
+
+
+def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
+    """Return whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
+
+    `transport`: its module; `functions`: those of its channel that send. Not if Celery would send an event of each
+    message, or the result backend prepares for each (as `rpc` does); and if code other than theirs takes part: a
+    subclass, another task protocol, or functions replaced by instrumentation.
+    """
+    own: Any = app.connection_for_write().transport
+    amqp = app.amqp
+    if (type(own).__module__, type(own).__name__) != (transport, "Transport"):
+        return False
+    if app.conf.task_send_sent_event or type(amqp) is not AMQP:
+        return False
+    try:
+        prepare = app.backend.on_task_call
+    except Exception:  # noqa: BLE001 - Celery raises it for each message that needs the result backend
+        return False
+    channel = getattr(own, "Channel", None) or own.Connection.Channel
+    takes_part = (
+        app.send_task, amqp.as_task_v2, amqp.send_task_message, prepare, Producer.publish,
+        Producer._publish,  # noqa: SLF001 - kombu's
+        *(getattr(channel, name) for name in functions),
+    )  # fmt: skip
+    return amqp.create_task_message == amqp.as_task_v2 and all(map(_is_own, takes_part))
+
+
+def _is_own(function: Any) -> bool:
+    """Return whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
+    function = getattr(function, "__func__", function)
+    return type(function) is FunctionType and function.__globals__["__name__"] in _OWN_MODULES

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from celery import Signature
 
-from onejob.celery.app_state import app_state_of
 from onejob.celery.option_names import check_call_options, merge_tags
 from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from onejob.celery.app_state import AppState
     from onejob.celery.options import BoundTask
     from onejob.celery.routing import Plan
     from onejob.jobs.model import Admission
@@ -60,7 +60,6 @@ class Call(NamedTuple):
     """What was asked for, whatever the way in."""
 
     task: BoundTask
-    caller: Caller
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
     options: Mapping[str, Any] = {}
@@ -73,6 +72,8 @@ class Call(NamedTuple):
     on_duplicate: str | None = None
     """Overrides the task's own."""
     webhook_url: str | None = None
+    identity: str | None = None
+    """Overrides that of the arguments: for a tick of the beat schedule."""
     is_message: bool = False
     """Whether the options are those of a message: whole, so that the task's own add nothing."""
     check_answer: Callable[[Admission], object] | None = None
@@ -83,108 +84,118 @@ class Call(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A call, and the submission that it becomes."""
+    """A call, the submission that it becomes, and the task in whose run it is made; None: in no run."""
 
     call: Call
     submission: Submission
+    parent: Any = None
 
 
-def prepare(call: Call) -> Prepared:
+def is_from_beat(headers: object) -> bool:
+    """Return whether a message or a call has the header by which Celery's beat marks its own."""
+    return isinstance(headers, dict) and bool(headers.get("celery_beat_task"))
+
+
+def prepare(app_state: AppState, call: Call) -> Prepared:
     """Check all that a caller may get wrong, and return the call with its submission; nothing is stored.
 
     Raises `InvalidArgumentsError` (a TypeError), `InvalidPayloadError` (a ValueError), `KeyRequiredError`,
     `ConfigurationError` for webhooks that are not configured, and what kind of message Celery cannot send.
     """
+    caller = Caller.of(call.task.app)
     if call.options:
         check_call_options(call.options)
     if call.task._onejob.requires_key:
         check_key(call)
     if call.webhook_url is not None:
-        check_webhook_url(call.task, call.webhook_url)
+        _check_webhook_url(app_state, caller, call.webhook_url)
     if call.task_id is not None:
-        _check_task_id(call, call.task_id)
-    return Prepared(call, build(call))
+        _check_task_id(app_state, caller, call.task_id)
+    return Prepared(call, _build(app_state, call, caller)[0], caller.parent)
 
 
-def prepare_items(call: Call, items: Iterable[object]) -> list[Prepared]:
+def prepare_items(app_state: AppState, call: Call, items: Iterable[object]) -> list[Prepared]:
     """Return the items of `submit_many` as calls with the options of this one. Raises as `prepare`, naming the item."""
-    check_items(call)
+    check_items(app_state, call)
+    caller, shared = Caller.of(call.task.app), None
     prepared: list[Prepared] = []
-    shared: _Resolved | None = None
     for number, item in enumerate(items):
         args, kwargs = parse_item(call.task, number, item)
+        one = call._replace(args=args, kwargs=kwargs)
         try:
-            one = call._replace(args=args, kwargs=kwargs)
-            resolved = _resolve(one, shared)
-            prepared.append(Prepared(one, _build(one, resolved)))
-            shared = resolved if resolved.plan.shared and not call.task._onejob.names_shadow else None
+            submission, terms = _build(app_state, one, caller, shared)
         except (InvalidArgumentsError, InvalidPayloadError) as error:
             msg = f"item {number}: {error}"
             raise type(error)(msg) from error
+        prepared.append(Prepared(one, submission, caller.parent))
+        shared = terms if terms.plan.shared and not call.task._onejob.names_shadow else None
     return prepared
 
 
-def build(call: Call) -> Submission:
-    """Return the submission of a call that needs no checks of its caller. Raises as `prepare`."""
-    return _build(call, _resolve(call))
+def build(app_state: AppState, call: Call, caller: Caller | None = None) -> Submission:
+    """Return the submission of a call that needs no checks of its caller; None: that of this context.
+
+    Raises as `prepare`.
+    """
+    return _build(app_state, call, caller or Caller.of(call.task.app))[0]
 
 
-class _Resolved(NamedTuple):
-    """A call with plain arguments, all its options, and how its message is sent."""
+class _Terms(NamedTuple):
+    """What the options of a call say."""
 
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    options: Mapping[str, Any]
     plan: Plan
-    scope: str | None
-    """The name of a submitter with own jobs."""
+    options: str
+    """Those of the message, as JSON."""
+    delay: float
+    expires_in: float | None
+    retries: int
+    tag_lines: str | None
 
 
-def resolve_call(call: Call) -> tuple[Sequence[Any], Mapping[str, Any], Mapping[str, Any]]:
-    """Return the arguments of a call without models, and all options of its message. Raises as `prepare`."""
-    args, kwargs = call.args, call.kwargs
-    if call.task._onejob.converts:
-        args, kwargs = dump_models(call.task, args, kwargs, call.options)
-    return args, kwargs, call.options if call.is_message else _merge_options(call, args, kwargs)
-
-
-def _resolve(call: Call, shared: _Resolved | None = None) -> _Resolved:
-    """Resolve a call; `shared`: another one of the same options, whose plan may be shared."""
-    if shared is not None:
-        args, kwargs = dump_models(call.task, call.args, call.kwargs, call.options)
-        return shared._replace(args=args, kwargs=kwargs)
-    args, kwargs, options = resolve_call(call)
-    submitter = call.caller.submitter
+def _build(
+    app_state: AppState, call: Call, caller: Caller, shared: _Terms | None = None
+) -> tuple[Submission, _Terms]:  # fmt: skip
+    """Return the submission of a call, and its terms; `shared`: those of another one, which has the same."""
+    definition, submitter = call.task._onejob, caller.submitter
     scope = None if submitter is NOBODY else submitter.scope
-    plan = app_state_of(call.task.app).routing.plan(call.task, args, kwargs, options, scope)
-    return _Resolved(args, kwargs, options, plan, scope)
-
-
-def _build(call: Call, resolved: _Resolved) -> Submission:
-    (args, kwargs, options, plan, scope), submitter, definition = resolved, call.caller.submitter, call.task._onejob
-    settings, conflict_policy = definition.settings, definition.conflict_policy
+    args, kwargs = call.args, call.kwargs
+    if definition.converts:
+        args, kwargs = dump_models(call.task, args, kwargs, call.options)
+    terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
+    plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
     if call.on_duplicate is not None:
         conflict_policy = definition.conflict_policy_for(call.on_duplicate)
-    delay, expires, own_options = delay_of(options), options.get("expires"), _own_options(options)
     identity, fingerprint = definition.identifier.both(args, kwargs, scope)
     payload = encode(definition.task, args, kwargs, definition.limits)
-    if not plan.always_encodes:
-        app_state_of(call.task.app).routing.check_message(payload, plan.sent_options)
-    tags = merge_tags(definition.tags, options["tags"]) if "tags" in options else definition.tags
+    if plan.checked_options is not None:
+        app_state.routing.check_message(payload, plan.checked_options)
     follows = plan.canvas or call.task_id is not None
-    return Submission(
-        id=call.task_id or new_id(), task=definition.task, identity=identity, fingerprint=fingerprint,
-        nonce=new_nonce(), payload=payload,
-        options=with_parents(plan.options, own_options) if own_options else plan.options,
-        route=plan.route, priority_rank=plan.priority_rank, lease=definition.lease, delay=delay,
-        expires_in=None if expires is None else seconds_until(expires, "expires"),
-        retries=_retries_of(options) if "retries" in options else 0,
+    submission = Submission(
+        id=call.task_id or new_id(), task=definition.task, identity=call.identity or identity, fingerprint=fingerprint,
+        nonce=new_nonce(), payload=payload, options=terms.options, route=plan.route, priority_rank=plan.priority_rank,
+        lease=definition.lease, delay=terms.delay, expires_in=terms.expires_in, retries=terms.retries,
         follows=follows, canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
         rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
-        queue_next=conflict_policy.queue_next, max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
-        tag_lines="\n".join(tags) if tags else None,
+        queue_next=conflict_policy.queue_next, max_wait=conflict_policy.max_wait if terms.delay > 0 else 0.0,
+        tag_lines=terms.tag_lines,
         charges=() if submitter is NOBODY else settings.quotas_of(submitter).charges(submitter.name, identity),
+    )  # fmt: skip
+    return submission, terms
+
+
+def _terms_of(
+    app_state: AppState, call: Call, caller: Caller, args: Any, kwargs: Any, scope: str | None
+) -> _Terms:  # fmt: skip
+    options, tags = merge_options(call, args, kwargs, caller.parent), call.task._onejob.tags
+    if "tags" in options:
+        tags = merge_tags(tags, options["tags"])
+    delay, expires, own = delay_of(options), options.get("expires"), _own_options(options)
+    plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
+    return _Terms(
+        plan, with_parents(plan.options, own) if own else plan.options, delay,
+        None if expires is None else seconds_until(expires, "expires"),
+        _retries_of(options) if "retries" in options else 0, "\n".join(tags) if tags else None,
     )  # fmt: skip
 
 
@@ -206,28 +217,26 @@ def check_key(call: Call) -> None:
         raise KeyRequiredError(str(call.task.name))
 
 
-def check_webhook_url(task: BoundTask, url: str | None) -> None:
+def _check_webhook_url(app_state: AppState, caller: Caller, url: str) -> None:
     """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
-    if url is not None:
-        settings = app_state_of(task.app).webhooks
-        settings.check_usable(Caller.of(task.app).submitter.name)
-        check_url(url, settings)
+    app_state.webhooks.check_usable(caller.submitter.name)
+    check_url(url, app_state.webhooks)
 
 
-def _check_task_id(call: Call, task_id: str) -> None:
+def _check_task_id(app_state: AppState, caller: Caller, task_id: str) -> None:
     """Raise `InvalidArgumentsError` for what is no id, and for another submitter's job if this one has own jobs."""
     if not isinstance(task_id, str) or not task_id or not task_id.isprintable():
         msg = f"task_id={task_id!r:.100} is not the id of a job: write printable text, such as str(uuid.uuid4())"
         raise InvalidArgumentsError(msg)
-    if not call.caller.submitter.own_jobs:
+    if not caller.submitter.own_jobs:
         return
-    job = app_state_of(call.task.app).ledger.get_or_none(task_id)
-    if job is not None and job.submitter != call.caller.submitter.name:
+    job = app_state.ledger.get_or_none(task_id)
+    if job is not None and job.submitter != caller.submitter.name:
         msg = f"task_id {task_id!r} cannot be used for a new job: omit it, or choose a random one"
         raise InvalidArgumentsError(msg)
 
 
-def check_items(call: Call) -> None:
+def check_items(app_state: AppState, call: Call) -> None:
     """Check the options of `submit_many`. Raises as `prepare`, also for those of a single submission only."""
     if call.task._onejob.requires_key:
         name = call.task.name
@@ -238,7 +247,8 @@ def check_items(call: Call) -> None:
             msg = f"{name} identifies one submission, not many: use apply_async for each"
             raise InvalidArgumentsError(msg)
     check_call_options(call.options)
-    check_webhook_url(call.task, call.webhook_url)
+    if call.webhook_url is not None:
+        _check_webhook_url(app_state, Caller.of(call.task.app), call.webhook_url)
 
 
 # --- arguments and options ------------------------------------------------------------------------------------------
@@ -273,16 +283,20 @@ def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, A
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 
 
-def _merge_options(call: Call, args: Any, kwargs: Any) -> Mapping[str, Any]:
-    """Return all options of the message, so that any process can publish it later as this one would."""
-    task, caller = call.task, call.caller
+def merge_options(call: Call, args: Any, kwargs: Any, parent: Any) -> Mapping[str, Any]:
+    """Return all options of the message of a call, so that any process can publish it later as this one would.
+
+    `parent`: the task in whose run the call is made, if any.
+    """
+    if call.is_message:
+        return call.options
+    task = call.task
     merged = {"ignore_result": task.ignore_result, **task._get_exec_options(), **call.options}  # noqa: SLF001 - Celery's
     if task._onejob.names_shadow:
         merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
-    if caller.parent is not None:
-        request = caller.parent.request
-        merged["root_id"] = merged.get("root_id") or request.root_id or request.id
-        merged["parent_id"] = merged.get("parent_id") or request.id
+    if parent is not None:
+        merged["root_id"] = merged.get("root_id") or parent.request.root_id or parent.request.id
+        merged["parent_id"] = merged.get("parent_id") or parent.request.id
     return merged
 
 

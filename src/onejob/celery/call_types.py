@@ -147,6 +147,7 @@ class TaskKeywords(TypedDict, total=False):
     requires_key: bool
     typed: bool
     tags: Sequence[str]
+    schedule: Any
     base: type[CeleryTask] | None
     name: str | None
     shared: bool

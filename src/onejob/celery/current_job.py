@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from onejob.celery.typed import TypedBody
     from onejob.jobs.model import Job, Retention
+    from onejob.jobs.policy import Limits
     from onejob.ledger.ledger import Ledger
-    from onejob.uniqueness.canonical_json import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")

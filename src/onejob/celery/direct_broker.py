@@ -7,48 +7,50 @@ the time of `send_task`: routing, which the job has already, pools, and a round 
 
 from __future__ import annotations
 
+import os
 import re
 import threading
+import time
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import count, repeat
 from json.encoder import encode_basestring_ascii as quote
-from types import FunctionType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import amqp
 from celery import signals
-from celery.app.amqp import AMQP
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.nodenames import anon_nodename
 from kombu.messaging import Producer
 from kombu.transport.pyamqp import Channel as AmqpChannel
 from kombu.utils.functional import maybe_list
+from kombu.utils.uuid import uuid
 from redis import exceptions
+from redis.crc import key_slot
 
-from onejob.celery.broker import TRIES
+from onejob.celery.broker import TRIES, Broker, is_ledger, is_reset, is_writable
 from onejob.celery.payload import MARK, Message, decode, loads, to_json
-from onejob.jobs.model import BrokerMessage
-from onejob.jobs.transitions import new_id
+from onejob.jobs.model import BrokerMessage, Job
+from onejob.jobs.route import is_plain
 from onejob.observability.tracing import TRACE_CONTEXT
+from onejob.stores.protocol import MessagePushingStore
 from onejob.stores.redis.address import address_of
 from onejob.stores.redis.connection import Connections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery import Celery
 
-    from onejob.celery.broker import Broker
     from onejob.celery.routing import Routing
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Submission
+    from onejob.ledger.ledger import Ledger
 
 _CACHE_SIZE = 512
 """How many kinds of messages (task, options, route, priority) are remembered."""
-_OWN_MODULES = frozenset({
-    "celery.app.amqp", "celery.app.base", "celery.backends.base", "celery.backends.redis", "amqp.channel",
-    "kombu.messaging", "kombu.transport.pyamqp", "kombu.transport.redis", "kombu.transport.virtual.base",
-})  # fmt: skip
 _CONTENT = (
     "group_id", "group_index", "chord", "time_limit", "soft_time_limit", "shadow", "chain", "ignore_result",
     "replaced_task_nesting", "reply_to",
@@ -108,6 +110,16 @@ class DirectBroker:
         """
         if not job.route or has_receivers():
             return None
+        try:
+            return self.compose(job)
+        except NotOneMessageError:
+            return None
+
+    def compose(self, job: Job | Submission) -> Any:
+        """Return the message of a job with a route; receivers of Celery's signals get it as any publication.
+
+        Raises `NotOneMessageError`, and as `write` does.
+        """
         options, parents = _split_parents(job.options)
         call = decode(job.payload)
         kind = self._kind_of(call.task, options, job.route, job.priority_rank)
@@ -118,12 +130,9 @@ class DirectBroker:
         }  # fmt: skip
         for name in kind.content.keys() & own.keys():
             own[name] = kind.content[name]
-        if shown and kind.is_uniform:
+        if shown and kind.is_uniform and not has_receivers():
             return self._fill(kind.form, own, call)
-        try:
-            return self._write_by_celery(kind, job, own, call)
-        except NotOneMessageError:
-            return None
+        return self._write_by_celery(kind, job, own, call)
 
     def _write_by_celery(self, kind: _Kind, job: Job | Submission, own: dict[str, Any], call: Message) -> Any:
         """Have Celery publish a message; the third one of its kind is filled in, if the second one could have been."""
@@ -131,7 +140,7 @@ class DirectBroker:
         content = {**kind.content, **{name: value for name, value in own.items() if name != "id"}}
         message = self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, **content)
         written = self._publish(call.task, message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
-        if kind.is_uniform is False:
+        if kind.is_uniform is False or has_receivers():
             return written
         if not kind.first_id:
             kind.form, kind.first_id = self._form_of(written, message.body[2]), job.id
@@ -199,6 +208,12 @@ def _split_parents(options: str) -> tuple[str, dict[str, Any]]:
     return to_json(given), {name: own[name] for name in _PARENTS if name in own}
 
 
+def has_receivers() -> bool:
+    """Return whether the application has connected functions to Celery's signals of publications."""
+    before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
+    return bool(before.receivers or after.receivers or sent.receivers)
+
+
 # --- Redis ----------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +225,8 @@ class RedisBroker(DirectBroker):
     def __init__(self, app: Celery, broker: Broker, routing: Routing) -> None:
         super().__init__(app, broker, routing)
         self._declared: set[str] = set()
+        self._tags = map("{}-{:012x}".format, repeat(uuid()[:23]), count())
+        """Delivery tags: UUIDs, of which a number is the end, since one by one they take long to make."""
         self._recorder = _RecordingClient()
         with broker.producer() as producer:
             self._channel = channel = producer.channel and producer.connection.channel()  # the first one connects
@@ -266,7 +283,7 @@ class RedisBroker(DirectBroker):
 
     def _form_of(self, written: BrokerMessage, embedded: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         envelope = loads(written.text)
-        marks = {name: f"{name}-{new_id()}" for name in (*_OWN, "body", "tag")}
+        marks = {name: f"{name}-{uuid()}" for name in (*_OWN, "body", "tag")}
         envelope["body"] = marks["body"]
         envelope["headers"] |= {name: marks[name] for name in _OWN_HEADERS} | {MARK: marks["id"]}
         own = {"correlation_id": marks["id"], "reply_to": marks["reply_to"], "delivery_tag": marks["tag"]}
@@ -284,7 +301,7 @@ class RedisBroker(DirectBroker):
             "id": quote(own["id"]), "root_id": quote(own["root_id"]), "retries": own["retries"],
             "parent_id": "null" if parent_id is None else quote(parent_id), "reply_to": quote(own["reply_to"]),
             "argsrepr": quote(own["argsrepr"]), "kwargsrepr": quote(own["kwargsrepr"]), "body": quote(body),
-            "tag": quote(new_id()),
+            "tag": quote(next(self._tags)),
         }  # fmt: skip
         return BrokerMessage(destination, text % values)
 
@@ -395,42 +412,139 @@ class _RecordingAmqpChannel:
         return AmqpMessage("", message, exchange, routing_key)
 
 
-# --- what is left to Celery -----------------------------------------------------------------------------------------
+# --- the messages of an app -----------------------------------------------------------------------------------------
 
 
-def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
-    """Return whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
+OUTAGE_PAUSE = 5.0
+"""Seconds after an outage in which no message is written for the store."""
 
-    `transport`: its module; `functions`: those of its channel that send. Not if Celery would send an event of each
-    message, or the result backend prepares for each (as `rpc` does); and if code other than theirs takes part: a
-    subclass, another task protocol, or functions replaced by instrumentation.
+
+class MessageWriter:
+    """Writes the messages of one app: for the store, for brokers, and for workers that take a job from the ledger.
+
+    `timeout`: seconds until an operation of the broker fails.
     """
-    own: Any = app.connection_for_write().transport
-    amqp = app.amqp
-    if (type(own).__module__, type(own).__name__) != (transport, "Transport"):
-        return False
-    if app.conf.task_send_sent_event or type(amqp) is not AMQP:
-        return False
-    try:
-        prepare = app.backend.on_task_call
-    except Exception:  # noqa: BLE001 - Celery raises it for each message that needs the result backend
-        return False
-    channel = getattr(own, "Channel", None) or own.Connection.Channel
-    takes_part = (
-        app.send_task, amqp.as_task_v2, amqp.send_task_message, prepare, Producer.publish,
-        Producer._publish,  # noqa: SLF001 - kombu's
-        *(getattr(channel, name) for name in functions),
-    )  # fmt: skip
-    return amqp.create_task_message == amqp.as_task_v2 and all(map(_is_own, takes_part))
 
+    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
+        self._app = app
+        self._routing = routing
+        self._ledger = ledger
+        self._broker = Broker(app, timeout)
+        self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
+        self._away_until = 0.0
 
-def _is_own(function: Any) -> bool:
-    """Return whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
-    function = getattr(function, "__func__", function)
-    return type(function) is FunctionType and function.__globals__["__name__"] in _OWN_MODULES
+    # --- jobs that the ledger delivers: workers take them, and nothing is sent ---------------------------------------
 
+    @cached_property
+    def delivers(self) -> bool:
+        """Whether workers take jobs from the ledger (`broker_url="onejob://"`)."""
+        return is_ledger(self._app) and not self._app.conf.task_send_sent_event
 
-def has_receivers() -> bool:
-    """Return whether the application has connected functions to Celery's signals of publications."""
-    before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
-    return bool(before.receivers or after.receivers or sent.receivers)
+    @property
+    def offers(self) -> bool:
+        """Whether jobs are offered to workers; not if the application wants to see each message that is published."""
+        return self.delivers and not has_receivers()
+
+    def is_delivered(self, job: Job | Submission) -> bool:
+        """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it.
+
+        That is so for followers, ended jobs, other routes than a queue's name, and if the application sees messages.
+        """
+        return (
+            self.offers
+            and is_plain(job.route)
+            and not (isinstance(job, Job) and (job.follows_id is not None or job.state.final))
+        )
+
+    # --- messages that the store pushes, or that a row takes the place of --------------------------------------------
+
+    def message_of(self, job: Job | Submission) -> BrokerMessage | None:
+        """Return the message of a job for the store to push; None if it has to be sent afterwards.
+
+        For a job that workers take from the ledger it has no text.
+        """
+        if self.delivers:
+            return BrokerMessage(job.route, "") if self.is_delivered(job) else None
+        broker = self._shared_broker()
+        if broker is None:
+            return None
+        try:
+            message: BrokerMessage | None = broker.write(job)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            if not is_reset(error):  # as a server does with an idle connection
+                self._note_outage(error)
+            return None
+        if message is None or (broker.is_cluster and not self._is_in_slot(message)):
+            return None
+        return message
+
+    def _is_in_slot(self, message: BrokerMessage) -> bool:
+        """Return whether a message's list is in the ledger's slot of a cluster: one script can write both."""
+        store = self._ledger().store
+        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
+
+    def _shared_broker(self) -> RedisBroker | None:
+        """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
+        if self.shared_address is None or time.monotonic() < self._away_until:
+            return None
+        try:
+            broker = self._direct_broker()
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            self._note_outage(error)
+            return None
+        return broker if isinstance(broker, RedisBroker) and broker.address == self.shared_address else None
+
+    def _note_outage(self, error: Exception) -> None:
+        """Let no message be written for a while if the broker is away."""
+        if self._broker.is_outage(error):
+            self._away_until = time.monotonic() + OUTAGE_PAUSE
+
+    @cached_property
+    def shared_address(self) -> str | None:
+        """The address at which the store can push messages; None: it cannot, wherever the broker is."""
+        store = self._ledger().store
+        return store.address if isinstance(store, MessagePushingStore) else None
+
+    def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
+        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
+        pid = os.getpid()
+        if pid not in self._direct_brokers:
+            kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
+            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing)
+        return self._direct_brokers[pid]
+
+    # --- messages that no broker gets -------------------------------------------------------------------------------
+
+    def payload_of(self, job: Job, tag: str) -> dict[str, Any]:
+        """Return the message that Celery would publish for a job, as kombu's virtual transports have it.
+
+        Raises what Celery's `send_task` does, and for a malformed payload any exception.
+        """
+        if not job.route:
+            job = replace(job, route=self._resolve(decode(job.payload), loads(job.options)))
+        composed: AmqpMessage = self._composer.compose(job)
+        properties = dict(composed.message.properties)
+        where = {"exchange": composed.exchange, "routing_key": composed.routing_key}
+        return {
+            "body": composed.message.body,
+            "content-type": properties.pop("content_type", None),
+            "content-encoding": properties.pop("content_encoding", None),
+            "headers": properties.pop("application_headers"),
+            "properties": {
+                **properties, "delivery_tag": tag, "delivery_info": {**where, "priority": properties.get("priority")},
+            },
+        }  # fmt: skip
+
+    @cached_property
+    def _composer(self) -> AmqpBroker:
+        return AmqpBroker(self._app, self._broker, self._routing)
+
+    def _resolve(self, message: Message, options: Mapping[str, Any]) -> str:
+        """Return the route of a job whose submitter resolved none: another version of onejob."""
+        task = self._app.tasks.get(message.task)
+        named = task if task is not None else SimpleNamespace(name=message.task)
+        return self._routing.resolve(named, message.args, message.kwargs, options)[0]

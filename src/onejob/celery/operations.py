@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import queue_length, timeout_options
-from onejob.celery.call import Call, Caller, Prepared, build, resolve_call
+from onejob.celery.call import Call, Caller, Prepared, build, dump_models
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
-from onejob.celery.submit import admit, check_accepted
-from onejob.celery.webhooks import create_webhooks
+from onejob.celery.submit import admit, check_accepted, create_webhooks
 from onejob.errors import (
     InvalidArgumentsError,
     JobEndedError,
     JobNotEndedError,
     JobNotFoundError,
+    JobStateError,
     NoDeadLetterError,
     NotResubmittableError,
     NotWaitingError,
@@ -31,30 +32,31 @@ from onejob.errors import (
 )
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Outcome
+from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.records import Query
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger.bulk import bulk_apply
 from onejob.ledger.reader import edit_key
 from onejob.ledger.search import WINDOW, search
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
+from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.observability.tracing import trace_of
-from onejob.uniqueness.on_duplicate import resolve
-from onejob.webhooks.job import WEBHOOK, WebhookPayload
+from onejob.webhooks.job import WebhookPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from celery import Celery
 
-    from onejob.jobs.model import Admission, Job, Submission
+    from onejob.jobs.model import Admission, BrokerMessage, Job, Submission
+    from onejob.ledger.bulk import BulkResult, Selection
     from onejob.ledger.ledger import Ledger
+    from onejob.ledger.reader import JobReader
 
     CheckArguments = Callable[[str, Any, Sequence[Any], Mapping[str, Any]], None]
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from onejob.jobs.model import BrokerMessage
 
 
 NEWER_LIMIT = 100_000
@@ -75,7 +77,7 @@ class Operation(StrEnum):
     @property
     def states(self) -> frozenset[State]:
         """The states of the jobs that it applies to."""
-        return _STATES[self]
+        return _FACTS[self].states
 
     @property
     def permission(self) -> str:
@@ -85,61 +87,90 @@ class Operation(StrEnum):
     @property
     def done(self) -> str:
         """What a job is after it, as a participle."""
-        return _DONE[self]
+        return _FACTS[self].done
 
     def check(self, job: Job) -> None:
         """Raise the error of this operation for a job in a state that it does not apply to."""
         if job.state not in self.states:
-            raise _ERRORS[self](job.id, job.state)
+            raise _FACTS[self].error(job.id, job.state)
 
 
-_STATES = {
-    Operation.CANCEL: frozenset(State) - FINAL,
-    Operation.FORCE_CANCEL: frozenset(State) - FINAL,
-    Operation.RUN_NOW: RULES[Transition.RUN_NOW].sources,
-    Operation.REDRIVE: RULES[Transition.REDRIVE].sources,
-    Operation.DELETE: FINAL,
-}
-_DONE = {
-    Operation.CANCEL: "canceled",
-    Operation.FORCE_CANCEL: "canceled",
-    Operation.RUN_NOW: "made due",
-    Operation.REDRIVE: "redriven",
-    Operation.DELETE: "deleted",
-}
-_ERRORS: dict[Operation, type[JobEndedError | NotWaitingError | NoDeadLetterError | JobNotEndedError]] = {
-    Operation.CANCEL: JobEndedError,
-    Operation.FORCE_CANCEL: JobEndedError,
-    Operation.RUN_NOW: NotWaitingError,
-    Operation.REDRIVE: NoDeadLetterError,
-    Operation.DELETE: JobNotEndedError,
+class _Facts(NamedTuple):
+    done: str
+    states: frozenset[State]
+    error: type[JobStateError]
+
+
+_FACTS = {
+    Operation.CANCEL: _Facts("canceled", frozenset(State) - FINAL, JobEndedError),
+    Operation.FORCE_CANCEL: _Facts("canceled", frozenset(State) - FINAL, JobEndedError),
+    Operation.RUN_NOW: _Facts("made due", RULES[Transition.RUN_NOW].sources, NotWaitingError),
+    Operation.REDRIVE: _Facts("redriven", RULES[Transition.REDRIVE].sources, NoDeadLetterError),
+    Operation.DELETE: _Facts("deleted", FINAL, JobNotEndedError),
 }
 
 
-def operate(
-    app: Celery | None, ledger: Ledger, operation: Operation, job: Job, *, origin: str, forget_steps: bool = False
-) -> Job | None:
-    """Carry out an operation, and return the job afterwards; None after a deletion.
+def _permit_all(_action: str, _job: Job) -> None:
+    pass
 
-    `app`: the app of the job's workers, which a forced cancellation notifies at once; None if it is not known. `job`:
-    may be without its `LARGE_FIELDS`, and may have changed. `origin`: where the operation comes from, and whose it is,
-    for the history ("over HTTP by ops"). `forget_steps`: a redriven job runs its completed steps again.
 
-    Raises `JobNotFoundError`; what `Operation.check` raises for a job in another state, `NotWaitingError` also for one
-    that waits for another job; `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError` for a
-    deletion.
-    """
-    reason = f"{operation.done} {origin}"
-    match operation:
-        case Operation.CANCEL | Operation.FORCE_CANCEL:
-            return _cancel(app, ledger, operation, job, reason)
-        case Operation.RUN_NOW:
-            return ledger.run_now(job.id, reason=reason, message_of=partial(push_message, app, ledger))
-        case Operation.REDRIVE:
-            return redrive(app, ledger, ledger.get(job.id), forget_steps=forget_steps, reason=reason)
-        case Operation.DELETE:
-            ledger.delete(job.id)
-            return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """Who operates on jobs, on which, and from where."""
+
+    app: Celery | None
+    """The app of the jobs' workers, which a forced cancellation notifies at once; None if it is not known."""
+    ledger: Ledger
+    origin: str
+    """Where the operations come from, and whose they are, for the history ("over HTTP by ops")."""
+    reader: JobReader | None = None
+    """Reads the jobs that the operator sees; None: all."""
+    check: Callable[[str, Job], object] = _permit_all
+    """Raises `OneJobError` for an action on one of many jobs that the operator is not permitted."""
+
+    def operate(self, operation: Operation, job: Job, *, forget_steps: bool = False) -> Job | None:
+        """Carry out an operation, and return the job afterwards; None after a deletion.
+
+        `job` may be without its `LARGE_FIELDS`, and may have changed. `forget_steps`: a redriven job runs its completed
+        steps again.
+
+        Raises `JobNotFoundError`; what `Operation.check` raises for a job in another state, `NotWaitingError` also for
+        one that waits for another job; `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError`
+        for a deletion.
+        """
+        app, ledger, reason = self.app, self.ledger, f"{operation.done} {self.origin}"
+        match operation:
+            case Operation.CANCEL | Operation.FORCE_CANCEL:
+                return _cancel(app, ledger, operation, job, reason)
+            case Operation.RUN_NOW:
+                return ledger.run_now(job.id, reason=reason, message_of=partial(push_message, app, ledger))
+            case Operation.REDRIVE:
+                return redrive(app, ledger, ledger.get(job.id), forget_steps=forget_steps, reason=reason)
+            case Operation.DELETE:
+                ledger.delete(job.id)
+                return None
+
+    def operate_many(
+        self, operation: Operation, selection: Selection, *, forget_steps: bool = False, dry_run: bool = False,
+        is_over: Callable[[], bool] | None = None,
+    ) -> BulkResult:  # fmt: skip
+        """Carry out an operation on each selected job in a state that it applies to; another one refuses it.
+
+        `forget_steps` as for `operate`; `dry_run`, `is_over` and the errors as for `bulk_apply`.
+        """
+
+        def check(job: Job) -> None:
+            self.check(operation.permission, job)
+            operation.check(job)
+
+        act = partial(self.operate, operation, forget_steps=forget_steps)
+        return bulk_apply(self.reader or self.ledger, selection, act, check=check, dry_run=dry_run, is_over=is_over)
+
+
+def deadline(seconds: float) -> Callable[[], bool]:
+    """Return a function that tells whether so many seconds are over."""
+    ends_at = time.monotonic() + seconds
+    return lambda: time.monotonic() >= ends_at
 
 
 def _cancel(app: Celery | None, ledger: Ledger, operation: Operation, job: Job, reason: str) -> Job:
@@ -183,7 +214,7 @@ def edit(
     job = ledger.get(job_id)
     if job.state is not State.FAILED:
         raise NoDeadLetterError(job.id, job.state)
-    message, options = decode(job.payload), loads(job.options)
+    app_state, message, options = app_state_of(app), decode(job.payload), loads(job.options)
     task = tasks_of(app).get(message.task)
     if task is None:
         raise NotResubmittableError(job.id, f"this app has no onejob task {message.task}")
@@ -193,9 +224,9 @@ def edit(
     with submitting_as(Submitter(own or "", own_jobs=own is not None, quotas=NO_QUOTAS)):
         given = message.args if args is None else args, message.kwargs if kwargs is None else kwargs
         check(message.task, task, *given)
-        call = Call(task, Caller.of(app), tuple(given[0]), dict(given[1]), source=f"edit of job {job.id}")
+        call = Call(task, tuple(given[0]), dict(given[1]), source=f"edit of job {job.id}")
         with tracing.tracer.submit(message.task, "edit") as span:
-            submission = build(call)
+            submission = build(app_state, call)
             submission = replace(
                 submission, options=json.dumps(options | trace_of(submission.options)), route=job.route,
                 priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter,
@@ -203,7 +234,7 @@ def edit(
                 key=edit_key(job.id), key_for=max(ledger.policy.tombstone_retention, submission.key_for),
             )  # fmt: skip
             _check_arguments_run(ledger, job, submission)
-            (admission,) = admit(app, [Prepared(call, submission)])
+            (admission,) = admit(app_state, [Prepared(call, submission)])
             if isinstance(admission, Exception):
                 raise admission
             span.record([admission])
@@ -212,8 +243,8 @@ def edit(
         raise NotResubmittableError(job.id, msg)
     check_accepted(call, admission)
     for webhook in ledger.followers(job.id, limit=WEBHOOK_LIMIT):
-        if webhook.task == WEBHOOK:
-            create_webhooks(task, ledger, submission, admission, WebhookPayload.from_job(webhook).url)
+        if webhook.task == WEBHOOK_TASK:
+            create_webhooks(app_state, task, ledger, submission, admission, WebhookPayload.from_job(webhook).url)
     with suppress(JobNotFoundError, NoDeadLetterError):  # it was redriven or deleted meanwhile
         ledger.drop(job.id)
     return admission
@@ -412,11 +443,12 @@ def check_duplicate(
         msg = f"the app has no onejob task named {task_name!r}"
         raise InvalidArgumentsError(msg)
     with nullcontext() if submitter is None else submitting_as(submitter):
-        caller = Caller.of(app)
-        call = Call(task, caller, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
-        submission, (plain, named, _) = build(call), resolve_call(call)
+        app_state, caller = app_state_of(app), Caller.of(app)
+        call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
+        submission = build(app_state, call, caller)
+        plain, named = dump_models(task, call.args, call.kwargs, {})
         text = options_of(task).identifier.describe(plain, named, caller.submitter.scope)
-    existing, outcome = _resolve(ledger or app_state_of(app).ledger, submission)
+    existing, outcome = _resolve(ledger or app_state.ledger, submission)
     return DuplicateCheck(
         task_name, submission.identity, text, submission.fingerprint, existing, outcome, _describe(existing, outcome)
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from celery.schedules import BaseSchedule
 from kombu import Exchange, Queue
 
 from onejob.config import NAMES
@@ -15,12 +17,33 @@ from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-TASK_OPTIONS = (
-    "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
-    "expose", "requires_key", "typed", "tags",
-)  # fmt: skip
+    from onejob.uniqueness.identity import UniqueOn
+    from onejob.uniqueness.window import UniqueFor
+
+
+class TaskDefaults:
+    """The options of a task, with their defaults: the attributes that `onejob.Task` has besides Celery's."""
+
+    unique_on: ClassVar[UniqueOn] = None
+    lease: ClassVar[float | None] = None
+    unique_until: ClassVar[str] = "finished"
+    unique_for: ClassVar[UniqueFor] = None
+    on_duplicate: ClassVar[str | None] = None
+    max_wait: ClassVar[float | None] = None
+    permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
+    webhook_url: ClassVar[str | None] = None
+    expose: ClassVar[bool] = False
+    requires_key: ClassVar[bool] = False
+    typed: ClassVar[bool] = False
+    tags: ClassVar[Sequence[str]] = ()
+    schedule: ClassVar[Any] = None
+
+
+TASK_OPTIONS = tuple(name for name in vars(TaskDefaults) if not name.startswith("__"))
+FLAGS = tuple(name for name in TASK_OPTIONS if vars(TaskDefaults)[name] is False)
+"""The options that are True or False."""
 CELERY_OPTIONS = frozenset(
     "autoretry_for base compression delivery_mode dont_autoretry_for exchange lazy pydantic pydantic_context "
     "pydantic_dump_kwargs pydantic_strict queue retry_backoff retry_backoff_max retry_jitter retry_kwargs routing_key "
@@ -28,6 +51,7 @@ CELERY_OPTIONS = frozenset(
 )
 """The options of Celery's `app.task` that are no attributes of its task class."""
 CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id", "tags")
+"""The options of a submission that its message does not have."""
 SETTINGS = frozenset(
     [f"onejob_{name}" for name in NAMES] + [f"onejob_webhook_{name}" for name in WebhookSettings.__dataclass_fields__]
 )
@@ -195,3 +219,18 @@ def _hint(option: str, known: Collection[str]) -> str | None:
 def _did_you_mean(name: str, known: Collection[str], *, cutoff: float) -> str:
     found = get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return f": did you mean {found[0]}?" if found else ""
+
+
+def check_schedule(task: str, given: Any) -> None:
+    """Raise `ConfigurationError` unless the `schedule` of a task is one: Celery's, seconds, or an entry with one."""
+    if isinstance(given, dict):
+        unknown = set(given) - {"schedule", "args", "kwargs", "options", "relative"}
+        given = None if unknown else given.get("schedule")
+    is_number = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
+    is_interval = isinstance(given, timedelta) and given > timedelta(0)
+    if not (is_number or is_interval or isinstance(given, BaseSchedule)):
+        msg = (
+            f"schedule of task {task} must be a schedule of Celery, such as crontab(hour=3, minute=0), a number of "
+            f"seconds, a timedelta, or an entry as in beat_schedule without its task, not {given!r:.200}"
+        )
+        raise ConfigurationError(msg)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from inspect import Parameter, iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.option_names import MESSAGE_OPTIONS, check_option_values, merge_tags
+from onejob.celery.option_names import (
+    FLAGS,
+    MESSAGE_OPTIONS,
+    TASK_OPTIONS,
+    check_option_values,
+    check_schedule,
+    merge_tags,
+)
 from onejob.celery.typed import TypedBody
 from onejob.config import check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
-from onejob.jobs.policy import check_seconds
+from onejob.jobs.on_duplicate import conflict_policy_of
+from onejob.jobs.policy import Limits, check_seconds
+from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.uniqueness.identity import Identifier
-from onejob.uniqueness.on_duplicate import conflict_policy_of
 from onejob.uniqueness.window import window_of
-from onejob.webhooks.job import WEBHOOK
 from onejob.webhooks.settings import check_url
 
 if TYPE_CHECKING:
@@ -27,10 +34,13 @@ if TYPE_CHECKING:
 
     from onejob.config import Settings
     from onejob.jobs.model import Admission, Job, Retention
-    from onejob.uniqueness.canonical_json import Limits
-    from onejob.uniqueness.on_duplicate import ConflictPolicy
+    from onejob.jobs.on_duplicate import ConflictPolicy
+    from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor, Window
     from onejob.webhooks.settings import WebhookSettings
+
+_DUMP = "_dump_pydantic_arguments"
+"""What Celery gives to a task with `pydantic=True`."""
 
 
 class BoundTask(Protocol):
@@ -48,7 +58,7 @@ class BoundTask(Protocol):
     @property
     def _onejob(self) -> TaskOptions: ...
 
-    def _onejob_admit(self, prepared: Any, *, session: Any, producer: Any) -> Admission | Exception: ...
+    def _onejob_admit(self, app_state: Any, prepared: Any, *, session: Any, producer: Any) -> Admission | Exception: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,7 @@ class TaskOptions:
     """Resolved from `on_duplicate` and `max_wait`."""
     attaches_by_default: bool
     """Whether the task sets no `on_duplicate`."""
+    unique_on: UniqueOn
     unique_until: str
     unique_for: UniqueFor
     window: Window | None
@@ -82,6 +93,8 @@ class TaskOptions:
     """Whether arguments may be models, which are converted before they are stored."""
     tags: tuple[str, ...]
     """The tags of each of its jobs."""
+    schedule: Any
+    """When the beat schedule submits it, if at all."""
 
     @classmethod
     def of(cls, task: Any, app: Celery) -> Self:
@@ -93,38 +106,23 @@ class TaskOptions:
             check_seconds(f"lease of task {name}", task.lease)
             check_lease(task.lease, settings.heartbeat)
         body, bound = body_of(task)
-        _check_permanent(name, task.permanent_for)
-        _check_flags(name, task)
-        _check_body(name, body)
+        resolved = _resolve(name, task, body, bound=bound, limits=settings.limits, checked=task.typing is not False)
         _check_message_options(name, task)
-        window = window_of(name, task.unique_until, task.unique_for)
-        if window is not None:
-            settings.check_window(name, window.longest)
-        conflict_policy = conflict_policy_of(name, task.on_duplicate, task.max_wait, task.unique_until, task.unique_for)
-        identifier = Identifier(
-            name, body, task.unique_on, bound=bound, limits=settings.limits, checked=task.typing is not False
-        )
-        typed = TypedBody(name, body, identifier.signature) if task.typed else None
-        options = cls(
-            task=name,
-            identifier=identifier,
-            conflict_policy=conflict_policy,
-            attaches_by_default=task.on_duplicate is None,
-            unique_until=task.unique_until,
-            unique_for=task.unique_for,
-            window=window,
-            lease=task.lease or settings.lease,
-            permanent=(PermanentError, InvalidPayloadError, *task.permanent_for),
-            webhook_url=task.webhook_url,
-            expose=task.expose,
-            requires_key=task.requires_key,
-            settings=settings,
-            limits=settings.limits,
-            names_shadow=task.shadow_name is not CeleryTask.shadow_name,
-            typed=typed,
-            tags=merge_tags((), task.tags),
-            converts=getattr(task, "_dump_pydantic_arguments", None) is not None if typed is None else typed.converts,
-        )
+        if resolved.window is not None:
+            settings.check_window(name, resolved.window.longest)
+        typed = TypedBody(name, body, resolved.identifier.signature) if task.typed else None
+        values = {option: getattr(task, option) for option in TASK_OPTIONS if option in cls.__dataclass_fields__}
+        values |= {
+            **resolved._asdict(),
+            "attaches_by_default": task.on_duplicate is None,
+            "lease": task.lease or settings.lease,
+            "permanent": (PermanentError, InvalidPayloadError, *task.permanent_for),
+            "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
+            "typed": typed,
+            "tags": merge_tags((), task.tags),
+            "converts": getattr(task, _DUMP, None) is not None if typed is None else typed.converts,
+        }
+        options = cls(task=name, settings=settings, limits=settings.limits, **values)
         _check_exposed(options)
         _check_webhook(options, app_state.webhooks)
         return options
@@ -154,23 +152,42 @@ def tasks_of(app: Celery) -> dict[str, BoundTask]:
     return {name: task for name, task in sorted(tasks.items()) if hasattr(task, "_onejob")}
 
 
-def _check_permanent(name: str, given: object) -> None:
-    if not isinstance(given, tuple) or not all(
-        isinstance(each, type) and issubclass(each, Exception) for each in given
+class _Resolved(NamedTuple):
+    """What some options of a task together mean."""
+
+    window: Window | None
+    conflict_policy: ConflictPolicy
+    identifier: Identifier
+
+
+def _resolve(name: str, given: Any, body: Any, *, bound: bool, limits: Limits, checked: bool = True) -> _Resolved:
+    """Check the options in the attributes of `given` that do not depend on an app. Raises `ConfigurationError`."""
+    permanent = given.permanent_for
+    if not isinstance(permanent, tuple) or not all(
+        isinstance(each, type) and issubclass(each, Exception) for each in permanent
     ):
-        msg = f"permanent_for of task {name} must be a tuple of exception classes, not {given!r}"
+        msg = f"permanent_for of task {name} must be a tuple of exception classes, not {permanent!r}"
         raise ConfigurationError(msg)
-
-
-def _check_flags(name: str, task: Any) -> None:
-    for option in ("expose", "requires_key", "typed"):
-        given = getattr(task, option)
-        if not isinstance(given, bool):
-            msg = f"{option} of task {name} must be True or False, not {given!r}"
+    if given.schedule is not None:
+        check_schedule(name, given.schedule)
+    for option in FLAGS:
+        if not isinstance(flag := getattr(given, option), bool):
+            msg = f"{option} of task {name} must be True or False, not {flag!r}"
             raise ConfigurationError(msg)
-    if task.typed and getattr(task, "_dump_pydantic_arguments", None) is not None:
+    if given.typed and getattr(given, _DUMP, None) is not None:
         msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
         raise ConfigurationError(msg)
+    if iscoroutinefunction(body):  # no worker would await its coroutine
+        msg = (
+            f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
+            "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
+        )
+        raise ConfigurationError(msg)
+    return _Resolved(
+        window_of(name, given.unique_until, given.unique_for),
+        conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for),
+        Identifier(name, body, given.unique_on, bound=bound, limits=limits, checked=checked),
+    )
 
 
 def _check_message_options(name: str, task: Any) -> None:
@@ -198,8 +215,8 @@ def _check_exposed(options: TaskOptions) -> None:
 
 def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
     """Raise `ConfigurationError` for a webhook that could not be sent, or a task named like the webhook jobs."""
-    if options.task == WEBHOOK:
-        msg = f"{WEBHOOK} is the reserved task name of webhook jobs: give the task another name"
+    if options.task == WEBHOOK_TASK:
+        msg = f"{WEBHOOK_TASK} is the reserved task name of webhook jobs: give the task another name"
         raise ConfigurationError(msg)
     if options.webhook_url is None:
         return
@@ -216,22 +233,7 @@ def check_definition(name: str, given: Any, body: Any, *, bound: bool) -> None:
 
     `given` has the options as attributes; `bound`: whether the first parameter of the body is the task itself.
     """
-    _check_permanent(name, given.permanent_for)
-    _check_flags(name, given)
-    _check_body(name, body)
-    window_of(name, given.unique_until, given.unique_for)
-    conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for)
-    Identifier(name, body, given.unique_on, bound=bound)
-
-
-def _check_body(name: str, body: Any) -> None:
-    """Raise `ConfigurationError` for a coroutine function, whose coroutine no worker would await."""
-    if iscoroutinefunction(body):
-        msg = (
-            f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
-            "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
-        )
-        raise ConfigurationError(msg)
+    _resolve(name, given, body, bound=bound, limits=Limits())
 
 
 def body_of(task: Any) -> tuple[Any, bool]:

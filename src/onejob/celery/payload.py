@@ -17,23 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kombu.exceptions import EncodeError
 from kombu.utils import json
 
+from onejob.celery.option_names import CALL_OPTIONS
 from onejob.errors import InvalidPayloadError, JobFailedError, clean
-from onejob.uniqueness.canonical_json import deeper_than, plain_encoder
+from onejob.uniqueness.canonical_json import plain_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from onejob.jobs.model import Job
-    from onejob.uniqueness.canonical_json import Limits
+    from onejob.jobs.policy import Limits
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
 TRANSIENT = frozenset(
-    "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_id "
-    "task_type retries tags".split()
-)
+    "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_type "
+    "retries".split()
+).union(CALL_OPTIONS)
 """Options that apply to one publication, or that the ledger stores in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options that make a canvas wait for the end of the job."""
@@ -143,6 +144,22 @@ def dumps(value: object, what: str, limits: Limits) -> str:
         )
         raise InvalidPayloadError(msg)
     return text
+
+
+def deeper_than(value: object, levels: int) -> bool:
+    """Return whether a JSON value is nested deeper than `levels`; not recursive, so any depth is safe."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 _encode_plain = plain_encoder(ascii_only=True, sort_keys=False, separators=(", ", ": "))

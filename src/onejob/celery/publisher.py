@@ -7,35 +7,27 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
-from redis.crc import key_slot
 
-from onejob.celery.broker import TRIES, Broker, is_reset, queue_length
-from onejob.celery.direct_broker import AmqpBroker, RedisBroker
+from onejob.celery.broker import TRIES, queue_length
+from onejob.celery.direct_broker import MessageWriter
 from onejob.celery.payload import MARK, decode, loads
 from onejob.celery.routing import ResolvedRouter
 from onejob.errors import BrokerUnavailableError, StoreError, describe
 from onejob.ledger.publication import note_unsent
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import TRACE_CONTEXT
-from onejob.stores.protocol import MessagePushingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from celery import Celery
-
-    from onejob.celery.payload import Message
-    from onejob.celery.routing import Routing
-    from onejob.jobs.model import BrokerMessage, Job, Submission
-    from onejob.ledger.ledger import Ledger
+    from onejob.celery.direct_broker import AmqpBroker, RedisBroker
+    from onejob.jobs.model import BrokerMessage, Job
+    from onejob.ledger.ledger import NextRun
 
 logger = logging.getLogger("onejob")
 DECLARE: dict[str, Any] = {"retry": True, "retry_policy": TRIES}
@@ -43,20 +35,10 @@ NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
 """Options for a message whose queue was declared for an earlier message."""
 PRECONDITION_FAILED = 406
 """The code of RabbitMQ's channel error for a queue that exists with other arguments than this app declares."""
-OUTAGE_PAUSE = 5.0
-"""Seconds after an outage in which no message is written for the store."""
 
 
-class Publisher:
-    """Publishes the messages of one app. `timeout`: seconds until an operation of the broker fails."""
-
-    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
-        self._app = app
-        self._routing = routing
-        self._ledger = ledger
-        self._broker = Broker(app, timeout)
-        self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
-        self._away_until = 0.0
+class Publisher(MessageWriter):
+    """Publishes the messages of one app."""
 
     def is_own(self, producer: Any) -> bool:
         """Return whether a producer that a caller gives sends to this app's broker. None does."""
@@ -85,6 +67,21 @@ class Publisher:
         for error in (errors or {}).values():
             log_warning("job %s is in the ledger, the sweeper will try to publish it: %s", job.id, describe(error))
         return errors is not None
+
+    def run_next(self, job: Job, next_run: NextRun, queue: Callable[[NextRun], Job]) -> Job:
+        """Have `queue` write a job's next run, and publish it if it is due. Raises as `queue` does."""
+        is_due = next_run.delay <= 0
+        if is_due:
+            next_run = replace(next_run, message=self.message_of(next_run.applied_to(job)))
+        queued = queue(next_run)
+        if is_due and not queued.state.final:
+            self.try_publish(queued, pushed=next_run.message)
+        return queued
+
+    def release(self, job: Job, reason: str) -> None:
+        """Release the job of a run to the queue, and publish it. Raises `StaleTokenError`."""
+        message = self.message_of(job)
+        self.try_publish(self._ledger().release(job, reason, message=message), pushed=message)
 
     def publish_stored(self, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception] | None:
         """Send the messages of jobs, until the broker fails: then None.
@@ -124,7 +121,7 @@ class Publisher:
         unknown then which were sent. Without `confirms`, RabbitMQ may lose a message later: it is published again.
         """
         try:
-            left = self._push(jobs, confirms=confirms) if self.is_own(producer) else jobs
+            left = self._push(self._offer(jobs), confirms=confirms) if self.is_own(producer) else jobs
             if producer is not None or not left:
                 return self._send_all(left, producer)
             with self._broker.producer(confirms=confirms) as own:
@@ -136,6 +133,15 @@ class Publisher:
                 return {job.id: error for job in jobs}
             msg = f"the broker did not accept a message: {describe(error)}"
             raise BrokerUnavailableError(msg) from error
+
+    def _offer(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Offer to workers what they take from the ledger, and return the other jobs."""
+        if not self.offers:
+            return jobs
+        left = [job for job in jobs if not self.is_delivered(job)]
+        others = {job.id for job in left}
+        self._ledger().mark_lost([job.id for job in jobs if job.id not in others and job.published_at is not None])
+        return left
 
     def _push(self, jobs: Sequence[Job], *, confirms: bool) -> Sequence[Job]:
         """Push messages without Celery, in one write where there is one; return the jobs that Celery has to send."""
@@ -210,6 +216,8 @@ class Publisher:
         message, options = decode(job.payload), self._routing.with_priority(loads(job.options), job.priority_rank)
         for name in TRACE_CONTEXT:  # of the job, whose runs read it there
             options.pop(name, None)
+        route = job.route or self._resolve(message, options)
+        router: Any = ResolvedRouter({**self._routing.destination(route), **publish_options})
         self._app.send_task(
             message.task,
             message.args,
@@ -218,76 +226,9 @@ class Publisher:
             retries=job.retries,
             producer=producer,
             add_to_parent=False,
-            router=cast("Any", self._router_of(job, message, options, publish_options)),
+            router=router,
             **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
         )
-
-    def _router_of(
-        self, job: Job, message: Message, options: Mapping[str, Any], publish_options: Mapping[str, Any]
-    ) -> ResolvedRouter:
-        """Return the router that sends a message by the route of its job."""
-        route = job.route
-        if not route:  # its submitter resolved none: another version of onejob
-            task = self._app.tasks.get(message.task)
-            named = task if task is not None else SimpleNamespace(name=message.task)
-            route, _ = self._routing.resolve(named, message.args, message.kwargs, options)
-        return ResolvedRouter({**self._routing.destination(route), **publish_options})
-
-    # --- messages that the store pushes -----------------------------------------------------------------------------
-
-    def message_of(self, job: Job | Submission, **changes: Any) -> BrokerMessage | None:
-        """Return the message of a job, after `changes`, for the store to push; None if it has to be sent afterwards."""
-        broker = self._shared_broker()
-        if broker is None:
-            return None
-        try:
-            message: BrokerMessage | None = broker.write(replace(job, **changes) if changes else job)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
-            if not is_reset(error):  # as a server does with an idle connection
-                self._note_outage(error)
-            return None
-        if message is None or (broker.is_cluster and not self._is_in_slot(message)):
-            return None
-        return message
-
-    def _is_in_slot(self, message: BrokerMessage) -> bool:
-        """Return whether a message's list is in the ledger's slot of a cluster: one script can write both."""
-        store = self._ledger().store
-        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
-
-    def _shared_broker(self) -> RedisBroker | None:
-        """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
-        if self.shared_address is None or time.monotonic() < self._away_until:
-            return None
-        try:
-            broker = self._direct_broker()
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
-            self._note_outage(error)
-            return None
-        return broker if isinstance(broker, RedisBroker) and broker.address == self.shared_address else None
-
-    def _note_outage(self, error: Exception) -> None:
-        """Let no message be written for a while if the broker is away."""
-        if self._broker.is_outage(error):
-            self._away_until = time.monotonic() + OUTAGE_PAUSE
-
-    @cached_property
-    def shared_address(self) -> str | None:
-        """The address at which the store can push messages; None: it cannot, wherever the broker is."""
-        store = self._ledger().store
-        return store.address if isinstance(store, MessagePushingStore) else None
-
-    def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
-        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
-        pid = os.getpid()
-        if pid not in self._direct_brokers:
-            kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
-            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing)
-        return self._direct_brokers[pid]
 
 
 def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
@@ -37,11 +38,10 @@ from onejob.ledger.ledger import NextRun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery import Celery
-
+    from onejob.celery.app_state import AppState
     from onejob.celery.current_job import RunningJob
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Applied, BrokerMessage, Job, Submission
+    from onejob.jobs.model import Applied, Job, Submission
     from onejob.ledger.ledger import Ledger
 
 PAUSE = 0.05
@@ -85,7 +85,9 @@ def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     earlier, last = _path_to(run.id, signature)
     if _keeps_end(task, last):
         payload = with_replacement(job.payload, earlier)
-        waiting = NextRun(payload=payload, options=job.options, retries=0, wake_after=FIRST_POLL)
+        waiting = NextRun(
+            payload=payload, options=job.options, retries=0, wake_after=FIRST_POLL, withheld=_is_withheld(task)
+        )
         ledger.replace(job, waiting, canvas=job.canvas_pending, reason=REPLACED)
     else:
         ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
@@ -119,32 +121,20 @@ def _keeps_end(task: BoundTask, last: Any) -> bool:
 # --- when the message of the replacement arrives --------------------------------------------------------------------
 
 
-def replace_job(
-    ledger: Ledger,
-    job: Job,
-    submission: Submission,
-    message: BrokerMessage | None = None,
-    request_id: str | None = None,
-) -> Job:
-    """Let a running job go on as a submission with its id. Raises `StaleTokenError`."""
-    next_run = NextRun(
-        payload=submission.payload, options=submission.options, route=submission.route, retries=submission.retries,
-        delay=submission.delay, message=message,
-    )  # fmt: skip
+def _replacing(
+    ledger: Ledger, job: Job, submission: Submission, request_id: str | None = None
+) -> Callable[[NextRun], Job]:
+    """Return what lets a running job go on as a submission with its id. Raises `StaleTokenError`."""
     reason = f"replaced by {decode(submission.payload).task}"
-    return ledger.replace(job, next_run, canvas=submission.canvas, reason=reason, request_id=request_id)
+    return partial(ledger.replace, job, canvas=submission.canvas, reason=reason, request_id=request_id)
 
 
-def replace_and_publish(app: Celery, job: Job, submission: Submission, *, request_id: str | None = None) -> Job:
+def replace_and_publish(
+    app_state: AppState, job: Job, submission: Submission, *, request_id: str | None = None
+) -> Job:  # fmt: skip
     """Let a running job go on as a submission with its id, and publish it if it is due. Raises `StaleTokenError`."""
-    is_due = submission.delay <= 0
-    changes = {name: getattr(submission, name) for name in ("payload", "options", "route", "retries")}
-    app_state = app_state_of(app)
-    message = app_state.publisher.message_of(job, **changes) if is_due else None
-    replaced = replace_job(app_state.ledger, job, submission, message, request_id)
-    if is_due and not replaced.state.final:
-        app_state.publisher.try_publish(replaced, pushed=message)
-    return replaced
+    replace = _replacing(app_state.ledger, job, submission, request_id)
+    return app_state.publisher.run_next(job, NextRun.of(submission), replace)
 
 
 def claim_replaced(claim: Callable[[], Applied], depth: int) -> Applied:
@@ -180,7 +170,7 @@ def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
                 return Admission(job, Outcome.ATTACHED)
             claimed = ledger.claim(job.id, nonce=new_nonce(), node=gethostname())
             if claimed.applied and claimed.job is not None:
-                return Admission(replace_job(ledger, claimed.job, submission), Outcome.ADMITTED)
+                return Admission(_replacing(ledger, claimed.job, submission)(NextRun.of(submission)), Outcome.ADMITTED)
         time.sleep(PAUSE)
         job = ledger.get(job.id)
     msg = f"job {job.id} is running, and cannot go on as {submission.task} yet"
@@ -229,4 +219,10 @@ def _wait_on(task: BoundTask, job: Job) -> Job:
     if waited > max(limit, job.lease):
         error = TimeoutError(f"nothing is known of the task that replaced job {job.id} {waited:.0f} s ago")
         return ledger.fail(job, encode_failure(error), str(error))
-    return ledger.release(job, REPLACED, wake_after=min(max(waited, FIRST_POLL), POLL_LEASES * job.lease))
+    wake_after = min(max(waited, FIRST_POLL), POLL_LEASES * job.lease)
+    return ledger.release(job, REPLACED, wake_after=wake_after, withheld=_is_withheld(task))
+
+
+def _is_withheld(task: BoundTask) -> bool:
+    """Return whether workers would take from the ledger what is to wait."""
+    return app_state_of(task.app).publisher.delivers

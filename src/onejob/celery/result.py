@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from celery import result as celery_result
@@ -21,6 +23,7 @@ from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
 from onejob.jobs.value import value as value_type
+from onejob.stores.signals import BACKSTOP, POLL, Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from onejob.jobs.model import Admission, Outcome
+    from onejob.stores.protocol import Store
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
     Untyped: Any = object
@@ -65,11 +69,6 @@ else:
     from celery.result import AsyncResult as CeleryResult
 
     R_co = TypeVar("R_co", covariant=True)  # defaults need Python 3.13
-
-FIRST_PAUSE = 0.002
-"""Seconds between the first two reads of a job in `get`; each later pause is half as long again."""
-POLL_LIMIT = 0.5
-"""Seconds at most between two reads of a job in `get`."""
 
 
 class AsyncResult(CeleryResult, Generic[R_co]):
@@ -144,7 +143,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         self,
         timeout: float | None = None,
         propagate: Literal[True] = True,  # noqa: FBT002
-        interval: float = POLL_LIMIT,
+        interval: float = BACKSTOP,
         **options: Any,
     ) -> R_co: ...
     @overload  # it may return the exception
@@ -152,14 +151,14 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         self,
         timeout: float | None = None,
         propagate: bool = True,  # noqa: FBT001, FBT002
-        interval: float = POLL_LIMIT,
+        interval: float = BACKSTOP,
         **options: Any,
     ) -> Any: ...
     def get(
         self,
         timeout: float | None = None,
         propagate: bool = True,  # noqa: FBT001, FBT002 - Celery's signature
-        interval: float = POLL_LIMIT,
+        interval: float = BACKSTOP,
         **options: Any,
     ) -> Any:
         """Wait for the job's end and return its result, or raise its failure or that of a job before it in a chain.
@@ -168,22 +167,14 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         that was purged `JobPurgedError`, one whose transaction was rolled back `JobNotFoundError`. An id that was
         looked up, and that no ledger has, is pending, as in Celery: pass a timeout.
 
-        `interval`: seconds at most between two reads, after each of which `on_interval` is called. `callback` gets the
-        id and the result.
+        The end of the job wakes the wait. `interval`: seconds at most between two reads, after each of which
+        `on_interval` is called. `callback` gets the id and the result.
         """
         if options.get("disable_sync_subtasks", True):
             celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
         follow_parents = propagate and options.get("follow_parents", True)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause, on_interval = FIRST_PAUSE, options.get("on_interval")
-        while not self._has_ended(follow_parents=follow_parents):
-            if deadline is not None and time.monotonic() >= deadline:
-                msg = f"job {self.id} is {self.state} after {timeout} s"
-                raise TimeoutError(msg)
-            if on_interval is not None:
-                on_interval()
-            time.sleep(min(pause, interval))
-            pause = min(pause * 1.5, POLL_LIMIT)
+        if self._cache is None or follow_parents:
+            self._await_end(timeout, interval, options.get("on_interval"), follow_parents=follow_parents)
         value = self._value_of(self._get_task_meta(), propagate=propagate)
         if (callback := options.get("callback")) is not None:
             callback(self.id, value)
@@ -209,15 +200,35 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if parent is not None and propagate:
             await (parent.aget(timeout) if hasattr(parent, "aget") else asyncio.to_thread(parent.join, timeout))
         if self._cache is None:
-            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, timeout)
+            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, timeout, self._submitted())
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
-    def _has_ended(self, *, follow_parents: bool) -> bool:
-        """Return whether the job has ended. Raises the failure of a job before it, without which it never would."""
-        ended = self.ready()
-        if follow_parents:
-            self._maybe_reraise_parent_error()
-        return ended
+    def _await_end(
+        self, timeout: float | None, interval: float, on_interval: Callable[[], object] | None, *, follow_parents: bool
+    ) -> None:
+        """Wait for the job's end. Raises `TimeoutError`, and the failure of a job before it in a chain."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        earlier = [parent.id for parent in self._parents() if parent.id] if follow_parents else []
+        store, is_new = app_state_of(self.app).ledger.store, self._admission is not None
+        with EndWait(store, self.id, earlier, may_have_ended=not is_new) as wait:
+            while True:
+                ended = self._get_task_meta(wait)["status"] in states.READY_STATES
+                if follow_parents:
+                    self._maybe_reraise_parent_error()
+                if ended:
+                    return
+                if (remaining := deadline - time.monotonic()) <= 0:
+                    msg = f"job {self.id} is {self.state} after {timeout} s"
+                    raise TimeoutError(msg)
+                if on_interval is not None:
+                    on_interval()
+                wait.wait(min(remaining, interval))
+
+    def _submitted(self) -> Job | None:
+        """Return the job as the submission has returned it; None in an open transaction."""
+        if self._admission is None or self.may_be_committed is not None:
+            return None
+        return self._admission.follower or self._admission.job
 
     @staticmethod
     def _value_of(meta: dict[str, Any], *, propagate: bool) -> Any:
@@ -245,25 +256,22 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         """Return whether the job is in the ledger."""
         return app_state_of(self.app).ledger.get_or_none(self.id) is not None
 
-    def _get_task_meta(self) -> dict[str, Any]:
-        meta = self._cache or self._read()
+    def _get_task_meta(self, wait: EndWait | None = None) -> dict[str, Any]:
+        meta = self._cache or self._read(wait)
         if meta["status"] in states.READY_STATES:
             self._cache = meta
         return meta
 
-    def _read(self) -> dict[str, Any]:
-        """Return the result as it is now. Raises `JobNotFoundError` for a submission whose job will never exist."""
+    def _read(self, wait: EndWait | None = None) -> dict[str, Any]:
+        """Return the result as it is now, for a wait if there is one.
+
+        Raises `JobNotFoundError` for a submission whose job will never exist.
+        """
         may_appear = self._admission is None or (self.may_be_committed is not None and self.may_be_committed())
-        job = app_state_of(self.app).ledger.get_or_none(self.id)
+        job = app_state_of(self.app).ledger.get_or_none(self.id) if wait is None else wait.read()
         if job is not None and job.reason != REPLACED:
             return meta_of(job, self.app)
-        meta: dict[str, Any] = {
-            "status": states.PENDING,
-            "result": None,
-            "task_id": self.id,
-            "traceback": None,
-            "children": [],
-        }
+        meta = _meta(self.id, states.PENDING)
         if not isinstance(self.backend, DisabledBackend):
             meta = dict(self.backend.get_task_meta(self.id))
         if job is None and meta["status"] not in states.READY_STATES:
@@ -276,12 +284,71 @@ class AsyncResult(CeleryResult, Generic[R_co]):
     def _meta_of_purged(self) -> dict[str, Any] | None:
         """Return the result of a job that was purged: its final state, and the error; None for an unknown id."""
         error = app_state_of(self.app).ledger.why_missing(self.id)
-        if not isinstance(error, JobPurgedError):
-            return None
-        return {
-            "status": CELERY_STATES[State(error.state)], "result": error, "task_id": self.id, "traceback": None,
-            "children": [],
-        }  # fmt: skip
+        return _meta(self.id, CELERY_STATES[State(error.state)], error) if isinstance(error, JobPurgedError) else None
+
+
+# --- waiting in a thread: the signal of the end wakes, a read per second finds what was not signaled ------------------
+
+
+PAUSES = (0.002, 0.5)
+"""Seconds between two reads of what nothing signals: at first, and at most. Each pause is half as long again."""
+
+
+class EndWait:
+    """A wait for the end of a job, as a context manager.
+
+    `earlier`: the jobs before it in a chain. As long as the job does not exist, their ends wake, too. `may_have_ended`:
+    the first read looks only, since the listening connection is not to be opened for a job that has ended.
+    """
+
+    def __init__(self, store: Store, job_id: str, earlier: Sequence[str] = (), *, may_have_ended: bool = True) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._earlier = earlier
+        self._woken = Event()
+        self._pause = PAUSES[0]
+        self._is_signaled = False
+        self._was_woken = False
+        self._only_looks = may_have_ended
+        self._subscriptions = ExitStack()
+
+    def __enter__(self) -> Self:
+        if not self._only_looks:
+            self._subscribe()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._subscriptions.close()
+
+    def read(self) -> Job | None:
+        """Return the job, and have its end signaled. Raises `StoreError`."""
+        if self._only_looks:
+            return self._store.get_many([self._job_id]).get(self._job_id)
+        self._woken.clear()
+        read = self._store.get_many if self._was_woken else self._store.get_awaited
+        job = read([self._job_id, *self._earlier]).get(self._job_id)
+        # Who waits for a job that has ended waits for what only a result backend has.
+        self._is_signaled = job is not None and not job.state.final and self._store.signals.interval > POLL
+        if job is not None:
+            self._earlier = ()
+        return job
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the job should be read again, at most so many seconds."""
+        if self._only_looks:
+            self._only_looks = False
+            self._subscribe()
+            return
+        pause = self._store.signals.interval if self._is_signaled else self._pause
+        self._was_woken = self._woken.wait(min(seconds, pause))
+        self._pause = PAUSES[0] if self._was_woken else min(self._pause * 1.5, PAUSES[1])
+
+    def _subscribe(self) -> None:
+        for job_id in (self._job_id, *self._earlier):
+            self._subscriptions.callback(self._store.signals.subscribe(Channel.END, job_id, self._wake))
+
+    def _wake(self, _payload: str) -> None:
+        self._woken.set()
 
 
 # --- a job as a result shows it ---------------------------------------------------------------------------------------
@@ -328,16 +395,16 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
     elif job.state is State.RUNNING and job.progress:
         own, result = decode_state(loads(job.progress))
         status = own or status
-    return {
-        "status": status,
-        "result": result,
-        "task_id": job.id,
+    return _meta(job.id, status, result) | {
         "name": job.task,
         "traceback": loads(job.error)["traceback"] if error and job.error else None,
         "date_done": job.finished_at and datetime.fromtimestamp(job.finished_at, UTC),
         "retries": job.retries,
-        "children": [],
     }
+
+
+def _meta(job_id: str, status: str, result: Any = None) -> dict[str, Any]:
+    return {"status": status, "result": result, "task_id": job_id, "traceback": None, "children": []}
 
 
 def _build_result(task: Any, value: Any) -> Any:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.uniqueness.canonical_json import Limits
+    from onejob.jobs.policy import Limits
 
 DESTINATION = ("queue", "exchange", "routing_key", "exchange_type")
 """The options that a route replaces."""
@@ -48,9 +48,8 @@ class Plan(NamedTuple):
     """The options of the message as JSON, without the ids of the run that submits it."""
     priority_rank: int
     canvas: bool
-    sent_options: Mapping[str, Any]
-    always_encodes: bool
-    """Whether the message can be encoded whatever its arguments are."""
+    checked_options: Mapping[str, Any] | None
+    """The options for `check_message`; None: the message can be encoded whatever its arguments are."""
     host: str
     shared: bool
     """Whether other arguments, with the same options, have the same plan."""
@@ -118,8 +117,9 @@ class Routing:
         self._check_accepted(sent_options)
         plan = Plan(
             route=route, options=encode_options(sent_options, self._limits),
-            priority_rank=self.priority_rank(sent_options), canvas=has_canvas(options), sent_options=sent_options,
-            always_encodes=self.always_encodes(sent_options), host=gethostname(), shared=shared,
+            priority_rank=self.priority_rank(sent_options), canvas=has_canvas(options),
+            checked_options=None if self._always_encodes(sent_options) else sent_options, host=gethostname(),
+            shared=shared,
         )  # fmt: skip
         if shared:
             if len(self._plans) >= PLAN_LIMIT:
@@ -198,7 +198,7 @@ class Routing:
         for entity in self.destination(text)["declare"]:
             producer.maybe_declare(entity)
 
-    def always_encodes(self, options: Mapping[str, Any]) -> bool:
+    def _always_encodes(self, options: Mapping[str, Any]) -> bool:
         """Return whether messages with these options can be encoded, whatever their arguments are."""
         serializer, compression = self.encoding(options)
         return compression is None and serializer in _ALWAYS_ENCODE

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, build, delay_of, resolve_call
+from onejob.celery.call import Call, build, delay_of, dump_models, merge_options
 from onejob.celery.current_job import RunningJob, draining
 from onejob.celery.payload import encode, encode_failure, encode_options, with_parents
 from onejob.celery.replacement import replace_and_publish
@@ -149,14 +148,9 @@ def _run_again(task: BoundTask, job: Job, delay: float, *, retries: int, request
 
 def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | None, request_id: str) -> Job:
     """Have a job wait for its next run, and publish it if that is due."""
-    app_state, is_due = app_state_of(task.app), next_run.delay <= 0
-    if is_due:
-        next_run = replace(next_run, message=app_state.publisher.message_of(next_run.applied_to(job)))
-    reason = _retry_reason(next_run.delay)
-    again = app_state.ledger.retry(job, next_run, error=error, reason=reason, request_id=request_id)
-    if is_due and not again.state.final:
-        app_state.publisher.try_publish(again, pushed=next_run.message)
-    return again
+    app_state, reason = app_state_of(task.app), _retry_reason(next_run.delay)
+    retry = partial(app_state.ledger.retry, job, error=error, reason=reason, request_id=request_id)
+    return app_state.publisher.run_next(job, next_run, retry)
 
 
 def record_retry(run: RunningJob, call: Call) -> Job:
@@ -177,12 +171,14 @@ def record_retry(run: RunningJob, call: Call) -> Job:
 
 
 def _replace(call: Call, job: Job, *, request_id: str) -> Job:
-    return replace_and_publish(call.task.app, job, build(call), request_id=request_id)
+    app_state = app_state_of(call.task.app)
+    return replace_and_publish(app_state, job, build(app_state, call), request_id=request_id)
 
 
 def _retry(call: Call, job: Job, *, request_id: str) -> Job:
-    task, (args, kwargs, options) = call.task, resolve_call(call)
-    app_state = app_state_of(task.app)
+    task, app_state = call.task, app_state_of(call.task.app)
+    args, kwargs = dump_models(task, call.args, call.kwargs, call.options)
+    options = merge_options(call, args, kwargs, task.app.current_worker_task)
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
     app_state.routing.check_message(payload, sent_options)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from onejob.celery.app_state import app_state_of
 from onejob.celery.call import prepare
 from onejob.celery.payload import decode, replacement_depth
 from onejob.celery.replacement import resume
 from onejob.celery.result import AsyncResult
 from onejob.celery.routing import UNPUBLISHABLE
-from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     DuplicateJobError,
     KeyReuseMismatchError,
@@ -21,18 +20,19 @@ from onejob.errors import (
     StoreRefusedError,
     StoreUnavailableError,
     TaskIdReusedError,
+    TooManyWebhooksError,
     describe,
 )
 from onejob.jobs.model import Admission, Duplicate, Outcome
+from onejob.jobs.quota import MAX_PERIOD, Charge, Quota
 from onejob.ledger.publication import fail_unpublishable
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
+from onejob.webhooks.job import webhook_submission
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from celery import Celery
 
     from onejob.celery.app_state import AppState
     from onejob.celery.call import Call, Prepared
@@ -48,23 +48,29 @@ _BY_ANOTHER = frozenset({Outcome.ATTACHED, Outcome.REPLAYED})
 """The outcomes of submissions that are answered by a job with arguments of its own."""
 
 
-def submit(call: Call, *, session: object = None, producer: Any = None) -> AsyncResult[Any]:
+def submit(app_state: AppState, call: Call, *, session: object = None, producer: Any = None) -> AsyncResult[Any]:
     """Prepare and admit one call, and return its result. Raises as `prepare` and `answer` do."""
     if tracing.tracer is tracing.NO_TRACER:
-        return answer(call, _admit_one(call, session, producer), session)
+        prepared = prepare(app_state, call)
+        admission = call.task._onejob_admit(app_state, prepared, session=session, producer=producer)
+        return answer(prepared, admission, session)
     with tracing.tracer.submit(str(call.task.name), call.source) as span:
-        admission = _admit_one(call, session, producer)
+        prepared = prepare(app_state, call)
+        admission = call.task._onejob_admit(app_state, prepared, session=session, producer=producer)
         if isinstance(admission, Admission):
             span.record([admission])
-        return answer(call, admission, session)
+        return answer(prepared, admission, session)
 
 
-def _admit_one(call: Call, session: object, producer: Any) -> Admission | Exception:
-    return call.task._onejob_admit(prepare(call), session=session, producer=producer)
+def admit_one(
+    _task: BoundTask, app_state: AppState, prepared: Prepared, *, session: Any, producer: Any
+) -> Admission | Exception:
+    """Return the admission of a call, or its error."""
+    return admit(app_state, [prepared], session=session, producer=producer)[0]
 
 
 def admit(
-    app: Celery, prepared: Sequence[Prepared], *, session: object = None, producer: Any = None,
+    app_state: AppState, prepared: Sequence[Prepared], *, session: object = None, producer: Any = None,
     wait_for_locks: bool = True,
 ) -> Results:  # fmt: skip
     """Submit calls that were prepared, create their webhooks and publish the messages of new jobs.
@@ -79,18 +85,17 @@ def admit(
     if not prepared:
         return []
     if session is not None:
-        return _admit_in_session(app, prepared, session)
-    app_state = app_state_of(app)
-    ledger, publisher = app_state.ledger, app_state.publisher
-    pushes = publisher.shared_address is not None and (producer is None or publisher.is_own(producer))
-    _, submissions = zip(*prepared, strict=True)
-    message_of = publisher.message_of if pushes else None
-    admitted = _submit(ledger, submissions, message_of, wait_for_locks=wait_for_locks)
+        return _admit_in_session(app_state, prepared, session)
+    publisher = app_state.publisher
+    has_messages = publisher.shared_address is not None or publisher.offers
+    message_of = publisher.message_of if has_messages and (producer is None or publisher.is_own(producer)) else None
+    _, submissions, _ = zip(*prepared, strict=True)
+    admitted = _write(app_state, submissions, message_of, wait_for_locks=wait_for_locks)
     results: Results = []
     due: dict[str, tuple[Call, Admission]] = {}
-    for (call, submission), admission in zip(prepared, admitted, strict=True):
+    for (call, submission, _), admission in zip(prepared, admitted, strict=True):
         if isinstance(admission, Admission):
-            results.append(_accept(ledger, call, submission, admission))
+            results.append(_accept(app_state, call, submission, admission))
             if needs_message(submission, admission):
                 due[admission.job.id] = call, admission
         else:
@@ -100,7 +105,7 @@ def admit(
     return results
 
 
-def answer(call: Call, admission: Admission | Exception, session: object = None) -> AsyncResult[Any]:
+def answer(prepared: Prepared, admission: Admission | Exception, session: object = None) -> AsyncResult[Any]:
     """Return the result of a call, as `result_of` does.
 
     Raises the error of a submission that was not admitted; `KeyReuseMismatchError` or `DuplicateJobError` for one that
@@ -108,8 +113,8 @@ def answer(call: Call, admission: Admission | Exception, session: object = None)
     """
     if isinstance(admission, Exception):
         raise admission
-    check_accepted(call, admission)
-    return result_of(call, admission, session)
+    check_accepted(prepared.call, admission)
+    return result_of(prepared, admission, session)
 
 
 def check_accepted(call: Call, admission: Admission) -> None:
@@ -120,17 +125,18 @@ def check_accepted(call: Call, admission: Admission) -> None:
         raise DuplicateJobError(admission.job.id, admission.job.state, str(call.task.name))
 
 
-def result_of(call: Call, admission: Admission, session: object = None) -> AsyncResult[Any]:
+def result_of(prepared: Prepared, admission: Admission, session: object = None) -> AsyncResult[Any]:
     """Return the result of a submission, and add it to the children of the run in which it was made, if any.
 
     `session`: in whose transaction it was submitted, if any.
     """
+    call, parent = prepared.call, prepared.parent
     result: AsyncResult[Any] = AsyncResult.of(admission, call.task.app)
     if session is not None:
         result.may_be_committed = transaction_of(session).watch()
     result.ignored = bool(call.options.get("ignore_result", call.task.ignore_result))
-    if call.caller.parent is not None and call.options.get("add_to_parent", True):
-        call.caller.parent.add_trail(result)
+    if parent is not None and call.options.get("add_to_parent", True):
+        parent.add_trail(result)
     return result
 
 
@@ -155,26 +161,22 @@ def check_task(job: Job, task: str) -> None:
         raise TaskIdReusedError(job.id, task, job.task)
 
 
-def _submit(
-    ledger: Ledger, submissions: Sequence[Submission], message_of: MessageOf | None, *, wait_for_locks: bool
+def _write(
+    app_state: AppState, submissions: Sequence[Submission], message_of: MessageOf | None, *, wait_for_locks: bool
 ) -> Results:
     """Submit each, so that an error is the result of those only that it concerns."""
+    ledger = app_state.ledger
     try:
-        admissions = ledger.submit_many(submissions, wait_for_locks=wait_for_locks, message_of=message_of)
+        results: Results = [*ledger.submit_many(submissions, wait_for_locks=wait_for_locks, message_of=message_of)]
     except StoreUnavailableError as error:
         return [error for _ in submissions]
     except PartlySubmittedError as error:
-        results: Results = [*error.results]  # type: ignore[list-item] # admissions and errors
+        results = [*error.results]  # type: ignore[list-item] # admissions and errors
     except (StoreError, QuotaExceededError) as error:
         if len(submissions) > 1 and isinstance(error, StoreRefusedError):
-            return [
-                result
-                for each in submissions
-                for result in _submit(ledger, [each], message_of, wait_for_locks=wait_for_locks)
-            ]
+            one_by_one = (_write(app_state, [each], message_of, wait_for_locks=wait_for_locks) for each in submissions)
+            return [result for (result,) in one_by_one]
         return [error for _ in submissions]
-    else:
-        results = [*admissions]
     for number, (submission, result) in enumerate(zip(submissions, results, strict=True)):
         if isinstance(result, Admission) and (result.follower or result.job).submission_nonce != submission.nonce:
             try:
@@ -198,16 +200,22 @@ def _settle(ledger: Ledger, submission: Submission, admission: Admission) -> Adm
 # --- an admission -----------------------------------------------------------------------------------------------------
 
 
-def _accept(ledger: Ledger, call: Call, submission: Submission, admission: Admission) -> Admission | Exception:
-    """Create the webhooks of a call that was admitted, and return the admission, or the error if one was refused."""
+def _accept(
+    app_state: AppState, call: Call, submission: Submission, admission: Admission, inner: Ledger | None = None
+) -> Admission | Exception:
+    """Create the webhooks of a call that was admitted, and return the admission, or the error if one was refused.
+
+    `inner`: the ledger of the transaction in which it was, if any.
+    """
     if admission.outcome in _BY_ANOTHER:
-        _warn_of_unused_arguments(call.task.app, submission, admission)
+        _warn_of_unused_arguments(app_state, call.task, submission, admission)
     if call.check_answer is not None or _has_webhooks(call):
+        ledger = inner or app_state.ledger
         try:
             if call.check_answer is not None:
                 call.check_answer(admission)
             if _has_webhooks(call):
-                create_webhooks(call.task, ledger, submission, admission, call.webhook_url)
+                create_webhooks(app_state, call.task, ledger, submission, admission, call.webhook_url)
         except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
             return error
     return admission
@@ -218,13 +226,15 @@ def _has_webhooks(call: Call) -> bool:
     return call.webhook_url is not None or call.task._onejob.webhook_url is not None
 
 
-def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Admission) -> None:
+def _warn_of_unused_arguments(
+    app_state: AppState, task: BoundTask, submission: Submission, admission: Admission
+) -> None:
     """Log, once per task without `on_duplicate`, that a duplicate is answered by a job with other arguments."""
     if (
         admission.job.fingerprint != submission.fingerprint
         and admission.job.id != submission.id
-        and submission.task not in (warned := app_state_of(app).warned_tasks)
-        and cast("BoundTask", app.tasks[submission.task])._onejob.attaches_by_default
+        and submission.task not in (warned := app_state.warned_tasks)
+        and task._onejob.attaches_by_default
     ):
         warned.add(submission.task)
         log_warning(
@@ -234,6 +244,56 @@ def _warn_of_unused_arguments(app: Celery, submission: Submission, admission: Ad
             admission.job.id,
             submission.task,
         )
+
+
+# --- webhooks ---------------------------------------------------------------------------------------------------------
+
+
+ADDED_QUOTA = Quota(10, MAX_PERIOD)
+"""How many webhooks duplicates may add to one job, besides the one of its first submission and the one of its task.
+
+A job that still exists after the period may get as many again.
+"""
+
+
+def create_webhooks(
+    app_state: AppState, task: BoundTask, ledger: Ledger, submission: Submission, admission: Admission, url: str | None
+) -> None:
+    """Create the webhooks of a submission: one to its own URL, and for a new job one to the task's URL.
+
+    A duplicate that adds a webhook to its job is charged as for a new job. Raises `QuotaExceededError`, and
+    `TooManyWebhooksError` if duplicates may add no more; a URL that the job has already is none.
+    """
+    if admission.outcome is Outcome.REJECTED:
+        return
+    job, submitter = admission.job, submission.submitter
+    if url is not None:
+        signer = app_state.webhooks.signer_of(submitter)
+        webhook = webhook_submission(url, job, submitter=submitter, signer=signer, host=submission.host)
+        if not admission.outcome.makes_job:
+            added = Charge("webhooks", ADDED_QUOTA, f"webhooks:{job.id}:{job.submission_nonce}")
+            webhook = replace(webhook, charges=(added, *submission.charges))
+        _create_webhook(ledger, job, webhook)
+    if admission.outcome.makes_job:
+        create_task_webhook(task, ledger, job)
+
+
+def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
+    """Create the webhook of a job to the URL of its task. Repeating the call is harmless."""
+    url = task._onejob.webhook_url
+    if url is not None:
+        _create_webhook(ledger, job, webhook_submission(url, job))
+
+
+def _create_webhook(ledger: Ledger, job: Job, webhook: Submission) -> None:
+    try:
+        follower = ledger.follow(webhook, follows_id=job.id)
+    except QuotaExceededError as error:
+        if error.option == "webhooks":
+            raise TooManyWebhooksError(job.id, ADDED_QUOTA.limit) from None
+        raise
+    if follower is None:
+        log_warning("job %s no longer exists: its webhook is not sent", job.id)
 
 
 # --- publication ------------------------------------------------------------------------------------------------------
@@ -279,18 +339,19 @@ def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool)
 # --- in a transaction of the caller -----------------------------------------------------------------------------------
 
 
-def _admit_in_session(app: Celery, prepared: Sequence[Prepared], session: object) -> Results:
-    app_state, transaction = app_state_of(app), transaction_of(session)
+def _admit_in_session(app_state: AppState, prepared: Sequence[Prepared], session: object) -> Results:
+    transaction = transaction_of(session)
     ledger, has_hook = app_state.ledger, transaction.reports_commit
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
-    admitted: Results = [_submit_inside(inner, each.submission, None if has_hook else 0.0) for each in prepared]
+    publishes = has_hook and not app_state.publisher.offers
+    admitted: Results = [_submit_inside(inner, each.submission, None if publishes else 0.0) for each in prepared]
     results: Results = []
-    for (call, submission), admission in zip(prepared, admitted, strict=True):
+    for (call, submission, _), admission in zip(prepared, admitted, strict=True):
         if not isinstance(admission, Admission):
             results.append(admission)
             continue
-        results.append(_accept(inner, call, submission, admission))
-        if has_hook and needs_message(submission, admission):
+        results.append(_accept(app_state, call, submission, admission, inner))
+        if publishes and needs_message(submission, admission):
             transaction.after_commit(partial(app_state.publisher.try_publish, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queue_next):
             # SQLite has one writer: outside the transaction, the record would wait for its end.

@@ -1,43 +1,56 @@
-"""The task class: with `@app.task(base=onejob.Task)`, every call of the task goes through the ledger."""
+"""The task class: with `@app.task(base=onejob.Task)`, every call of the task goes through the ledger; its decorator."""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, cast, overload
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, cast, overload
 
-from celery import states
+from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, Caller, check_items, check_key, parse_item, prepare_items
+from onejob.celery.call import Call, check_items, check_key, is_from_beat, parse_item, prepare_items
 from onejob.celery.current_job import current_job_or_none
-from onejob.celery.option_names import check_call_options, check_task_options
-from onejob.celery.options import TaskOptions
+from onejob.celery.option_names import (
+    TASK_OPTIONS,
+    TaskDefaults,
+    check_call_options,
+    check_definition_names,
+    check_task_options,
+)
+from onejob.celery.options import TaskOptions, check_definition
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.run_end import record_retry
-from onejob.celery.submit import admit, all_admitted, result_of, submit
+from onejob.celery.submit import admit, admit_one, all_admitted, result_of, submit
+from onejob.celery.typed import check_pydantic
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, trace_message
 from onejob.errors import ConfigurationError
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery import Celery
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
-    from onejob.celery.call import Prepared
-    from onejob.celery.call_types import CallOptions, CeleryTask, Item, Link, Signature, SubmissionOptions
-    from onejob.jobs.model import Admission
-    from onejob.uniqueness.identity import UniqueOn
-    from onejob.uniqueness.window import UniqueFor
+    from onejob.celery.call_types import (
+        CallOptions,
+        CeleryTask,
+        Item,
+        Link,
+        Signature,
+        SubmissionOptions,
+        TaskKeywords,
+    )
 
     P = ParamSpec("P", default=...)
     R_co = TypeVar("R_co", covariant=True, default=Any)
     First = TypeVar("First")
     Rest = ParamSpec("Rest")
+    Body = ParamSpec("Body")
+    R = TypeVar("R")
 else:
     from typing import ParamSpec, TypeVar
 
@@ -46,7 +59,7 @@ else:
     P, R_co = ParamSpec("P"), TypeVar("R_co", covariant=True)  # defaults need Python 3.13
 
 
-class Task(CeleryTask, Generic[P, R_co]):
+class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     """A Celery task whose equal submissions run once.
 
     Options, as arguments of `@app.task(base=onejob.Task, ...)` or attributes of a subclass:
@@ -72,6 +85,8 @@ class Task(CeleryTask, Generic[P, R_co]):
       be repeated safely. Default: False. A submission with a `task_id`, such as a canvas member, needs no key.
 
     - `tags`: words by which people find the jobs, such as `["billing"]`; a call may add more of them.
+    - `schedule`: when workers submit it by themselves, with `onejob_beat`: a schedule of Celery (`crontab(hour=3)`), a
+      number of seconds, or an entry as in `beat_schedule`, without `task`.
 
     Options that cannot work raise `ConfigurationError` when the task is defined.
     """
@@ -79,18 +94,6 @@ class Task(CeleryTask, Generic[P, R_co]):
     abstract = True
     Request = "onejob.celery.worker.request:Request"
 
-    unique_on: ClassVar[UniqueOn] = None
-    lease: ClassVar[float | None] = None
-    unique_until: ClassVar[str] = "finished"
-    unique_for: ClassVar[UniqueFor] = None
-    on_duplicate: ClassVar[str | None] = None
-    max_wait: ClassVar[float | None] = None
-    permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
-    webhook_url: ClassVar[str | None] = None
-    expose: ClassVar[bool] = False
-    requires_key: ClassVar[bool] = False
-    typed: ClassVar[bool] = False
-    tags: ClassVar[Sequence[str]] = ()
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
 
@@ -152,16 +155,16 @@ class Task(CeleryTask, Generic[P, R_co]):
         `EncodeError`, the exception of a router or of the transport), and no job is left. An unreachable broker is no
         error: the job is in the ledger, and a worker's sweeper publishes it.
         """
-        app = self.app
+        app_state = app_state_of(self.app)
         given: dict[str, Any] = {**options}
         if link is not None or link_error is not None or shadow is not None:
             named = (("link", link), ("link_error", link_error), ("shadow", shadow))
             given |= {name: value for name, value in named if value is not None}
         call = Call(
-            self, Caller.of(app), tuple(args or ()), dict(kwargs or {}), given, task_id=task_id,
-            key=idempotency_key, webhook_url=webhook_url,
+            self, tuple(args or ()), dict(kwargs or {}), given, task_id=task_id, key=idempotency_key,
+            webhook_url=webhook_url,
         )  # fmt: skip
-        if app_state_of(self.app).is_eager:
+        if app_state.is_eager:
             check_call_options(options)
             check_key(call)
             if (typed := self._onejob.typed) is not None:
@@ -170,12 +173,15 @@ class Task(CeleryTask, Generic[P, R_co]):
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
         if task_id is not None and (run := current_job_or_none()) is not None and run.id == task_id:
-            return Result(record_retry(run, call).id, app=app)
-        return submit(call, session=session, producer=producer)
+            return Result(record_retry(run, call).id, app=self.app)
+        if "headers" in given and is_from_beat(given["headers"]):
+            from onejob.celery.beat import find_tick
 
-    def _onejob_admit(self, prepared: Prepared, *, session: Any, producer: Any) -> Admission | Exception:
-        """Return the admission of a call, or its error; `onejob.compat` looks at another library's locks before."""
-        return admit(self.app, [prepared], session=session, producer=producer)[0]
+            call = find_tick(call)
+        return submit(app_state, call, session=session, producer=producer)
+
+    _onejob_admit = admit_one
+    """`onejob.compat` looks at another library's locks before."""
 
     @overload
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]: ...
@@ -207,17 +213,18 @@ class Task(CeleryTask, Generic[P, R_co]):
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored, and
         `PartlySubmittedError`, which has the result of each item, if the store admits only some.
         """
-        call = Call(self, Caller.of(self.app), options=options, source="submit_many", webhook_url=webhook_url)
-        if app_state_of(self.app).is_eager:
-            check_items(call)
+        app_state = app_state_of(self.app)
+        call = Call(self, options=options, source="submit_many", webhook_url=webhook_url)
+        if app_state.is_eager:
+            check_items(app_state, call)
             parsed = [parse_item(self, number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in parsed]
         calls = list(items)
         with tracing.tracer.submit(str(self.name), "submit_many", count=len(calls)) as span:
-            prepared = prepare_items(call, calls)
-            admissions = all_admitted(admit(self.app, prepared, session=session))
+            prepared = prepare_items(app_state, call, calls)
+            admissions = all_admitted(admit(app_state, prepared, session=session))
             span.record(admissions)
-        return [result_of(each.call, admission, session) for each, admission in zip(prepared, admissions, strict=True)]
+        return [result_of(each, admission, session) for each, admission in zip(prepared, admissions, strict=True)]
 
     # --- submitting in coroutines -----------------------------------------------------------------------------------
 
@@ -359,3 +366,52 @@ def _resolve_options(cls: type[Task[..., Any]], app: Celery) -> TaskOptions:
     """Return the options of a task's class. Raises `ConfigurationError` for those that do not exist or cannot work."""
     check_task_options(str(cls.name), cls, Task, cls._onejob_foreign_options)
     return TaskOptions.of(cls, app)
+
+
+# --- the decorator ----------------------------------------------------------------------------------------------------
+
+
+@overload
+def task(
+    app: Celery | None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]
+) -> Callable[[Callable[Concatenate[First, Body], R]], Task[Body, R]]: ...
+@overload
+def task(
+    app: Celery | None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
+) -> Callable[[Callable[Body, R]], Task[Body, R]]: ...
+def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) -> Callable[[Any], Any]:
+    """Define a task of class `onejob.Task`, as `@app.task(base=onejob.Task, ...)` does, with types.
+
+    `options` are those of `onejob.Task` and of Celery's `app.task`; `base` may be a subclass of `onejob.Task`. With
+    `bind=True` the first parameter of the body is the task. Without an app it is a shared task, as by Celery's
+    `shared_task`: each app gets it, for Django, Flask and libraries.
+
+    Returns a decorator, whose result is Celery's own task. Type checkers see a `Task[P, R]`: the parameters and the
+    return type of the body. Raises `ConfigurationError`, as a task's definition does.
+    """
+    if app is not None and not isinstance(app, Celery):
+        msg = (
+            f"onejob.task takes a Celery app, not {app!r:.200}: write @onejob.task(app), or @onejob.task() for any app"
+        )
+        raise ConfigurationError(msg)
+    base = options.pop("base", None) or Task
+    if not (isinstance(base, type) and issubclass(base, Task)):
+        msg = f"base of a onejob.task must be a subclass of onejob.Task, not {base!r:.200}"
+        raise ConfigurationError(msg)
+    if not options.get("pydantic") and not any(
+        "typed" in vars(kind) for kind in base.__mro__ if kind not in Task.__mro__
+    ):
+        options.setdefault("typed", True)
+    define: Any = shared_task if app is None else app.task
+    decorator: Callable[[Any], Any] = define(base=base, bind=bind, **options)
+
+    def decorate(body: Any) -> Any:
+        name = str(options.get("name") or f"{body.__module__}.{body.__name__}")
+        check_definition_names(name, options, base)
+        given = {option: options.get(option, getattr(base, option)) for option in TASK_OPTIONS}
+        check_definition(name, SimpleNamespace(**given), body, bound=bind)  # Celery binds the task at its first use
+        if given["typed"]:
+            check_pydantic(name, body)
+        return decorator(body)
+
+    return decorate

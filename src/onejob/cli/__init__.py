@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from onejob.cli.access import Access, find_app, needs_extra, shared_options
+from onejob.cli.beat import beat
 from onejob.cli.installation import doctor, migrate, probe
 from onejob.cli.jobs import dead, identity, jobs, why
 from onejob.cli.printing import clean
-from onejob.cli.reports import activity, audit, duplicates, metrics, workers
+from onejob.cli.reports import activity, audit, duplicates, metrics, queues, workers
 from onejob.cli.serve import keys, serve
 from onejob.errors import OneJobError
 
@@ -23,7 +24,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except OneJobError as error:
-            raise click.ClickException(clean(str(error))) from error
+            one_line = " ".join(str(error).split())  # a driver's error may have several
+            raise click.ClickException(clean(one_line)) from error
         except click.NoSuchOption as error:
             if error.ctx is ctx or not any(error.option_name in parameter.opts for parameter in self.params):
                 raise
@@ -62,8 +64,9 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
     raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
 
 
+COMMANDS = (jobs, dead, duplicates, activity, audit, why, identity, workers, queues, beat, metrics, migrate, doctor)
 for group in (main, celery_group):
-    for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate, doctor):
+    for command in COMMANDS:
         group.add_command(command)
 for command in (demo, serve, keys, probe):
     main.add_command(command)

@@ -1,4 +1,4 @@
-"""The ledger that the commands work on: named by a store's URL, or by a Celery app."""
+"""The options that several commands have; and the ledger that they work on: of a store's URL, or of a Celery app."""
 
 from __future__ import annotations
 
@@ -6,29 +6,92 @@ import getpass
 import logging
 import os
 import socket
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from onejob.celery.options import tasks_of
-from onejob.cli.options import together
+from onejob.celery.options import BoundTask, tasks_of
 from onejob.cli.printing import echo
 from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import AuditEntry, Query
+from onejob.jobs.timestamps import parse_duration, parse_timestamp
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.search import FILTERS, Filter
 from onejob.observability.logs import record_audit
 from onejob.stores import display_url, kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
+def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return one decorator that adds several options, in this order."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Duration(click.ParamType[float]):
+    """A duration such as `90d` or `12h`, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds; fail with the units."""
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Time(click.ParamType["float | timedelta"]):
+    """A time with a time zone, as RFC 3339 has it, or a duration before or after now, such as `1h`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | timedelta:
+        """Return seconds since the epoch, or the duration; fail with an example of both formats."""
+        with suppress(ValueError):
+            return timedelta(seconds=parse_duration(str(value)))
+        try:
+            return parse_timestamp(value)
+        except ValueError as error:
+            self.fail(f"{error}, nor a duration such as 90m, 1h or 1d", param, ctx)
+
+
+def seconds_of(at: float | timedelta | None, now: float, sign: int = -1) -> float | None:
+    """Return a time in seconds since the epoch: a duration before now, or after it with a positive sign."""
+    return now + sign * at.total_seconds() if isinstance(at, timedelta) else at
+
+
+def filter_options(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator that adds the options that filter jobs, without some; `query_of` makes a query of them."""
+    return together(*(_option_of(each) for each in FILTERS if each.name not in without))
+
+
+def _option_of(each: Filter) -> Callable[..., Any]:
+    kinds: dict[type, dict[str, Any]] = {
+        State: {"multiple": True, "type": click.Choice([each.value for each in State])}, float: {"type": Time()},
+    }  # fmt: skip
+    return click.option(f"--{each.name}", help=each.help, **kinds.get(each.kind, {}))
+
+
+def at_times(asked: dict[str, Any], now: float) -> dict[str, Any]:
+    """Return the values of options, with times before now instead of durations."""
+    return {name: seconds_of(value, now) for name, value in asked.items()}
 
 
 NEWEST = 1000
@@ -85,8 +148,7 @@ class Access:
             case [found]:
                 return found
             case [first, second, *_]:
-                msg = f"several ids begin with {given!r}, such as {first} and {second}: give more of it"
-                raise OneJobError(msg)
+                raise OneJobError(f"several ids begin with {given!r}, such as {first} and {second}: give more of it")
         return given
 
     def address(self, *, may_create: bool = True) -> tuple[str, str]:
@@ -99,12 +161,10 @@ class Access:
     def task(self, name: str) -> BoundTask:
         """Return a task of the app by name. Raises `ConfigurationError`."""
         if self.app is None:
-            msg = "only an app knows the signature of its tasks: name one with -A module"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("only an app knows the signature of its tasks: name one with -A module")
         tasks = tasks_of(self.app)
         if name not in tasks:
-            msg = f"the app has no onejob task named {name!r}; it has: {', '.join(tasks) or 'none'}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the app has no onejob task named {name!r}; it has: {', '.join(tasks) or 'none'}")
         return tasks[name]
 
     def settings(self) -> Settings:
@@ -149,6 +209,8 @@ shared_options = together(
 )  # fmt: skip
 """The options that name the ledger."""
 access = click.make_pass_decorator(Access)
+json_access = together(json_option, access)
+"""What a command has that reads or changes the ledger, and prints what it finds as text or as JSON."""
 
 
 def find_app(name: str) -> Any:
@@ -158,8 +220,7 @@ def find_app(name: str) -> Any:
     try:
         app = utils.find_app(name)
     except (ImportError, AttributeError, ValueError) as error:
-        msg = f"no Celery app found at {name!r}: {error}"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(f"no Celery app found at {name!r}: {error}") from error
     if not hasattr(app, "conf"):
         msg = f"{name!r} is of class {type(app).__name__}, not a Celery app: name it with -A module:attribute"
         raise click.ClickException(msg)
@@ -193,16 +254,10 @@ def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -
         attempt.outcome = f"refused: {error}"
         raise
     finally:
-        user, host = _user(), socket.gethostname()
         entry = AuditEntry(
-            actor=user,
-            source=SOURCE,
-            address=host,
-            action=action,
-            target=target,
-            outcome=attempt.outcome,
-            detail=detail,
-        )
+            actor=_user(), source=SOURCE, address=socket.gethostname(), action=action, target=target,
+            outcome=attempt.outcome, detail=detail,
+        )  # fmt: skip
         record_audit(None if ledger is None else ledger.append_audit, entry)
 
 

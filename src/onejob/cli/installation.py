@@ -6,23 +6,19 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from onejob.celery.worker.heartbeat import MAX_AGE, find_fault
-from onejob.cli.access import Access, access
-from onejob.cli.options import json_option
+from onejob.cli.access import Access, access, json_access, json_option
 from onejob.cli.printing import echo, print_json
-from onejob.doctor.examine import examine
-from onejob.doctor.finding import Installation, Level, count_text, worst
+from onejob.doctor import examine
+from onejob.doctor.finding import Finding, Installation, Level, count_text, worst
 from onejob.doctor.leftovers import find_leftovers
 from onejob.stores import display_url, kind_of
 from onejob.stores import migrate as migrations
-
-if TYPE_CHECKING:
-    from onejob.doctor.finding import Finding
-    from onejob.stores.migrate import Status
+from onejob.stores.migrate import Status
 
 LIMITS = (Level.WARNING, Level.ERROR)
 
@@ -54,8 +50,7 @@ def doctor(
     if migrate:
         _find_leftovers(access.app, paths, as_json=as_json)
     if paths:
-        msg = "PATHS are read with --migrate only"
-        raise click.UsageError(msg)
+        raise click.UsageError("PATHS are read with --migrate only")
     app_name = "" if access.store or access.namespace else access.app_name
     installation = Installation(
         settings=access.settings(), ledger=access.ledger(), app=access.app, app_name=app_name, keys=keys
@@ -67,8 +62,7 @@ def doctor(
 
 def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoReturn:
     if app is None and not paths:
-        msg = "--migrate examines an app (-A module), source files (PATHS), or both: name one"
-        raise click.UsageError(msg)
+        raise click.UsageError("--migrate examines an app (-A module), source files (PATHS), or both: name one")
     findings = find_leftovers(app, paths)
     _show(findings, as_json=as_json)
     is_left = worst(findings).rank > Level.INFO.rank
@@ -116,8 +110,7 @@ def up(access: Access) -> None:
 
 
 @migrate.command()
-@json_option
-@access
+@json_access
 def status(access: Access, *, as_json: bool) -> None:
     """Print the version of the ledger's schema. Exit code 1 when `up` has something to do."""
     found = migrations.status(*access.address(may_create=False))
@@ -151,7 +144,7 @@ def _print_status(status: Status, *, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--ready", is_flag=True, help="Also require that it has reached the store.")
+@click.option("--ready", is_flag=True, help="Also require that it reaches the store and hears its broker.")
 @click.option(
     "--max-age", default=MAX_AGE, show_default=True, type=click.FloatRange(min=0, min_open=True), metavar="SECONDS"
 )

@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from onejob.celery import operations
-from onejob.celery.operations import Operation, operate
+from onejob.celery.operations import Operation, Operator
 from onejob.celery.options import options_of
-from onejob.cli.access import NEWEST, Access, access, audited
-from onejob.cli.options import filter_options, json_option, query_of, together
+from onejob.cli.access import (
+    NEWEST,
+    Access,
+    access,
+    at_times,
+    audited,
+    filter_options,
+    json_access,
+    json_option,
+    together,
+)
 from onejob.cli.printing import (
     clean,
     columns_of,
     duplicate_fields,
     echo,
-    fields_of,
     print_counts,
     print_job,
     print_job_list,
     print_json,
     print_list,
 )
-from onejob.doctor.finding import count_text
+from onejob.doctor.finding import count_text, names_text
 from onejob.jobs.lifecycle import State
-from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.model import Job
+from onejob.jobs.public_view import fields_of, job_to_dict
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp, local_text
-from onejob.ledger.bulk import NO_LIMIT, Selection, bulk_apply
+from onejob.ledger.bulk import NO_LIMIT, BulkResult, Selection, bulk_apply
 from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 from onejob.ledger.explain import explain
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.search import query_of
 from onejob.ledger.stuck import list_stuck
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
 
 ORIGIN = "at the command line"
 SHOWN = 10
@@ -56,14 +60,15 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@filter_options
+@filter_options()
 @click.option("--stuck", is_flag=True, help="Only jobs that make no progress, with the reason.")
 @limit_option
 @click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Number of the newest jobs to skip.")
 @click.option("--count", is_flag=True, help="Print the number of jobs by state instead of a list.")
-@json_option
-@access
-def list_jobs(access: Access, /, *, stuck: bool, count: bool, limit: int, as_json: bool, **asked: Any) -> None:
+@json_access
+def list_jobs(
+    access: Access, /, *, stuck: bool, count: bool, limit: int, offset: int, as_json: bool, **asked: Any
+) -> None:
     """List jobs, newest first: their age, when they are due, and for how long they have been running.
 
     A job is stuck if it is due and has not been claimed for three leases, or its message cannot be sent, or no live
@@ -74,12 +79,17 @@ def list_jobs(access: Access, /, *, stuck: bool, count: bool, limit: int, as_jso
         raise click.UsageError("--count counts all matching jobs: leave out --stuck")
     ledger = access.ledger()
     now = ledger.read_clock()
-    query = query_of(now, limit=limit + 1, **asked)
+    query = query_of(at_times(asked, now), limit=limit + 1, offset=offset)
     if count:
         print_counts(ledger.counts(query), as_json=as_json)
         return
     found: Sequence[Any] = list_stuck(ledger, query) if stuck else ledger.find(query)
-    print_job_list(found, now, limit=limit, as_json=as_json)
+    _print_found(access, ledger, query, found, as_json=as_json)
+
+
+def _print_found(access: Access, ledger: Ledger, query: Query, found: Sequence[Any], *, as_json: bool) -> None:
+    """Print a list, of which the query asked for one job more than it has; and what there is, if it is empty."""
+    print_job_list(found, ledger.read_clock(), limit=query.limit - 1, as_json=as_json)
     access.report_if_empty(ledger, found)
     if not found:
         _report_what_exists(ledger, query)
@@ -90,23 +100,19 @@ def _report_what_exists(ledger: Ledger, query: Query) -> None:
     if query.task is not None:
         tasks = sorted({job.task for job in ledger.find(Query(limit=NEWEST, light=True))})
         if tasks and query.task not in tasks:
-            echo(f"Nothing matches the task {query.task}. The newest jobs have: {_listed(tasks)}", err=True)
+            echo(f"Nothing matches the task {query.task}. The newest jobs have: {names_text(tasks, SHOWN)}", err=True)
     if query.reason is not None:
         errors = sorted({each.error_type or each.pattern for each in group_failures(ledger, limit=NEWEST)})
         if errors:
-            echo(f"Nothing matches the error {query.reason!r}. Dead letters have: {_listed(errors)}", err=True)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+            echo(
+                f"Nothing matches the error {query.reason!r}. Dead letters have: {names_text(errors, SHOWN)}", err=True
+            )
 
 
 @jobs.command()
 @click.argument("job_id")
 @click.option("--all", "everything", is_flag=True, help="Also show the arguments and the internal columns.")
-@json_option
-@access
+@json_access
 def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> None:
     """Show one job. Of its id the beginning is enough, if it is one of the newest 1000."""
     ledger = access.ledger()
@@ -119,8 +125,7 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 
 @click.command()
 @click.argument("job_id")
-@json_option
-@access
+@json_access
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """Explain the state of a job: what happened, what it waits for, and what happens next.
 
@@ -142,8 +147,7 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
 @click.argument("task")
 @click.argument("args", nargs=-1)
 @click.option("--check", is_flag=True, help="Also print how the call would be answered now, and by which job.")
-@json_option
-@access
+@json_access
 def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_json: bool) -> None:
     """Print the identity of a call, and the text whose hash it is.
 
@@ -192,8 +196,7 @@ def _value(text: str) -> Any:
 @jobs.command()
 @click.argument("job_ids", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
-@json_option
-@access
+@json_access
 def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool) -> None:
     """Cancel jobs. One that runs stops at its next step or progress call.
 
@@ -208,8 +211,7 @@ def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool
 
 @jobs.command("run-now")
 @click.argument("job_id")
-@json_option
-@access
+@json_access
 def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
     """Make a delayed or retrying job due at once."""
     _operate(access, Operation.RUN_NOW, job_id, as_json=as_json)
@@ -217,8 +219,7 @@ def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
 
 @jobs.command()
 @click.argument("job_id")
-@json_option
-@access
+@json_access
 def delete(access: Access, job_id: str, *, as_json: bool) -> None:
     """Delete a job that has ended. One that still answers duplicates with its result is refused."""
     _operate(access, Operation.DELETE, job_id, as_json=as_json)
@@ -227,7 +228,7 @@ def delete(access: Access, job_id: str, *, as_json: bool) -> None:
 def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool) -> None:
     ledger = access.ledger()
     with audited(ledger, operation.permission, job_id, _detail(operation)):
-        job = operate(access.app, ledger, operation, ledger.get(job_id), origin=ORIGIN)
+        job = Operator(app=access.app, ledger=ledger, origin=ORIGIN).operate(operation, ledger.get(job_id))
     if job is not None:
         print_job(job_to_dict(job), as_json=as_json)
         if operation is Operation.CANCEL and job.state is State.RUNNING:
@@ -256,8 +257,7 @@ bulk_options = together(
 
 @jobs.command()
 @click.argument("operation", type=click.Choice([operation.value for operation in Operation]))
-@filter_options
-@click.option("--error", "reason", help="Only with this text in the reason, e.g. the name of an exception.")
+@filter_options()
 @click.option(
     "--ended-in", metavar="URL",
     help="Only jobs that have never run here, and have ended by this result backend of Celery.",
@@ -265,23 +265,22 @@ bulk_options = together(
 @bulk_options
 @access
 def bulk(
-    access: Access, /, operation: str, *, ended_in: str | None, dry_run: bool, yes: bool, as_json: bool, **asked: Any
-) -> None:
+    access: Access, /, operation: str, *, ended_in: str | None, limit: int, dry_run: bool, yes: bool, as_json: bool,
+    **asked: Any,
+) -> None:  # fmt: skip
     """Cancel, make due, redrive or delete the jobs that match the options, newest first.
 
     Without --state these are the jobs in all states that the operation applies to.
     """
-    if not ended_in and not any(value for name, value in asked.items() if name != "limit"):
-        raise click.UsageError(
-            "nothing selected: give a state, a task, a tag, a queue, a submitter, a time, an error or another filter"
-        )
+    if not ended_in and not any(asked.values()):
+        raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
     chosen = _bulk_of(access, Operation(operation))
     now = chosen.ledger.read_clock()
-    query = query_of(now, **asked)
-    states, until = query.states or Operation(operation).states, now if query.until is None else query.until
-    matches = _has_ended_in(ended_in) if ended_in else None
-    selection = Selection(query=replace(query, states=states, until=until), matches=matches)
-    _run_bulk(chosen, selection, _text_of(asked), dry_run=dry_run, yes=yes, as_json=as_json)
+    given = {"until": now} | {name: value for name, value in at_times(asked, now).items() if value}
+    query = query_of({"state": Operation(operation).states} | given, limit=limit)
+    selection = Selection(query=query, matches=_has_ended_in(ended_in) if ended_in else None)
+    detail = _text_of(asked, limit)
+    _run_bulk(chosen, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 def _has_ended_in(url: str) -> Callable[[Job], bool]:
@@ -293,8 +292,7 @@ def _has_ended_in(url: str) -> Callable[[Job], bool]:
         try:
             return job.attempt == 0 and app.backend.get_task_meta(job.id)["status"] in states.READY_STATES
         except Exception as error:
-            msg = f"the result backend did not answer: {error}"
-            raise click.ClickException(msg) from error
+            raise click.ClickException(f"the result backend did not answer: {error}") from error
 
     return has_ended
 
@@ -307,23 +305,20 @@ class BulkOperation(NamedTuple):
     """The operation in the audit log."""
     done: str
     """The participle."""
-    act: Callable[[Job], object]
-    check: Callable[[Job], object]
-    """Raises `OneJobError` for a job that the operation does not apply to."""
+    apply: Callable[..., BulkResult]
+    """Takes a selection, and `dry_run`."""
 
 
 def _bulk_of(access: Access, operation: Operation, *, forget_steps: bool = False) -> BulkOperation:
-    ledger = access.ledger()
-
-    def act(job: Job) -> object:
-        return operate(access.app, ledger, operation, job, origin=ORIGIN, forget_steps=forget_steps)
-
-    return BulkOperation(ledger, operation.permission, operation.done, act, operation.check)
+    operator = Operator(app=access.app, ledger=access.ledger(), origin=ORIGIN)
+    apply = partial(operator.operate_many, operation, forget_steps=forget_steps)
+    return BulkOperation(operator.ledger, operation.permission, operation.done, apply)
 
 
-def _text_of(asked: Mapping[str, Any]) -> str:
+def _text_of(asked: Mapping[str, Any], limit: int) -> str:
     """Return the options that were given, for the audit log."""
-    return " ".join(f"{name}={value}" for name, value in asked.items() if value and value != NO_LIMIT)
+    given = [*asked.items(), *([] if limit == NO_LIMIT else [("limit", limit)])]
+    return " ".join(f"{name}={value}" for name, value in given if value)
 
 
 def _run_bulk(
@@ -335,16 +330,15 @@ def _run_bulk(
     For the jobs of a query it asks first, with their number, unless `yes`. A dry run is not recorded in the audit
     log, which otherwise has `detail`.
     """
-    apply = partial(bulk_apply, operation.ledger, selection, operation.act, check=operation.check)
     if selection.query is not None and not (yes or dry_run):
-        found = len(apply(dry_run=True).done)
+        found = len(operation.apply(selection, dry_run=True).done)
         if found:
             click.confirm(f"{count_text(found, 'job')} will be {operation.done}. Continue?", abort=True, err=True)
     if dry_run:
-        result = apply(dry_run=True)
+        result = operation.apply(selection, dry_run=True)
     else:
         with audited(operation.ledger, operation.name, " ".join(selection.job_ids), detail) as attempt:
-            result = apply()
+            result = operation.apply(selection)
             attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
     if selection.query is not None and not (result.done or result.refused):
         _report_what_exists(operation.ledger, selection.query)
@@ -368,20 +362,14 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.option("--task", help="Only of this task.")
-@click.option("--error", help="Only with this text in the reason.")
+@filter_options("state")
 @limit_option
-@json_option
-@access
-def list_dead(access: Access, task: str | None, error: str | None, limit: int, *, as_json: bool) -> None:
+@json_access
+def list_dead(access: Access, /, limit: int, *, as_json: bool, **asked: Any) -> None:
     """List dead letters, newest first."""
     ledger = access.ledger()
-    query = dead_letters(task, error, limit + 1)
-    found = ledger.find(query)
-    print_job_list(found, ledger.read_clock(), limit=limit, as_json=as_json)
-    access.report_if_empty(ledger, found)
-    if not found:
-        _report_what_exists(ledger, query)
+    query = dead_letters(at_times(asked, ledger.read_clock()), limit + 1)
+    _print_found(access, ledger, query, ledger.find(query), as_json=as_json)
 
 
 @dead.command("groups")
@@ -389,8 +377,7 @@ def list_dead(access: Access, task: str | None, error: str | None, limit: int, *
 @click.option(
     "--limit", default=10_000, show_default=True, type=click.IntRange(1, 1_000_000), help="Maximum number of jobs."
 )
-@json_option
-@access
+@json_access
 def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -> None:
     """Group dead letters by task and error.
 
@@ -408,8 +395,7 @@ def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -
 
 @dead.command("show")
 @click.argument("job_id")
-@json_option
-@access
+@json_access
 def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
     """Show a dead letter, with its arguments and its traceback."""
     job = access.ledger().get(job_id)
@@ -423,8 +409,7 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
 
 chosen_options = together(
     click.argument("job_ids", nargs=-1),
-    click.option("--task", help="Only of this task."),
-    click.option("--error", help="Only with this text in the reason, e.g. the name of an exception."),
+    filter_options("state"),
     click.option("--all", "everything", is_flag=True, help="All dead letters."),
     bulk_options,
 )
@@ -447,19 +432,23 @@ def drop(access: Access, /, **options: Any) -> None:
     """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()
 
-    def act(job: Job) -> None:
-        ledger.drop(job.id)
+    def apply(selection: Selection, **more: Any) -> BulkResult:
+        return bulk_apply(ledger, selection, lambda job: ledger.drop(job.id), check=Operation.REDRIVE.check, **more)
 
-    _operate_on_dead(BulkOperation(ledger, "drop", "dropped", act, Operation.REDRIVE.check), **options)
+    _operate_on_dead(BulkOperation(ledger, "drop", "dropped", apply), **options)
 
 
-def _operate_on_dead(operation: BulkOperation, *, dry_run: bool, yes: bool, as_json: bool, **choice: Any) -> NoReturn:
+def _operate_on_dead(
+    operation: BulkOperation, *, job_ids: Sequence[str], everything: bool, limit: int, dry_run: bool, yes: bool,
+    as_json: bool, **asked: Any,
+) -> NoReturn:  # fmt: skip
     """Act on each selected dead letter. Raises `click.UsageError` for an empty or contradictory selection."""
+    filters = at_times(asked, operation.ledger.read_clock())
     try:
-        selection = select_dead_letters(**choice)
+        selection = select_dead_letters(job_ids=job_ids, everything=everything, limit=limit, **filters)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    detail = _text_of({name: value for name, value in choice.items() if name != "job_ids"})
+    detail = _text_of(asked | {"everything": everything}, limit)
     _run_bulk(operation, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -467,8 +456,7 @@ def _operate_on_dead(operation: BulkOperation, *, dry_run: bool, yes: bool, as_j
 @click.argument("job_id")
 @click.option("--args", "args_text", help="The new positional arguments: a JSON array, such as '[1, 2]'.")
 @click.option("--kwargs", "kwargs_text", help="The new keyword arguments: a JSON object, such as '{\"order_id\": 42}'.")
-@json_option
-@access
+@json_access
 def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | None, *, as_json: bool) -> None:
     """Queue a dead letter again with other arguments; without --args or --kwargs these stay as they are.
 

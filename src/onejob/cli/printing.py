@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.public_view import job_to_dict
-from onejob.jobs.timestamps import duration_text, format_timestamp, local_text, relative_text, to_datetime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from onejob.jobs.model import Duplicate, Job
-    from onejob.ledger.stuck import Stuck
+from onejob.jobs.model import Duplicate, Job
+from onejob.jobs.public_view import fields_of, job_to_dict
+from onejob.jobs.timestamps import duration_text, format_timestamp, local_text, relative_text
+from onejob.ledger.stuck import Stuck
 
 JSON_TEXTS = ("payload", "options", "progress", "result", "error")
 FLAGS = ("queued_next", "cancel_requested")
 """Fields of a job that are printed only when they are true."""
-_TIME = re.compile(r"(^|_)(at|until)$")
-
-
-def fields_of(row: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, with seconds since the epoch as times."""
-    values = asdict(row).items()
-    return {name: to_datetime(value) if value is not None and _TIME.search(name) else value for name, value in values}
 
 
 def columns_of(job: Job) -> dict[str, Any]:

@@ -1,29 +1,26 @@
-"""What a ledger has recorded: `duplicates`, `activity`, `audit`, `workers` and `metrics`."""
+"""What a ledger has recorded: `duplicates`, `activity`, `audit`, `workers`, `queues` and `metrics`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import click
 
 from onejob.celery.payload import preview, read_message
-from onejob.cli.access import Access, access, needs_extra
-from onejob.cli.options import Time, json_option, seconds_of
-from onejob.cli.printing import duplicate_fields, echo, fields_of, print_json, print_list, print_table
+from onejob.cli.access import Access, Time, access, json_access, needs_extra, seconds_of
+from onejob.cli.printing import duplicate_fields, echo, print_json, print_list, print_table
 from onejob.jobs.model import Outcome
+from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import AuditEntry, Period, Query
 from onejob.jobs.timestamps import local_text
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.queues import read_queues
 from onejob.ledger.reader import AUDIT_LIMIT
 from onejob.ledger.search import search
-from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity, summarize_duplicates
+from onejob.ledger.stats import LENGTHS, DuplicateSummary, activity_to_dict, read_activity, summarize_duplicates
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from onejob.ledger.ledger import Ledger
-    from onejob.ledger.stats import DuplicateSummary
 
 OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITTED)
 
@@ -32,8 +29,7 @@ OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITT
 @click.argument("job_id", required=False)
 @click.option("--by", default=str(GroupBy.TASK), show_default=True, type=click.Choice([str(by) for by in GroupBy]))
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of lines.")
-@json_option
-@access
+@json_access
 def duplicates(access: Access, job_id: str | None, by: str, limit: int, *, as_json: bool) -> None:
     """Count duplicates and the runs that they saved; with JOB_ID, list the duplicates of that job."""
     ledger = access.ledger()
@@ -94,8 +90,7 @@ ACTIVITY_COLUMNS = (
     "--period", default=str(Period.MINUTE), show_default=True, type=click.Choice([str(period) for period in Period]),
     help="The last hour by minute, or the last seven days by hour.",
 )  # fmt: skip
-@json_option
-@access
+@json_access
 def activity(access: Access, period: str, *, as_json: bool) -> None:
     """Count submissions, prevented duplicates and runs, by time and by task; with their times in seconds."""
     chosen = Period(period)
@@ -138,8 +133,7 @@ AUDIT_COLUMNS = ("at", "source", "actor", "address", "action", "target", "outcom
 @click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, AUDIT_LIMIT), help="Maximum number of entries."
 )
-@json_option
-@access
+@json_access
 def audit(access: Access, since: float | timedelta | None, limit: int, *, as_json: bool) -> None:
     """List what operators did and which requests were refused, newest first."""
     ledger = access.ledger()
@@ -161,8 +155,7 @@ def _read(ledger: Ledger, since: float | None, limit: int) -> list[AuditEntry]:
 
 
 @click.command()
-@json_option
-@access
+@json_access
 def workers(access: Access, *, as_json: bool) -> None:
     """List the workers whose latest heartbeat is still valid."""
     found = [fields_of(worker) for worker in access.ledger().store.workers()]
@@ -172,6 +165,15 @@ def workers(access: Access, *, as_json: bool) -> None:
     )
     headings = ("node", "latest heartbeat", "pool", "concurrency", "queues", "tasks")
     print_list(found, headings, rows, as_json=as_json)
+
+
+@click.command()
+@json_access
+def queues(access: Access, *, as_json: bool) -> None:
+    """List the queues with their due and running jobs, and the slots of their workers."""
+    found = [asdict(load) for load in read_queues(access.ledger())]
+    rows = ([*(each | {"oldest_due": _seconds_text(each["oldest_due"])}).values()] for each in found)
+    print_list(found, ("queue", "due", "running", "oldest due", "slots", "workers"), rows, as_json=as_json)
 
 
 @click.command()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import Access, access, audited, find_app, needs_extra
-from onejob.cli.options import Duration, Time, json_option, seconds_of
+from onejob.cli.access import Access, Duration, Time, access, audited, find_app, json_option, needs_extra, seconds_of
 from onejob.cli.printing import echo, print_list
-from onejob.jobs.timestamps import format_timestamp, to_datetime
+from onejob.jobs.public_view import fields_of
+from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate", "edit")
+KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
 POSITIVE = click.IntRange(1)
 SECONDS = click.FloatRange(0, min_open=True)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
@@ -74,8 +75,7 @@ def _future(_context: click.Context, _parameter: click.Parameter, at: float | ti
     now = time.time()
     seconds = seconds_of(at, now, sign=1)
     if seconds is not None and seconds <= now:
-        msg = f"{format_timestamp(seconds)} is over"
-        raise click.BadParameter(msg)
+        raise click.BadParameter(f"{format_timestamp(seconds)} is over")
     return seconds
 
 
@@ -137,20 +137,12 @@ def list_keys(file: str, *, as_json: bool) -> None:
     with server_installed():
         from onejob.api.api_keys import KeyFile
     rows = [_columns_of(key) for key in KeyFile(file).read()]
-    headings = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
-    print_list(rows, headings, [(*row.values(),) for row in rows], as_json=as_json)
+    print_list(rows, KEY_COLUMNS, [(*row.values(),) for row in rows], as_json=as_json)
 
 
 def _columns_of(key: Key) -> dict[str, Any]:
-    return {
-        "name": key.name,
-        "role": key.role,
-        "created_at": to_datetime(key.created_at),
-        "expires_at": None if key.expires_at is None else to_datetime(key.expires_at),
-        "own_jobs": key.own_jobs,
-        "tasks": None if key.tasks is None else sorted(key.tasks),
-        **key.quotas.texts(),
-    }
+    fields = key.row() | fields_of(key, "created_at", "expires_at", "own_jobs")
+    return {name: fields.get(name) for name in KEY_COLUMNS}
 
 
 @keys.command()

@@ -13,24 +13,19 @@ from abc import abstractmethod
 from contextlib import suppress
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
-from onejob.celery.app_state import app_state_of
-from onejob.celery.call import parse_item
+from celery import Celery
+
+from onejob.celery.app_state import AppState, app_state_of
+from onejob.celery.call import Prepared, parse_item
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.payload import decode
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
-from onejob.jobs.model import Admission
+from onejob.jobs.model import Admission, Job, Submission
 from onejob.observability.logs import log_warning
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from celery import Celery
-
-    from onejob.celery.call import Prepared
-    from onejob.jobs.model import Job, Submission
 
 ROUNDS = 10
 """How often a lock is tried that is released each time before its holder is read."""
@@ -38,6 +33,11 @@ HELD = (
     "a call of task {task} is a duplicate because of the lock {key!r} of the old library, which {holder} holds: no job "
     "of the ledger. If no process of the old version has that task any more, the lock was left behind: remove it by "
     "app.tasks[{task!r}].{unlock}({key!r})"
+)
+
+UNENDED = (
+    "{option} does not end the uniqueness of a job that still waits or runs: it ends with the job, and a job whose "
+    "worker died recovers when its lease expires. `lease` is how long that takes"
 )
 
 
@@ -50,11 +50,10 @@ def alias(package: ModuleType, name: str) -> None:
     loaded = sys.modules.get(name)
     if loaded is not None and loaded is not package:
         where = getattr(loaded, "__file__", None) or "an unknown place"
-        msg = (
+        raise ConfigurationError(
             f"{name} was imported from {where} before {package.__name__}.install() was called: call install() first, "
             "for example at the top of the module that creates the Celery app"
         )
-        raise ConfigurationError(msg)
     sys.modules[name] = package
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         sys.modules[name + module.name.removeprefix(package.__name__)] = import_module(module.name)
@@ -107,11 +106,10 @@ def shares_locks(app: Celery) -> bool:
 def check_place(app: Celery, setting: str, *, has_place: bool) -> None:
     """Raise `ConfigurationError` if locks are shared, and `setting`, which says where they are, is missing."""
     if not has_place and shares_locks(app):
-        msg = (
+        raise ConfigurationError(
             f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
             "version has it, or remove onejob_share_old_locks"
         )
-        raise ConfigurationError(msg)
 
 
 class LockSharingTask(Task[..., Any]):
@@ -123,8 +121,8 @@ class LockSharingTask(Task[..., Any]):
     """The public method that removes a lock by its key."""
 
     @abstractmethod
-    def _old_key(self, args: Any, kwargs: Any) -> str | None:
-        """Return the key of a call in the old library; None for a call that it cannot lock."""
+    def _key_of(self, args: Any, kwargs: Any) -> str:
+        """Return the key of a call in the old library. Raises as that does, for a call that it cannot lock."""
 
     @abstractmethod
     def _take(self, key: str, job_id: str) -> bool:
@@ -142,18 +140,26 @@ class LockSharingTask(Task[..., Any]):
     def _belongs(self, holder: str, job_id: str) -> bool:
         """Return whether the lock with this value is that of a job that has ended here."""
 
+    def _old_key(self, args: Any, kwargs: Any) -> str | None:
+        """Return the key of a call in the old library; None for a call that it cannot lock."""
+        try:
+            return self._key_of(args, kwargs)
+        except (TypeError, KeyError):
+            return None
+
     # --- submitting -------------------------------------------------------------------------------------------------
 
-    def _onejob_admit(self, prepared: Prepared, *, session: Any, producer: Any) -> Admission | Exception:
-        call, submission = prepared
-        send: Any = partial(super()._onejob_admit, prepared, session=session, producer=producer)
-        if submission.follows or not shares_locks(self.app):  # a canvas member must not be lost: it is always admitted
-            return send()  # type: ignore[no-any-return]
-        key = self._old_key(call.args, call.kwargs)
-        taken = key is not None and self._take_or_raise(key, submission)
-        if not taken or key is None:
-            return send()  # type: ignore[no-any-return]
+    def _onejob_admit(
+        self, app_state: AppState, prepared: Prepared, *, session: Any, producer: Any
+    ) -> Admission | Exception:
+        call, submission = prepared.call, prepared.submission
+        send = partial(super()._onejob_admit, app_state, prepared, session=session, producer=producer)
         admission: Admission | Exception | None = None
+        # A canvas member must not be lost: it is always admitted.
+        shares = not submission.follows and shares_locks(self.app)
+        key = self._old_key(call.args, call.kwargs) if shares else None
+        if key is None or not self._take_or_raise(key, submission):
+            return send()
         try:
             admission = send()
         finally:  # a job that a rollback may withdraw cannot hold a lock that nothing would release

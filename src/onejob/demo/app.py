@@ -8,18 +8,16 @@ import sqlite3
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from celery import Celery
 from pydantic import Field
 
 import onejob
 from onejob.demo import LEASE, TASK, pipeline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 

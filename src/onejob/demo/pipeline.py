@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypedDict
 
 BLANK = "____"
 MAX_BYTES = 5_000_000

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -17,9 +18,6 @@ from rich.table import Table
 
 from onejob.demo import LEASE
 from onejob.demo.supervisor import ApiClient, DemoError, Stack, make_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROJECT = "founding-documents"
 CLICKS = 100
@@ -93,8 +91,7 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
             raise
     ids = {response["job"]["id"] for response in responses}
     if len(ids) != 1:
-        msg = f"{CLICKS} equal requests made {len(ids)} jobs"
-        raise DemoError(msg)
+        raise DemoError(f"{CLICKS} equal requests made {len(ids)} jobs")
     return Counter(response["outcome"] for response in responses), time.monotonic() - began, ids.pop()
 
 
@@ -130,8 +127,7 @@ def _await(
         if holds(job):
             return job
         if job["state"] not in LIVE or time.monotonic() > deadline:
-            msg = f"the job is {job['state']} before {what}: {job['reason'] or 'give it more documents'}"
-            raise DemoError(msg)
+            raise DemoError(f"the job is {job['state']} before {what}: {job['reason'] or 'give it more documents'}")
         time.sleep(0.1)
 
 
@@ -178,5 +174,4 @@ def _check_promises(outcomes: Counter[str], meter: dict[str, int], job: dict[str
     }
     broken = [promise for promise, holds in promises.items() if not holds]
     if broken:
-        msg = f"not as promised: {'; '.join(broken)}"
-        raise DemoError(msg)
+        raise DemoError(f"not as promised: {'; '.join(broken)}")

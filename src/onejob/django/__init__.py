@@ -1,11 +1,16 @@
-"""onejob in Django: an app with migrations and checks, and a backend for `django.tasks`.
+"""onejob in Django: an app with migrations and checks, and a backend for `django.tasks` with its options for tasks.
 
 `INSTALLED_APPS = ["onejob.django"]`, `CELERY_ONEJOB_STORE = "django://default"`, and `manage.py migrate`.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from onejob.django.options import job_options
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from onejob.celery.option_names import check_option_names
+from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onejob.django.backend import TaskBackend
@@ -16,8 +21,68 @@ __all__ = ["TaskBackend", "job_options"]
 def __getattr__(name: str) -> Any:
     """Import the backend when it is used: Django's settings name it, and its base class needs them."""
     if name != "TaskBackend":
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from onejob.django.backend import TaskBackend
 
     return TaskBackend
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_ATTRIBUTE = "onejob_options"
+RESERVED = ("name", "base", "bind", "typing", "pydantic")
+"""Options of `@app.task` that the backend sets itself."""
+OF_UNIQUE_TASKS = ("unique_on", "unique_for", "unique_until", "on_duplicate", "max_wait")
+
+
+def job_options(**options: Any) -> Callable[[F], F]:
+    """Give the function of a Django task options of onejob's task class; it stands below `@task`.
+
+    `unique=True`: equal enqueues, with equal arguments, are one job and one result, as for `onejob.Task`; so do
+    `unique_on=[...]` and the other options of unique tasks. Without them each enqueue is a job of its own. `lease`,
+    `permanent_for`, `webhook_url`, `expose`, and Celery's `autoretry_for`, `max_retries`, `retry_backoff`, `time_limit`
+    and so on do what they do in `@app.task`.
+
+    Raises `ConfigurationError` for an option that is misspelt, contradicts another or is set by the backend itself, and
+    for something that is no function.
+    """
+    check_options("job_options", options)
+
+    def decorate(function: F) -> F:
+        if not callable(function) or hasattr(function, "enqueue"):
+            msg = f"job_options(...) stands below @task, on the function itself, not on {function!r}"
+            raise ConfigurationError(msg)
+        setattr(function, _ATTRIBUTE, {**getattr(function, _ATTRIBUTE, {}), **options})
+        return function
+
+    return decorate
+
+
+def check_options(where: str, options: object) -> None:
+    """Raise `ConfigurationError` for options that are no dict, misspelt, contradicting, or the backend's own."""
+    if not isinstance(options, dict):
+        msg = f"{where} must be a dict of options of onejob.Task, such as {{'lease': 60}}, not {options!r}"
+        raise ConfigurationError(msg)
+    for name in options:
+        if name in RESERVED:
+            raise ConfigurationError(f"{where} has {name!r}, which the backend sets itself: leave it out")
+    check_option_names(where, map(str, options))
+    contradicting = [name for name in OF_UNIQUE_TASKS if options.get(name) is not None]
+    if contradicting and options.get("unique") is False:
+        msg = f"{where} has unique=False and {contradicting[0]}, which is an option of unique tasks: leave out one"
+        raise ConfigurationError(msg)
+    if not isinstance(options.get("unique", True), bool):
+        unique = options["unique"]
+        msg = f"{where} has unique={unique!r}; it must be True or False. The names of arguments are unique_on"
+        raise ConfigurationError(msg)
+
+
+def resolve_options(function: Callable[..., Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a function's Celery task: its own, and else the backend's `OPTIONS`."""
+    options = {**defaults, **getattr(function, _ATTRIBUTE, {})}
+    unique = options.pop("unique", any(options.get(name) is not None for name in OF_UNIQUE_TASKS))
+    return options if unique else {**options, "unique_on": _new_identity}
+
+
+def _new_identity(**_arguments: Any) -> str:
+    """Return another identity for each enqueue, as `django.tasks` has it."""
+    return uuid4().hex

@@ -11,8 +11,7 @@ from django.db import connections
 from django.db.backends.base.creation import BaseDatabaseCreation
 from django.db.models.signals import post_migrate
 
-from onejob.celery.app_state import app_state_of
-from onejob.django.conf import celery_app, ledger_alias
+from onejob.django.conf import app_state
 
 DjangoAppConfig: Any = AppConfig  # Django ships no types
 
@@ -34,7 +33,7 @@ class OneJobConfig(DjangoAppConfig):  # type: ignore[misc]
 
 def _use_write_ahead_log(using: str, **_: Any) -> None:
     """Set the journal mode that the store needs, which cannot be set within a transaction; SQLite keeps it."""
-    if connections[using].vendor == "sqlite" and using == ledger_alias():
+    if connections[using].vendor == "sqlite" and using == app_state().django_alias:
         with connections[using].cursor() as cursor:
             cursor.execute("pragma journal_mode = wal")
 
@@ -47,7 +46,7 @@ def _close_before_drop() -> None:
 
     @wraps(destroy)
     def destroy_test_db(*args: Any, **kwargs: Any) -> Any:
-        app_state_of(celery_app()).close()
+        app_state().close()
         return destroy(*args, **kwargs)
 
     BaseDatabaseCreation.destroy_test_db = destroy_test_db

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils import timezone
 
-from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.django import conf, framework
+from onejob.django import check_options, conf, framework
 from onejob.django.framework import signals
-from onejob.django.options import check_options
 from onejob.django.tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.transitions import new_id
 from onejob.stores.django_database import alias_of
 from onejob.transactions.sessions import transaction_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from onejob.ledger.ledger import Ledger
 
 DEFAULT_QUEUE = "default"
 """Django's name of the default queue, which is Celery's default queue here."""
@@ -68,14 +62,15 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         self.validate_task(task)
         self._check_definition(task.module_path)
         args, kwargs = framework.normalize_json(args), framework.normalize_json(kwargs)
-        if app_state_of(self._app).is_eager:
+        state = conf.app_state()
+        if state.is_eager:
             return framework.ImmediateBackend(self.alias, self._params).enqueue(task, args, kwargs)
-        alias = conf.ledger_alias()
-        if alias is not None and connections[alias].in_atomic_block:
-            return self._submit(task, args, kwargs, session=connections[alias])
-        if alias is None and connections[DEFAULT_DB_ALIAS].in_atomic_block:
+        database = connections[state.django_alias or DEFAULT_DB_ALIAS]
+        if not database.in_atomic_block:
+            return self._submit(task, args, kwargs)
+        if state.django_alias is None:
             return self._submit_on_commit(task, args, kwargs)
-        return self._submit(task, args, kwargs)
+        return self._submit(task, args, kwargs, session=database)
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of a job, in its present state. Raises `TaskResultDoesNotExist`."""
@@ -90,7 +85,7 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         """Return what is wrong with the settings of this backend, as messages of Django's checks."""
         where = f"TASKS[{self.alias!r}]"
         try:
-            store = conf.ledger_settings().store
+            store = conf.app_state().settings.store
             alias = alias_of(store)
         except ConfigurationError:
             return []  # reported by `check_settings`
@@ -102,23 +97,22 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
             return
         defined = imported_task(path)
         if defined is not None and not isinstance(defined.get_backend(), TaskBackend):
-            msg = (
+            raise framework.InvalidTask(
                 f"Workers do not know {path}, which is defined with the backend {defined.backend!r}: "
                 f"define it with @task(backend={self.alias!r})."
             )
-            raise framework.InvalidTask(msg)
         self._known.add(path)
 
     @cached_property
     def _app(self) -> Any:
         return conf.celery_app()
 
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> Any:
         """Return the ledger, in the open transaction on its database if there is one, whose jobs no other can see."""
-        alias, ledger = conf.ledger_alias(), app_state_of(self._app).ledger
-        if alias is not None and connections[alias].in_atomic_block:
-            return ledger.in_transaction(transaction_of(connections[alias]))
-        return ledger
+        state = conf.app_state()
+        ledger, alias = state.ledger, state.django_alias
+        in_transaction = alias is not None and connections[alias].in_atomic_block
+        return ledger.in_transaction(transaction_of(connections[alias])) if in_transaction else ledger
 
     def _submit(self, task: Any, args: Any, kwargs: Any, **options: Any) -> Any:
         submitted = self._app.tasks[task.module_path].apply_async(args, kwargs, **options, **self._options_of(task))

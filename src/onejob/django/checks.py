@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from django.conf import settings
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import NoReverseMatch, reverse
@@ -14,13 +16,9 @@ from django.utils.module_loading import import_string
 
 from onejob.celery.option_names import SETTINGS as LEDGER_SETTINGS
 from onejob.django import conf
-from onejob.django.schema import ledger_schema
 from onejob.errors import ConfigurationError
 from onejob.stores import kind_of
 from onejob.stores.schema import check_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TAG = "onejob"
 MIGRATING = (["migrate"], ["makemigrations"])
@@ -39,8 +37,6 @@ def check_settings(**_: Any) -> list[Any]:
 @register(checks.Tags.urls)  # type: ignore[untyped-decorator]
 def check_urls(**_: Any) -> list[Any]:
     """Check that the dashboard can be served, where its URL is included."""
-    from django.conf import settings
-
     if not getattr(settings, "ROOT_URLCONF", None) or find_spec("a2wsgi") is not None:
         return []
     try:
@@ -57,15 +53,13 @@ def check_database(databases: Any = None, **_: Any) -> list[Any]:
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    with ledger_schema(connections[alias]) as schema:
+    with conf.ledger_schema(connections[alias]) as schema:
         version = schema.version()
     is_migrating = sys.argv[1:2] in MIGRATING  # which then does what the warning asks for
     return [*(() if is_migrating else _check_schema(alias, version)), *(_check_sqlite(alias) if version else ())]
 
 
 def _check_names() -> Iterator[Any]:
-    from django.conf import settings
-
     for name in dir(settings):
         if not name.startswith("ONEJOB_") or name in SETTINGS:
             continue
@@ -77,7 +71,7 @@ def _check_names() -> Iterator[Any]:
 
 def _check_store() -> Iterator[Any]:
     try:
-        store = conf.ledger_settings().store
+        store = conf.app_state().settings.store
     except ConfigurationError as error:
         names = "In Django's settings the names are upper case with Celery's prefix"
         hint = f"{names}: onejob_store is CELERY_ONEJOB_STORE."
@@ -95,8 +89,6 @@ def _check_store() -> Iterator[Any]:
 
 
 def _check_redact() -> Iterator[Any]:
-    from django.conf import settings
-
     hook = getattr(settings, conf.REDACT_SETTING, None)
     try:
         found = import_string(hook) if isinstance(hook, str) else hook
@@ -137,6 +129,6 @@ def _check_sqlite(alias: str) -> Iterator[Any]:
 
 def _alias() -> str | None:
     try:
-        return conf.ledger_alias()
+        return conf.app_state().django_alias
     except ConfigurationError:
         return None

@@ -1,15 +1,14 @@
-"""The Celery app of a Django project, and where its ledger is."""
+"""The Celery app of a Django project, where its ledger is, and the schema of that in one of Django's databases."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from onejob.celery.app_state import app_state_of
+from onejob.celery.app_state import AppState, app_state_of
 from onejob.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from onejob.config import Settings
-    from onejob.ledger.ledger import Ledger
+from onejob.stores.schema import LedgerSchema, checked_schema
 
 APP_SETTING = "ONEJOB_CELERY_APP"
 """The setting of Django that names the Celery app (`"shop.celery:app"`) if it is not Celery's current one."""
@@ -24,35 +23,45 @@ def celery_app() -> Any:
 
     Raises `ConfigurationError` for a name at which there is none.
     """
-    from celery.app import utils
+    from celery.app import app_or_default
+    from celery.app.utils import find_app
     from django.conf import settings
 
     name = getattr(settings, APP_SETTING, None)
-    if name is None:
-        from celery.app import app_or_default
-
-        return app_or_default()
     try:
-        return utils.find_app(name)
+        return app_or_default() if name is None else find_app(name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         msg = f"{APP_SETTING}={name!r} names no Celery app: {error}. Write 'shop.celery:app', or leave it out"
         raise ConfigurationError(msg) from error
 
 
-def ledger_settings() -> Settings:
-    """Return the settings of the project's ledger. Raises `ConfigurationError`."""
-    return app_state_of(celery_app()).settings
+def app_state() -> AppState:
+    """Return what the project's Celery app has: its settings, its ledger, and `django_alias`. See there for errors."""
+    return app_state_of(celery_app())
 
 
-def ledger() -> Ledger:
-    """Return the project's ledger, which follows Django to the test database. Raises `ConfigurationError`."""
-    return app_state_of(celery_app()).ledger
+def apply_version(version: str) -> Callable[[Any, Any], None]:
+    """Return the function of a `RunPython` operation that migrates the ledger to a version of its schema.
 
-
-def ledger_alias() -> str | None:
-    """Return the alias of the database that the ledger is in; None if it is not named as `django://alias`.
-
-    In a test that isolates the app it is the alias that the settings name, since the ledger of the test takes part in
-    transactions on any database. Raises `ConfigurationError`.
+    It does nothing in a database that the ledger is not in, and where `onejob migrate up` has been before. It raises
+    `ConfigurationError` for settings that are invalid.
     """
-    return app_state_of(celery_app()).django_alias
+
+    def run(_apps: Any, schema_editor: Any) -> None:
+        if schema_editor.connection.alias == app_state().django_alias:
+            with ledger_schema(schema_editor.connection) as schema:
+                schema.upgrade(version)
+
+    return run
+
+
+def keep_tables(_apps: Any, _schema_editor: Any) -> None:
+    """Do nothing when Django unapplies a migration: a ledger has jobs, and older code runs on a newer schema."""
+
+
+@contextmanager
+def ledger_schema(connection: Any) -> Iterator[LedgerSchema]:
+    """Yield the schema of the ledger in the database of one of Django's connections."""
+    name = checked_schema(app_state().settings.namespace) if connection.vendor == "postgresql" else ""
+    with connection.cursor() as cursor:
+        yield LedgerSchema(cursor, connection.vendor, name)

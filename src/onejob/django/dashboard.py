@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
@@ -15,17 +15,12 @@ from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, reverse
 from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
+from starlette.requests import Request
 
 import onejob
 from onejob.api.api_keys import Role
 from onejob.django.conf import REDACT_SETTING, celery_app
-from onejob.pages.access import User
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from onejob.pages.access import Decision
-    from onejob.pages.wsgi import WSGIApp
+from onejob.pages.access import Decision, User
 
 PERMISSIONS = {
     "onejob.edit_job": Role.EDIT,
@@ -103,7 +98,7 @@ def dashboard_view(request: Any, page: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _pages_of(app: Any, redact: Any) -> WSGIApp:
+def _pages_of(app: Any, redact: Any) -> Any:
     return onejob.wsgi_dashboard(app, authorize=authorize, redact=redact)
 
 

@@ -36,16 +36,6 @@ TaskResultDoesNotExist: Any = exceptions.TaskResultDoesNotExist
 task_backends: Any = _tasks.task_backends
 
 __all__ = [
-    "BaseTaskBackend",
-    "ImmediateBackend",
-    "InvalidTask",
-    "Status",
-    "Task",
-    "TaskContext",
-    "TaskError",
-    "TaskResult",
-    "TaskResultDoesNotExist",
-    "normalize_json",
-    "signals",
-    "task_backends",
-]
+    "BaseTaskBackend", "ImmediateBackend", "InvalidTask", "Status", "Task", "TaskContext", "TaskError", "TaskResult",
+    "TaskResultDoesNotExist", "normalize_json", "signals", "task_backends",
+]  # fmt: skip

@@ -6,8 +6,9 @@ database; its log of actions (`LogEntry`) gets an entry beside that of the ledge
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any
 from urllib.parse import unquote as unquote_url
 
 from django.conf import settings
@@ -33,20 +34,13 @@ from onejob.django.dashboard import redact_hook, user_of
 from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
 from onejob.observability.logs import record_audit
-from onejob.pages.actions import ACTIONS, label
+from onejob.pages.access import User
+from onejob.pages.actions import ACTIONS, Action, label
 from onejob.pages.context import Context
-from onejob.pages.page_request import PageRequest, Parameters
-from onejob.pages.rendering import Redirect
+from onejob.pages.job import JOB
+from onejob.pages.lists import FIND, JOBS
+from onejob.pages.rendering import Page, Redirect, View
 from onejob.pages.security import Form
-from onejob.pages.views.job import JOB
-from onejob.pages.views.lists import FIND, JOBS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from onejob.pages.access import User
-    from onejob.pages.actions import Action
-    from onejob.pages.rendering import Page, View
 
 SOURCE = "admin"
 ACTION = {action.name: action for action in ACTIONS}
@@ -77,9 +71,9 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         view = self.admin_site.admin_view
         return [
             path("", view(self.changelist_view), name="onejob_job_changelist"),
-            path("bulk/preview/", view(self.preview_view), name="onejob_job_bulk_preview"),
-            path("bulk/run/", view(self.bulk_view), name="onejob_job_bulk_run"),
-            path("<path:object_id>/operate/", view(self.operate_view), name="onejob_job_operate"),
+            path("bulk/preview/", view(partial(self._act, ACTION["bulk preview"])), name="onejob_job_bulk_preview"),
+            path("bulk/run/", view(partial(self._act, ACTION["bulk"])), name="onejob_job_bulk_run"),
+            path("<path:object_id>/operate/", view(partial(self._act, ACTION["operate"])), name="onejob_job_operate"),
             path("<path:object_id>/change/", view(self.change_view), name="onejob_job_change"),
             path("<path:object_id>/", RedirectView.as_view(pattern_name=f"{self.admin_site.name}:onejob_job_change")),
         ]
@@ -94,9 +88,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         """Return whether a user has any permission for jobs."""
         return user_of(request.user) is not None
 
-    def has_module_permission(self, request: Any) -> bool:
-        """Return whether a user has any permission for jobs, which are all that the app has in the admin."""
-        return self.has_view_permission(request)
+    has_module_permission = has_view_permission  # the jobs are all that the app has in the admin
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -111,19 +103,14 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
 
     def _show(self, request: Any, view: View, template: str, names: Mapping[str, str], extra_context: Any) -> Any:
         user = self._user(request)
+        query = QueryParams(request.META.get("QUERY_STRING", ""))
         try:
-            page = self._build(request, view, names)
+            page = view.show(page_context(), query, names, timezone.get_current_timezone())
         except (Problem, OneJobError) as error:
             return self._report(request, user, error)
         if isinstance(page, Redirect):
             return HttpResponseRedirect(self._url_of(page.path))
         return self._render(request, template, user, page, extra_context)
-
-    def _build(self, request: Any, view: View, names: Mapping[str, str]) -> Page | Redirect:
-        shown = page_context()
-        now = shown.ledger.read_clock()
-        parameters = Parameters(QueryParams(request.META.get("QUERY_STRING", "")), now)
-        return view.build(shown, PageRequest(parameters, names, now, timezone.get_current_timezone()))
 
     def _render(self, request: Any, template: str, user: User, page: Page, extra_context: Any = None) -> Any:
         context = {
@@ -144,25 +131,15 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
-    def operate_view(self, request: Any, object_id: str) -> Any:
-        """Do an operation on a job, and redirect to its page."""
-        return self._act(request, ACTION["operate"], {"job_id": unquote(object_id)})
-
-    def preview_view(self, request: Any) -> Any:
-        """Respond with what an operation on many jobs would do, and ask for a confirmation."""
-        return self._act(request, ACTION["bulk preview"], {})
-
-    def bulk_view(self, request: Any) -> Any:
-        """Do an operation on a portion of many jobs, and respond with how far it is."""
-        return self._act(request, ACTION["bulk"], {})
-
-    def _act(self, request: Any, action: Action, names: Mapping[str, str]) -> Any:
+    def _act(self, action: Action, request: Any, object_id: str | None = None) -> Any:
+        """Do what a form of the dashboard does, to one job or to many, and respond with the page that it leads to."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
+        names = {} if object_id is None else {"job_id": unquote(object_id)}
         user, form = self._user(request), Form([])
         try:
             user.check(Role.OPERATE)
-            form = _form_of(request)
+            form = Form([(name, text) for name, texts in request.POST.lists() for text in texts])
             result = action.run(page_context(), user, form, names)
         except (Problem, OneJobError) as error:
             problem = problem_from(error)
@@ -233,11 +210,3 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
             return str(given or reverse("onejob-dashboard", args=[""])).rstrip("/")
         except NoReverseMatch:
             return ""
-
-
-def _form_of(request: Any) -> Form:
-    """Return the fields of a form. Raises `Problem` for a text that no store can take."""
-    fields = [(name, text) for name, texts in request.POST.lists() for text in texts]
-    if any("\x00" in word for field in fields for word in field):
-        raise Problem("invalid-request", "the form has a NUL character")
-    return Form(fields)

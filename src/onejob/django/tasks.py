@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import shared_task as _shared_task
 from celery.exceptions import Ignore, Reject, Retry
@@ -17,18 +18,13 @@ from django.utils.module_loading import import_string
 from onejob.celery.current_job import current_job
 from onejob.celery.payload import decode, encode_failure, loads
 from onejob.celery.task import Task
-from onejob.django import conf
+from onejob.django import conf, resolve_options
 from onejob.django.framework import Status, TaskContext, TaskError, TaskResult, normalize_json, signals, task_backends
 from onejob.django.framework import Task as DjangoTask
-from onejob.django.options import resolve_options
 from onejob.errors import JobInterrupted
 from onejob.jobs.lifecycle import State, Transition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Entry
+from onejob.jobs.model import Job
+from onejob.jobs.records import Entry
 
 STATUS = {
     State.QUEUED: Status.READY,
@@ -125,11 +121,6 @@ def register(task: Any, defaults: Mapping[str, Any]) -> None:
     shared_task(name=path, base=CeleryTaskOfDjango, **resolve_options(task.func, defaults))(body)
 
 
-def defined_task(path: str) -> Any:
-    """Return the Django task at a module path, imported if need be; None if there is none."""
-    return _tasks.get(path) or imported_task(path)
-
-
 def imported_task(path: str) -> Any:
     """Return the Django task that a module has under its path; None if it has none."""
     try:
@@ -155,7 +146,7 @@ def headers_of(task: Any) -> dict[str, Any]:
 
 def task_of(job: Job) -> Any:
     """Return the Django task of a job as it was enqueued; None for a job of another kind."""
-    task = defined_task(job.task)
+    task = _tasks.get(job.task) or imported_task(job.task)
     if task is None:
         return None
     changed = dict((loads(job.options).get("headers") or {}).get(HEADER) or {})
@@ -184,7 +175,7 @@ def _run(task: Any, args: Any, kwargs: Any) -> Any:
     """Run the function of a task; return its value as JSON has it."""
     run = current_job()
     task = task_of(run.job) or task
-    result = result_of(run.job, task, conf.ledger().history(run.id) if run.attempt > 1 else ())
+    result = result_of(run.job, task, conf.app_state().ledger.history(run.id) if run.attempt > 1 else ())
     results = _running.get()
     if results is not None:
         results.append(result)

@@ -1,1 +1,45 @@
-"""Checks of an installation: the app's settings, its store, its broker and its workers."""
+"""The catalogue of all checks, and the examination of an installation by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from onejob.doctor import app, ledger, postgres, redis, sqlite, webhooks, workers
+from onejob.doctor.finding import Check, Finding, Installation, Level
+
+STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
+"""The subjects that can be examined although the ledger cannot be used: their findings may say why."""
+SUBJECTS: tuple[ModuleType, ...] = (ledger, *STORES, app, workers, webhooks)
+"""The modules of the subjects, in the order of their findings. Each has checks and `examine(installation)`."""
+
+
+def checks_of(subject: ModuleType) -> list[Check]:
+    """Return the checks of a subject, in the order of their definition."""
+    return [each for each in vars(subject).values() if isinstance(each, Check)]
+
+
+def catalogue() -> tuple[Check, ...]:
+    """Return all checks, in the order of the subjects."""
+    return tuple(check for module in SUBJECTS for check in checks_of(module))
+
+
+def examine(installation: Installation) -> list[Finding]:
+    """Examine an installation; nothing is changed. What cannot be examined is a finding, too: nothing is raised."""
+    findings = [*_guarded(ledger.examine, installation)]
+    if not any(finding.check == ledger.UNUSABLE.name for finding in findings):
+        return findings + [found for module in SUBJECTS[1:] for found in _guarded(module.examine, installation)]
+    causes = [found for module in STORES for found in _guarded(module.examine, installation)]
+    return findings + [found for found in causes if found.check]
+
+
+def _guarded(
+    examine_subject: Callable[[Installation], Iterator[Finding]], installation: Installation
+) -> Iterator[Finding]:
+    subject = examine_subject.__module__.rpartition(".")[2]
+    try:
+        yield from examine_subject(installation)
+    except Exception as error:  # noqa: BLE001 - one subject must not hide the others
+        meaning = "this subject was not examined to its end"
+        remedy = "run the command again; if it repeats, report it with this message"
+        yield Finding(Level.INFO, subject, f"could not check: {error!r:.300}", meaning, remedy)

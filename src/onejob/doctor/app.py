@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery import Celery
+
+from onejob.celery.app_state import app_state_of
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.options import options_of, tasks_of
-from onejob.doctor.finding import Check, Finding, Level, or_ok
+from onejob.config import Settings
+from onejob.doctor.finding import Check, Finding, Installation, Level, names_text, or_ok
 from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import RETENTION
 from onejob.jobs.timestamps import duration_text
 from onejob.observability.metrics import BUCKETS, SUM, key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from celery import Celery
-
-    from onejob.config import Settings
-    from onejob.doctor.finding import Installation
 
 LONG_RUN = 10.0
 """Runs of more seconds are long: other jobs should not wait behind them."""
@@ -39,10 +36,11 @@ BROKER = Check("broker-unreachable", "broker", Level.ERROR,
     meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
     remedy="correct broker_url, or start the broker")
 SILENCE = Check("broker-timeout", "app", Level.INFO,
-    when="the broker is Redis, and `broker_transport_options` has no `socket_timeout`",
+    when="the broker is Redis, `broker_transport_options` has no `socket_timeout`, and `onejob_silence` is 0",
     meaning="a worker whose connection falls silent without being closed (a failover, a firewall that forgets it) may "
     "wait for a reply forever, and receives no more messages: jobs stay queued unless another worker takes them",
-    remedy='`"socket_timeout": 5` and `"health_check_interval": 5` in `app.conf.broker_transport_options`')
+    remedy='leave `onejob_silence` at its default; or set `"socket_timeout": 5` and `"health_check_interval": 5` in '
+    "`app.conf.broker_transport_options`")
 EAGER = Check("task-always-eager", "app", Level.ERROR,
     when="`task_always_eager` is on",
     meaning="tasks run where they are called, beside the ledger: equal calls run twice, and nothing is kept",
@@ -97,6 +95,10 @@ LATE_HEARTBEATS = Check("lease-margin", "app", Level.WARNING,
     when="a lease is shorter than three heartbeats, and heartbeats were late",
     meaning="one more late heartbeat lets a lease expire: a run that works is repeated, and its writes are refused",
     remedy="`app.conf.onejob_lease` at least three times `onejob_heartbeat`, and longer than the machines' pauses")
+SCHEDULES = Check("schedule-off", "app", Level.WARNING,
+    when="tasks have a `schedule`, and `onejob_beat` is off",
+    meaning="nobody submits them: Celery's own beat reads `beat_schedule` only",
+    remedy="`app.conf.onejob_beat = True`")
 PYTHON_COOKIES = Check("python-cookies", "app", Level.INFO,
     when="tasks are exposed over HTTP, and Python is older than 3.11.10 or 3.12.6",
     meaning="its `http.cookies` takes seconds for one hostile `Cookie` header, in which the server answers nobody "
@@ -139,21 +141,23 @@ def examine(installation: Installation) -> Iterator[Finding]:
         return
     seen = Seen.of(installation.ledger.store.totals())
     findings = chain(
-        _check_broker(app), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
-        _check_results(app, settings), _check_priorities(app), _check_runs(app, settings, seen), _check_python(app),
+        _check_broker(app, settings), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
+        _check_results(app, settings), _check_priorities(app), _check_runs(app, settings, seen),
+        _check_schedules(app, settings), _check_python(app),
     )  # fmt: skip
     yield from or_ok(findings, "app", f"the settings of Celery fit the onejob tasks, {len(tasks_of(app))} in all")
 
 
-def _check_broker(app: Celery) -> Iterator[Finding]:
+def _check_broker(app: Celery, settings: Settings) -> Iterator[Finding]:
     try:
         with connect_to_broker(app):
             pass
     except Exception as error:  # noqa: BLE001 - any transport's error
         yield BROKER.found(f"{app.connection_for_write().as_uri()} does not answer: {error!r:.200}")
     options = app.conf.broker_transport_options or {}
-    if app.connection_for_read().transport.driver_type == "redis" and not options.get("socket_timeout"):
-        yield SILENCE.found("broker_transport_options has no socket_timeout, and the broker is Redis")
+    waits = not (settings.silence or options.get("socket_timeout"))
+    if waits and app.connection_for_read().transport.driver_type == "redis":
+        yield SILENCE.found("broker_transport_options has no socket_timeout, the broker is Redis, onejob_silence is 0")
 
 
 def _check_messages(app: Celery) -> Iterator[Finding]:
@@ -167,7 +171,7 @@ def _check_messages(app: Celery) -> Iterator[Finding]:
 
 def _check_prefetch(app: Celery, seen: Seen) -> Iterator[Finding]:
     multiplier = app.conf.worker_prefetch_multiplier
-    if multiplier == 1 or getattr(app.conf, "worker_disable_prefetch", False):
+    if not _prefetches(app) or getattr(app.conf, "worker_disable_prefetch", False):
         return
     if seen.longest >= LONG_RUN:
         long_run = seen.text
@@ -176,11 +180,16 @@ def _check_prefetch(app: Celery, seen: Seen) -> Iterator[Finding]:
         yield PREFETCH_SHORT.found(f"worker_prefetch_multiplier is {multiplier}")
 
 
+def _prefetches(app: Celery) -> bool:
+    """Return whether workers receive jobs that they cannot run yet: where the ledger delivers, they take none."""
+    return app.conf.worker_prefetch_multiplier != 1 and not app_state_of(app).publisher.delivers
+
+
 def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
     tasks: dict[str, Any] = {**tasks_of(app)}
     late = [name for name, task in tasks.items() if task.acks_late or task.reject_on_worker_lost]
     if late:
-        yield LATE_ACKS.found(f"on for {_some(late)}")
+        yield LATE_ACKS.found(f"on for {names_text(late)}")
     others = [name for name, task in app.tasks.items() if task.acks_late and not name.startswith(BUILT_IN)]
     driver = app.connection_for_read().transport.driver_type
     options = app.conf.broker_transport_options or {}
@@ -217,10 +226,10 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
             name for name, queue in app.amqp.queues.items() if "x-max-priority" not in (queue.queue_arguments or {})
         ]
         if plain:
-            yield PRIORITIES.found(f"{_some(used)} with priorities, and none in the queues {_some(plain)}")
-    if conf.worker_prefetch_multiplier != 1:
+            yield PRIORITIES.found(f"{names_text(used)} with priorities, and none in the queues {names_text(plain)}")
+    if _prefetches(app):
         yield PRIORITY_PREFETCH.found(
-            f"{_some(used)} with priorities, and worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}"
+            f"{names_text(used)} with priorities, and worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}"
         )
 
 
@@ -235,12 +244,13 @@ def _check_runs(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding
         )
 
 
+def _check_schedules(app: Celery, settings: Settings) -> Iterator[Finding]:
+    scheduled = [name for name, task in tasks_of(app).items() if options_of(task).schedule is not None]
+    if scheduled and not settings.beat:
+        yield SCHEDULES.found(f"onejob_beat is False, and these have a schedule: {names_text(scheduled)}")
+
+
 def _check_python(app: Celery) -> Iterator[Finding]:
     exposed = any(options_of(task).expose for task in tasks_of(app).values())
     if exposed and FIXED_COOKIES.get(PYTHON[:2], (0,)) > PYTHON:
         yield PYTHON_COOKIES.found(f"Python is {'.'.join(map(str, PYTHON))}")
-
-
-def _some(names: list[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"  # noqa: PLR2004

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+from celery import Celery
 
-    from celery import Celery
-
-    from onejob.config import Settings
-    from onejob.ledger.ledger import Ledger
+from onejob.config import Settings
+from onejob.ledger.ledger import Ledger
 
 
 class Level(StrEnum):
@@ -91,6 +88,12 @@ def with_address(findings: Iterable[Finding], placeholder: str, address: str) ->
 def count_text(count: int, noun: str) -> str:
     """Return a number with its noun, which takes an `s` unless there is exactly one."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def names_text(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def worst(findings: list[Finding]) -> Level:

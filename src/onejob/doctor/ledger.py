@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from onejob.config import Settings
-from onejob.doctor.finding import Check, Finding, Level, ok, with_address
+from onejob.doctor.finding import Check, Finding, Installation, Level, ok, with_address
 from onejob.errors import OneJobError
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
 from onejob.stores import display_url
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onejob.doctor.finding import Installation
 
 MAX_SKEW = 5.0
 """By how many seconds a clock of a machine may differ from the store's without a warning."""

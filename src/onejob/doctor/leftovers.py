@@ -6,29 +6,27 @@ import ast
 import inspect
 import re
 import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from onejob.compat.celery_singleton.config import Config
 from onejob.doctor.finding import Finding, Level, count_text
 from onejob.doctor.redis import cli_options, connected
 from onejob.errors import OneJobError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _STORE = "onejob_store names the ledger's store, if the default is not right"
 _NO_LOCK = "delete it: there is no lock that could outlive its job; `lease` is how long a crash takes to be noticed"
 _SHIM = "the same names from {}, or install() of that module: step 1 of its guide"
 OWN_OPTIONS = "base=onejob.Task and its options: step 2 of the guide"
 REDIS_LOCK = "nx"
+LIBRARIES = ("celery_singleton", "celery_once")
+SHIMS = {library: f"onejob.compat.{library}" for library in LIBRARIES}
+MODULES = (*LIBRARIES, *SHIMS.values())
 REPLACEMENTS = {
-    "celery_singleton": _SHIM.format("onejob.compat.celery_singleton"),
-    "celery_once": _SHIM.format("onejob.compat.celery_once"),
-    "onejob.compat.celery_singleton": OWN_OPTIONS,
-    "onejob.compat.celery_once": OWN_OPTIONS,
+    **{library: _SHIM.format(shim) for library, shim in SHIMS.items()},
+    **dict.fromkeys(SHIMS.values(), OWN_OPTIONS),
     REDIS_LOCK: "if it keeps a task from running twice: onejob.Task with unique_on, as in the guide on Redis locks",
     "clear_locks": "delete it, and roll that out before the version with the shim: the guide says why",
     "lock_expiry": _NO_LOCK,
@@ -44,11 +42,28 @@ REPLACEMENTS = {
     "singleton_json_encoder_class": "delete it: identities cover the types in docs/identity.md",
 }
 """What to write instead of a module, an option or a setting of an old library."""
-MODULES = tuple(name for name in REPLACEMENTS if "celery_" in name)
-SHIM_MODULES = tuple(name for name in MODULES if name.startswith("onejob."))
+MEANINGS = {
+    "": "it was not examined",
+    REDIS_LOCK: "nothing releases such a lock when its process dies, and it may expire while the task still runs",
+    "clear_locks": "it removes the locks of live tasks and jobs; the shim's removes none while onejob_share_old_locks "
+    "is set",
+    **dict.fromkeys(
+        SHIMS.values(),
+        "the shim keeps the old library's interface: the program works, and does not yet speak onejob's",
+    ),
+    **dict.fromkeys(
+        LIBRARIES, "the old library's locks: a killed worker leaves them behind, and no ledger has the jobs"
+    ),
+}
+"""What a name means that is left; each other one is an option or a setting."""
+OF_AN_OPTION = "only the old library and its shim in onejob.compat read it; onejob.Task refuses such an option"
 OPTIONS = frozenset({"lock_expiry", "raise_on_duplicate", "once"})
 SETTING = re.compile(r"(?:[A-Z0-9_]+_)?(SINGLETON_[A-Z_]+|ONCE)|(singleton_[a-z_]+)")
 SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__"})
+NO_EXPIRY = -1
+"""What Redis returns as the remaining time of a key that does not expire."""
+MANY = 10_000
+"""How many locks are counted at most."""
 
 
 class Leftover(NamedTuple):
@@ -61,20 +76,27 @@ class Leftover(NamedTuple):
     """A name of `REPLACEMENTS`; one with `.install` is a call of it; "": the file could not be read."""
 
 
-def find_in_files(paths: Sequence[Path]) -> list[Leftover]:
-    """Return what is left in Python files and in those below folders, by file and line."""
-    return sorted({left for path in paths for file in _files(path) for left in _in_file(file)})
-
-
 def findings_of(found: Sequence[Leftover]) -> list[Finding]:
     """Return a finding for each leftover.
 
     Where a file, or this process, calls `install()` of a shim, an import of the old library's name is one of the shim.
     """
-    installed = {each for each in SHIM_MODULES if getattr(sys.modules.get(_library(each)), "__name__", "") == each}
-    installed.update(left.name.removesuffix(".install") for left in found if left.name.endswith(".install"))
-    aliases = {_library(each): each for each in installed}
+    calls = {left.name for left in found}
+    aliases = {
+        library: shim
+        for library, shim in SHIMS.items()
+        if f"{shim}.install" in calls or getattr(sys.modules.get(library), "__name__", "") == shim
+    }
     return [_finding(left, aliases) for left in found if not left.name.endswith(".install")]
+
+
+def _finding(left: Leftover, aliases: Mapping[str, str]) -> Finding:
+    file, line, problem, name = left
+    if name in aliases:
+        problem, name = f"{problem}, which install() makes the shim", aliases[name]
+    level = Level.INFO if name == REDIS_LOCK else Level.WARNING
+    meaning, remedy = MEANINGS.get(name, OF_AN_OPTION), REPLACEMENTS.get(name, "")
+    return Finding(level, f"{file}:{line}" if line else str(file), problem, meaning, remedy)
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -83,33 +105,16 @@ def _files(path: Path) -> Iterator[Path]:
             yield file
 
 
-def _library(shim: str) -> str:
-    return shim.rpartition(".")[2]
-
-
-def _finding(left: Leftover, aliases: Mapping[str, str]) -> Finding:
-    """Return the finding for a name of `REPLACEMENTS`; without such a name, the file was not examined."""
-    file, line, problem, name = left
-    if name in aliases:
-        problem, name = f"{problem}, which install() makes the shim", aliases[name]
-    level = Level.INFO if name == REDIS_LOCK else Level.WARNING
-    return Finding(level, f"{file}:{line}" if line else str(file), problem, _meaning(name), REPLACEMENTS.get(name, ""))
-
-
 def _in_file(file: Path) -> Iterator[Leftover]:
-    """Yield what a file has left, once for each line and name."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, OSError) as error:
         yield Leftover(file, 0, f"could not be read: {error}", "")
         return
-    seen = set()
     names = _imported_names(tree)
     for node in ast.walk(tree):
         for line, problem, name in (*_in_node(node), *_in_call(node, names)):
-            if (line, name) not in seen:
-                seen.add((line, name))
-                yield Leftover(file, line, problem, name)
+            yield Leftover(file, line, problem, name)
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
@@ -131,7 +136,7 @@ def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str
         return
     first, dot, rest = ast.unparse(node.func).partition(".")
     called = names.get(first, first) + dot + rest
-    if called.endswith(".install") and called.removesuffix(".install") in SHIM_MODULES:
+    if called.endswith(".install") and called.removesuffix(".install") in SHIMS.values():
         yield node.lineno, "", called
     elif called.endswith(".clear_locks") and (_module(called) or "").endswith("celery_singleton"):
         yield node.lineno, "calls clear_locks", "clear_locks"
@@ -203,36 +208,12 @@ def _module(name: str, *, dotted: bool = False) -> str | None:
     return next((each for each in MODULES if name.startswith(f"{each}.") or (name == each and not dotted)), None)
 
 
-def _meaning(name: str) -> str:
-    if not name:
-        return "it was not examined"
-    if name == REDIS_LOCK:
-        return "nothing releases such a lock when its process dies, and it may expire while the task still runs"
-    if name == "clear_locks":
-        return (
-            "it removes the locks of live tasks and jobs; the shim's removes none while onejob_share_old_locks is set"
-        )
-    if name.startswith("onejob.compat"):
-        return "the shim keeps the old library's interface: the program works, and does not yet speak onejob's"
-    if name in MODULES:
-        return "the old library's locks: a killed worker leaves them behind, and no ledger has the jobs"
-    return "only the old library and its shim in onejob.compat read it; onejob.Task refuses such an option"
-
-
-LIBRARIES = ("celery_singleton", "celery_once")
-SHIMS = "onejob.compat.celery_"
-NO_EXPIRY = -1
-"""What Redis returns as the remaining time of a key that does not expire."""
-MANY = 10_000
-"""How many locks are counted at most."""
-
-
 def find_leftovers(app: Any, paths: Sequence[Path]) -> list[Finding]:
     """Return what is left below paths, by file and line, and then in an app (None: no app is examined).
 
     What a file sets is no finding about the app, too. Nothing is changed; a Redis that does not answer is a finding.
     """
-    found = find_in_files(paths)
+    found = sorted({left for path in paths for file in _files(path) for left in _in_file(file)})
     findings = findings_of(found)
     if app is None:
         return findings
@@ -255,14 +236,10 @@ def _in_tasks(app: Any, found: Sequence[Leftover]) -> Iterator[Finding]:
     for name, task in sorted(app.tasks.items()):
         where, source = f"task {name}", Path(inspect.unwrap(task.run).__code__.co_filename).resolve()
         in_file = {left.name for left in found if left.file.resolve() == source}
-        modules = [kind.__module__ for kind in type(task).__mro__]
-        if any(module.startswith(SHIMS) for module in modules) and in_file.isdisjoint(MODULES):
-            meaning = "its jobs are in the ledger; the class still reads the options of the old library"
-            yield Finding(Level.WARNING, where, "its class is a shim of onejob.compat", meaning, OWN_OPTIONS)
-        elif any(module.split(".")[0] in LIBRARIES for module in modules) and in_file.isdisjoint(MODULES):
-            meaning = "its locks are the old library's: a killed worker leaves them behind, and no ledger has its jobs"
-            library = next(module.split(".")[0] for module in modules if module.split(".")[0] in LIBRARIES)
-            yield Finding(Level.WARNING, where, "its class is the old library's", meaning, REPLACEMENTS[library])
+        module = next(filter(None, (_module(kind.__module__) for kind in type(task).__mro__)), None)
+        if module is not None and in_file.isdisjoint(MODULES):
+            problem = "its class is " + ("the old library's" if module in LIBRARIES else "a shim of onejob.compat")
+            yield Finding(Level.WARNING, where, problem, MEANINGS[module], REPLACEMENTS[module])
         for option in sorted(OPTIONS - in_file):
             given = getattr(task, option, None)
             if given not in (None, {"graceful": False, "unlock_before_run": False}):
@@ -271,10 +248,11 @@ def _in_tasks(app: Any, found: Sequence[Leftover]) -> Iterator[Finding]:
 
 
 def _in_redis(app: Any) -> Iterator[Finding]:
-    config, once = Config(app), app.conf.get("ONCE") or {}
-    url = str(config.backend_url)
-    if url.startswith(("redis://", "rediss://")):
-        yield from _locks(f"{config.key_prefix}*", "celery-singleton", url)
+    conf, once = app.conf, app.conf.get("ONCE") or {}
+    backend = str(conf.get("result_backend") or "")
+    found = conf.get("singleton_backend_url") or (backend if backend.startswith("redis://") else conf.get("broker_url"))
+    if (url := str(found)).startswith(("redis://", "rediss://")):
+        yield from _locks(f"{conf.get('singleton_key_prefix', 'SINGLETONLOCK_')}*", "celery-singleton", url)
     if str(once.get("backend", "")).rpartition(".")[2] == "Redis":
         url = once.get("settings", {}).get("url", "redis://localhost:6379/0")
         yield from _locks("qo_*", "celery-once", url)

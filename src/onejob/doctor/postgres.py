@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onejob.doctor.finding import Check, Finding, Level, or_ok, with_address
+from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import display_url, kind_of
 from onejob.stores.schema import HEAD, VERSIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from onejob.doctor.finding import Installation
 
 FULL = 0.8
 """From this part of `max_connections` on, the server is nearly full."""
@@ -66,6 +62,11 @@ TRANSACTION_POOLER = Check("postgresql-transaction-pooler", "postgresql", Level.
     meaning="the settings of onejob's connections (timeouts, synchronous_commit) are lost or reach other clients, and "
     "prepared statements fail before PgBouncer 1.22",
     remedy="add `?pooler=transaction` to the URL of the ledger: docs/sql.md, PgBouncer")
+POLLED_WAITS = Check("postgresql-polled-waits", "postgresql", Level.INFO,
+    when="the URL of the ledger has `pooler=transaction`",
+    meaning="nobody can LISTEN behind such a pooler: those who wait for the end of a job read it again after pauses of "
+    "up to half a second",
+    remedy="give processes that wait for results a URL of the server itself, or of a pool with session pooling")
 # fmt: on
 
 QUERY = """
@@ -173,8 +174,8 @@ def _check_connections(facts: PostgresFacts) -> Iterator[Finding]:
         yield CONNECTIONS.found(f"{row['connections']} of {row['max_connections']} connections are in use")
     began_with, first, second = facts.pids
     if facts.is_pooled:
-        return
-    if first != second:
+        yield POLLED_WAITS.found("the end of a job does not wake who waits for it")
+    elif first != second:
         yield TRANSACTION_POOLER.found(f"process {first} answered a connection's first query, {second} its next one")
     elif began_with != first:
         yield POOLER.found(f"the connection began with process {began_with}, and {first} answers")

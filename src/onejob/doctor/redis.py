@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from onejob.doctor.finding import Check, Finding, Level, or_ok, with_address
+from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from redis import Redis
 
-    from onejob.doctor.finding import Installation
 
 OLDEST = (7, 0)
 """The oldest version of Redis that runs the ledger's scripts."""
@@ -86,10 +84,9 @@ class RedisFacts:
 
     def setting(self, name: str) -> str | None:
         """Return a setting; None if the server does not tell."""
-        names = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
         if self.config and name in self.config:
             return self.config[name]
-        value = self.info.get(names.get(name, ""))
+        value = self.info.get(name.replace("-", "_"))
         return None if value is None else str(value)
 
     @property

@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 import sqlite3
 import stat
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
-from onejob.doctor.finding import Check, Finding, Level, ok, with_address
+from onejob.doctor.finding import Check, Finding, Installation, Level, ok, with_address
 from onejob.stores import kind_of, sqlite_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from onejob.doctor.finding import Installation
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset({

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from onejob.celery.app_state import app_state_of
-from onejob.doctor.finding import Check, Finding, Level, count_text, ok
+from onejob.doctor.finding import Check, Finding, Installation, Level, count_text, ok
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
-from onejob.webhooks.job import WEBHOOK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onejob.doctor.finding import Installation
+from onejob.observability.metrics import WEBHOOK_TASK
 
 EXPIRES_SOON = 14 * DAY
 READABLE_BY_OTHERS = 0o004
@@ -62,7 +57,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
 def _check_webhooks(installation: Installation) -> Iterator[Finding]:
     assert installation.app is not None  # noqa: S101 - the caller has looked
     settings = app_state_of(installation.app).webhooks
-    if installation.ledger.find(Query(task=WEBHOOK, unsettled=True, limit=1)):
+    if installation.ledger.find(Query(task=WEBHOOK_TASK, unsettled=True, limit=1)):
         try:
             settings.check_usable()
         except ConfigurationError as error:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+
+from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
-from onejob.doctor.finding import Check, Finding, Level, count_text, or_ok
+from onejob.doctor.finding import Check, Finding, Installation, Level, count_text, or_ok
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query
+from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.route import Route
 from onejob.jobs.timestamps import duration_text
 from onejob.ledger.bulk import iterate_jobs
+from onejob.ledger.reader import JobReader
 from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, find_stuck, last_queued
-from onejob.webhooks.job import WEBHOOK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from celery import Celery
-
-    from onejob.doctor.finding import Installation
-    from onejob.jobs.records import WorkerInfo
-    from onejob.ledger.reader import JobReader
+from onejob.observability.metrics import WEBHOOK_TASK
 
 JOBS_LIMIT = 2000
 """How many jobs that have not ended are looked at: the newest ones."""
@@ -41,6 +35,11 @@ LATE = Check("worker-late", "workers", Level.WARNING,
     meaning="the worker, or its way to the store, is paused or overloaded: its leases may expire, and its runs are "
     "repeated",
     remedy="look at its log for `heartbeat_late`, and at its machine; a longer onejob_lease survives longer pauses")
+SILENT = Check("worker-silent", "workers", Level.WARNING,
+    when="a live worker with free slots hears nothing from its broker, while jobs wait for it",
+    meaning="its connection to the broker is dead, or the broker does not deliver to it: it takes the jobs from the "
+    "ledger, after `onejob_silence`, and renews its connection",
+    remedy="look at its log for `worker_silent`; if that repeats, at the network between the worker and its broker")
 VERSIONS = Check("worker-versions", "workers", Level.WARNING,
     when="live workers have different versions of onejob, Celery, kombu, Python or a driver",
     meaning="harmless during a deployment; what stays behind lacks fixes, and may not support the next schema",
@@ -100,6 +99,9 @@ def check_workers(snapshot: Snapshot, late_after: float) -> Iterator[Finding]:
         age = snapshot.now - worker.seen_at
         if age > late_after:
             yield LATE.found(f"the latest heartbeat of {worker.name} was {duration_text(age)} ago")
+        if worker.silent_since:
+            seconds = duration_text(snapshot.now - worker.silent_since)
+            yield SILENT.found(f"{worker.name} has heard nothing from its broker for {seconds}")
     yield from _check_versions(snapshot.workers)
 
 
@@ -153,7 +155,7 @@ def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> 
             reason = find_stuck(job, snapshot, last_queued(job, ledger.history(job.id)))
         if reason is not None:
             stuck[reason] += 1
-        if not (job.publisher_task or job.task in tasks or job.task == WEBHOOK or snapshot.with_task(job)):
+        if not (job.publisher_task or job.task in tasks or job.task == WEBHOOK_TASK or snapshot.with_task(job)):
             unknown[job.task] += 1
     for reason, count in stuck.most_common():
         yield (STUCK if reason in HOPELESS else SLOW).found(f"{count_text(count, 'job')}: {reason}")

@@ -116,7 +116,8 @@ class Job:
     published: int
     """How many attempts to publish it sweeps have made: since it was queued or ended, or first failed or succeeded."""
     published_at: float | None
-    """When its message was sent last; None for a waiting job whose message a sweep has to send."""
+    """When its message was sent last, or a worker took it from the ledger; None for a waiting job whose message a sweep
+    has to send, or that workers may take."""
     publish_error: str
     """Why its message could not be sent, or its canvas not be notified of its end; "" if nothing failed."""
     cancel: Cancel
@@ -176,7 +177,7 @@ class BrokerMessage(NamedTuple):
     """The message of a job as the broker keeps it, for a store that is on the same server and can push it there."""
 
     destination: str
-    """The key of the broker's list."""
+    """The key of the broker's list, or the queue whose workers take the job from the ledger."""
     text: str
 
 
@@ -354,7 +355,9 @@ class Change:
     detail: str = ""
     """The detail of the history entry."""
     message: BrokerMessage | None = None
-    """What a store that can pushes to the broker if the change is applied and the job waits for a run afterwards."""
+    """What a store that can pushes to the broker if the change is applied and the job waits for a run afterwards.
+
+    A `DeliveringStore` offers the job to the workers of its queue instead."""
 
 
 @value(frozen=True, slots=True)

@@ -43,6 +43,23 @@ class Policy:
             check_seconds(name, seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The maximum `size` of a canonical text (bytes of UTF-8), and the maximum nesting `depth` of its containers.
+
+    Raises ConfigurationError unless both are integers of at least 1.
+    """
+
+    size: int = 256 * 1024
+    depth: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("size", "depth"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"Limits.{name} must be an integer of at least 1, got {value!r}")
+
+
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     """Raise `ConfigurationError` unless `value` is a positive, finite number; `zero` allows 0, too."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

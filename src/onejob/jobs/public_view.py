@@ -3,39 +3,89 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass, fields
+from datetime import datetime  # noqa: TC003 - the API evaluates the hints
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel
+from onejob.jobs.model import values_of
 from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from onejob.jobs.model import Job
 
 
-def job_to_dict(job: Job) -> dict[str, Any]:
-    """Return the public fields of a job: JSON values, and times as `datetime`."""
-    error = json.loads(job.error) if job.error and job.state is State.FAILED else None
+@dataclass(kw_only=True)
+class ErrorView:
+    """The exception of a failed job."""
+
+    type: str
+    message: str
+
+
+@dataclass(kw_only=True)
+class JobView:
+    """A job. Equal views have the same ETag."""
+
+    id: str
+    task: str
+    identity: str
+    submitter: str
+    tags: list[str]
+    queue: str
+    state: State
+    reason: str
+    queued_next: bool
+    follows_id: str | None
+    cancel_requested: bool
+    attempt: int
+    crashes: int
+    duplicate_count: int
+    created_at: datetime
+    run_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: Any
+    result: Any
+    error: ErrorView | None
+
+
+_IS_TIME = re.compile(r"(?:^|_)(?:at|until|since|begin|end)$")
+
+
+def fields_of(value: Any, *names: str) -> dict[str, Any]:
+    """Return fields of a value of the ledger, all without names; times, which it has in seconds, as `datetime`."""
+    found = {name: getattr(value, name) for name in names} if names else values_of(value)
     return {
-        "id": job.id,
-        "task": job.task,
-        "identity": job.identity,
-        "submitter": job.submitter,
-        "tags": list(job.tags),
-        "queue": job.queue,
-        "state": job.state,
-        "reason": job.reason,
-        "queued_next": job.queued_next,
-        "follows_id": job.follows_id,
-        "cancel_requested": job.cancel is not Cancel.NO,
-        "attempt": job.attempt,
-        "crashes": job.crashes,
-        "duplicate_count": job.duplicate_count,
-        "created_at": to_datetime(job.created_at),
-        "run_at": to_datetime(job.run_at),
-        "started_at": None if job.started_at is None else to_datetime(job.started_at),
-        "finished_at": None if job.finished_at is None else to_datetime(job.finished_at),
-        "progress": None if job.progress is None else json.loads(job.progress),
-        "result": None if job.result is None else json.loads(job.result),
-        "error": None if error is None else {"type": str(error["type"]), "message": str(error["message"])},
+        name: to_datetime(each) if isinstance(each, float | int) and _IS_TIME.search(name) else each
+        for name, each in found.items()
     }
+
+
+def job_to_dict(job: Job) -> dict[str, Any]:
+    """Return the public fields of a job, those of `JobView`: JSON values, and times as `datetime`."""
+    shown = dict(zip(_NAMES, _read(job), strict=True))
+    if job.state is not State.FAILED or not job.error:
+        shown["error"] = None
+    for name, convert in _CONVERTERS.items():
+        if shown[name] is not None:
+            shown[name] = convert(shown[name])
+    return shown
+
+
+def _error_of(text: str) -> dict[str, str]:
+    error = json.loads(text)
+    return {"type": str(error["type"]), "message": str(error["message"])}
+
+
+_NAMES = tuple(field.name for field in fields(JobView))
+_read = attrgetter(*("cancel" if name == "cancel_requested" else name for name in _NAMES))
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    **{field.name: to_datetime for field in fields(JobView) if str(field.type).startswith("datetime")},
+    "tags": list, "cancel_requested": bool, "progress": json.loads, "result": json.loads, "error": _error_of,
+}  # fmt: skip
+"""How the fields are converted that a job has in another form."""

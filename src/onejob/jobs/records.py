@@ -105,6 +105,10 @@ class Registration:
     """The ids of the jobs whose messages it holds, running or not yet; at most `RESERVED_LIMIT`."""
     versions: tuple[str, ...] = ()
     """Of Python, onejob, Celery, kombu and the drivers, as `celery 5.6.0`, sorted."""
+    silent_since: float = 0.0
+    """Since when jobs have waited that its broker has not delivered; 0.0 if it hears its broker."""
+    takes_jobs: bool = False
+    """Whether it takes jobs from the ledger, which is its broker."""
 
     def to_json(self) -> str:
         """Return the registration as stores keep it."""
@@ -197,28 +201,60 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """What the ledger knows of one entry of the beat schedule. Times on the store's clock."""
+
+    name: str
+    nonce: str
+    """A new one with each change, which compares and sets it."""
+    spec: str
+    """The schedule as text: a changed one begins anew."""
+    since: float
+    """The ticks after this time are not decided yet. Intervals are counted from here."""
+    seen_at: float
+    """When a process that has the entry looked at it, to about a minute."""
+    former_spec: str = ""
+    """The schedule before this one, which processes of an earlier version still have."""
+    last_tick: float | None = None
+    last_job: str = ""
+    """The job that answered the last tick, or the id of a plain Celery task."""
+    paused: bool = False
+
+    def to_json(self) -> str:
+        """Return all but `name` and `nonce`, as JSON."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in {"name", "nonce"}})
+
+    @classmethod
+    def from_row(cls, name: str, nonce: str, state: str) -> Self:
+        """Build a state from a store's row."""
+        return cls(name=name, nonce=nonce, **json.loads(state))
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
-    """The jobs of a task that wait for a run, in one queue and one state."""
+    """The jobs of a task that wait for a run, or run, in one queue and one state."""
 
     task: str
     queue: str
     """The queue of their route; "" if it was not resolved."""
     state: State
     count: int
+    due: int
+    """How many of them wait, and may run by now."""
     oldest_run_at: float
     """The earliest `run_at` of these jobs."""
 
 
 def group_backlog(rows: Iterable[Iterable[Any]]) -> list[Backlog]:
-    """Return the backlog, sorted, of rows of task, route, state, count and oldest `run_at`.
+    """Return the backlog, sorted, of rows of task, route, state, count, due and oldest `run_at`.
 
     Several rows may have the same task, queue and state.
     """
-    found: dict[tuple[str, str, State], tuple[int, float]] = {}
-    for task, route, state, count, oldest in rows:
+    found: dict[tuple[str, str, State], tuple[int, int, float]] = {}
+    for task, route, state, count, due, oldest in rows:
         group = (task, Route.decode(route).queue, State(state))
-        total, earliest = found.get(group, (0, inf))
-        found[group] = (total + int(count), min(earliest, float(oldest)))
+        total, total_due, earliest = found.get(group, (0, 0, inf))
+        found[group] = (total + int(count), total_due + int(due), min(earliest, float(oldest)))
     return [Backlog(*group, *numbers) for group, numbers in sorted(found.items())]
 
 

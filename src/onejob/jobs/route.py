@@ -31,3 +31,8 @@ class Route(NamedTuple):
     def decode(cls, text: str) -> Route:
         """Return the route in a text of `encode`."""
         return cls(*json.loads(text)) if text.startswith("[") else cls.to_queue(text)
+
+
+def is_plain(text: str) -> bool:
+    """Return whether an encoded route is the name of a queue, whose workers can take the job from the ledger."""
+    return bool(text) and not text.startswith("[")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Cancel, Change, Job
 from onejob.jobs.policy import DAY
+from onejob.jobs.route import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,12 +40,14 @@ def new_nonce() -> str:
     return token_bytes(8).hex()
 
 
-def new_job(submission: Submission, *, now: float, wake_after: float) -> Job:
+def new_job(submission: Submission, *, now: float, wake_after: float, offers: bool = False) -> Job:
     """Return the queued job that a store writes for a submission that is admitted, so that it need not be read back.
 
     `wake_after`: seconds until a sweep processes a job that is due; 0: a sweep publishes it, and not the caller.
+    `offers`: workers take it from the ledger, if its route is the name of a queue.
     """
     expires_at = None if submission.expires_in is None else now + submission.expires_in
+    publishes = submission.delay <= 0 and wake_after > 0 and not (offers and is_plain(submission.route))
     wake_at = now + (submission.delay if submission.delay > 0 else wake_after)
     return Job(
         id=submission.id, task=submission.task, identity=submission.identity, fingerprint=submission.fingerprint,
@@ -55,7 +58,7 @@ def new_job(submission: Submission, *, now: float, wake_after: float) -> Job:
         crashes=0, lease=float(submission.lease), lease_until=None, created_at=now, run_at=now + submission.delay,
         expires_at=expires_at, started_at=None, finished_at=None,
         wake_at=wake_at if expires_at is None else min(wake_at, expires_at), published=0,
-        published_at=now if submission.delay <= 0 and wake_after > 0 else None, publish_error="",
+        published_at=now if publishes else None, publish_error="",
         cancel=Cancel.NO, canvas_pending=submission.canvas, key_retained_until=None, duplicate_count=0, progress=None,
         result=None, error=None, reason=SUBMITTED, publisher_task=submission.publisher_task,
         tag_lines=submission.tag_lines,

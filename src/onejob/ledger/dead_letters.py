@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import NO_LIMIT, Selection, iterate_jobs
+from onejob.ledger.search import query_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Job
     from onejob.ledger.reader import JobReader
@@ -31,27 +32,22 @@ _QUOTED = r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|`[^`]*`"
 _VARIABLE = re.compile(rf"{_QUOTED}|{_UUID}|0[xX][0-9a-fA-F]+|\b[0-9a-fA-F]{{8,}}\b|\d+(?:[.,:]\d+)*")
 
 
-def dead_letters(task: str | None, error: str | None, limit: int = NO_LIMIT) -> Query:
-    """Return the query for dead letters, newest first; `error` is a substring of the reason."""
-    return Query(states=frozenset({State.FAILED}), task=task, reason=error, limit=limit)
+def dead_letters(filters: Mapping[str, Any], limit: int = NO_LIMIT) -> Query:
+    """Return the query for the dead letters that match some of `FILTERS`, by name, newest first."""
+    return query_of(filters, states=frozenset({State.FAILED}), limit=limit)
 
 
 def select_dead_letters(
-    *,
-    job_ids: Sequence[str] = (),
-    task: str | None = None,
-    error: str | None = None,
-    everything: bool = False,
-    limit: int = NO_LIMIT,
+    *, job_ids: Sequence[str] = (), everything: bool = False, limit: int = NO_LIMIT, **filters: Any
 ) -> Selection:
-    """Return the selection of dead letters by id or by a filter, or with `everything` of all, up to `limit`.
+    """Return the selection of dead letters by id or by filters, or with `everything` of all, up to `limit`.
 
     Raises `ValueError` unless there are either ids or a filter.
     """
-    has_filter = bool(task or error or everything)
+    has_filter = everything or any(filters.values())
     if not job_ids and not has_filter:
         raise ValueError("nothing selected: give job ids, a task, a part of the error, or select everything")
-    return Selection(job_ids=job_ids, query=dead_letters(task, error, limit) if has_filter else None)
+    return Selection(job_ids=job_ids, query=dead_letters(filters, limit) if has_filter else None)
 
 
 # --- groups of jobs of one task whose errors differ only by ids, numbers and quoted values ----------------------------

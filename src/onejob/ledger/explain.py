@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Outcome
-from onejob.jobs.timestamps import format_timestamp, relative_text
+from onejob.jobs.timestamps import duration_text, format_timestamp, relative_text
 from onejob.ledger.stuck import Snapshot, find_stuck, follows_another, last_queued
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ class Situation:
             yield from self._describe_publication()
             yield from self._describe_expiry()
             yield self._describe_workers()
+            yield from self._describe_silence()
 
     def _describe_wait(self) -> str:
         if self.is_past(self.job.run_at):
@@ -198,6 +199,9 @@ class Situation:
             return
         if job.publish_error:
             yield f"Its message could not be sent{to}, {_times(job.published)}: {job.publish_error.rstrip('.')}."
+        elif job.queue and any(worker.takes_jobs for worker in self.snapshot.able(job)):
+            yield from self._describe_delivery()
+            return
         elif job.published_at is not None:
             by = f" by a sweep ({_times(job.published)})" if job.published else ""
             yield f"Its message was sent{to} at {self.time_text(job.published_at)}{by}."
@@ -210,6 +214,14 @@ class Situation:
             yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {wake_text}."
         else:
             yield f"A sweep sends its message{to} at {wake_text}."
+
+    def _describe_delivery(self) -> Iterator[str]:
+        job = self.job
+        if job.published_at is None:
+            yield f"A worker of the queue {job.queue} takes it from the ledger when it is due and a process is free."
+        else:
+            yield f"A worker took it from the ledger at {self.time_text(job.published_at)}."
+            yield "It is offered again when no live worker holds it."
 
     def _describe_expiry(self) -> Iterator[str]:
         job = self.job
@@ -229,6 +241,13 @@ class Situation:
             )
             return f"No live worker that has the task consumes the queue {job.queue}: {consumed}."
         return f"Live workers that can run it: {_names(able)}."
+
+    def _describe_silence(self) -> Iterator[str]:
+        job, now = self.job, self.snapshot.now
+        for worker in () if job.publisher_task else self.snapshot.able(job)[:NAMED_WORKERS]:
+            if worker.silent_since:
+                seconds = duration_text(now - worker.silent_since)
+                yield f"Worker {worker.name} has heard nothing from its broker for {seconds}."
 
     def _describe_follower(self) -> Iterator[str]:
         job, followed = self.job, self.followed

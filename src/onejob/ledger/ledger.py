@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,6 @@ from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, queued_anew, retention
 from onejob.jobs.value import value
-from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another
 from onejob.observability.events import (
@@ -46,10 +46,10 @@ from onejob.observability.events import (
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, TransactionalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from onejob.jobs.model import BrokerMessage, Change, Job, MessageOf, Renewal, Retention, Submission
-    from onejob.jobs.records import AuditEntry, Registration, WorkerInfo
+    from onejob.jobs.records import AuditEntry, Registration, ScheduleState, WorkerInfo
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
@@ -74,11 +74,21 @@ class NextRun:
     wake_after: float | None = None
     """Seconds until a sweeper publishes it; None: as the caller publishes it when it is due."""
     message: BrokerMessage | None = None
+    withheld: bool = False
+    """Whether workers that take jobs from the ledger do not get it before that sweep."""
 
     @classmethod
     def again(cls, job: Job, *, delay: float, retries: int) -> Self:
         """Return one more run of the same."""
         return cls(payload=job.payload, options=job.options, retries=retries, delay=delay)
+
+    @classmethod
+    def of(cls, submission: Submission) -> Self:
+        """Return the run of a submission."""
+        return cls(
+            payload=submission.payload, options=submission.options, route=submission.route, retries=submission.retries,
+            delay=submission.delay,
+        )  # fmt: skip
 
     def applied_to(self, job: Job) -> Job:
         """Return a job as it is for that run."""
@@ -91,7 +101,7 @@ class NextRun:
         return {
             "payload": self.payload, "options": self.options, "retries": self.retries, "route": self.route,
             "run_in": self.delay, "wake_after": wake_after, "message": self.message,
-            **queued_anew(publishes=self.wake_after is None and self.delay <= 0),
+            **queued_anew(publishes=self.withheld or (self.wake_after is None and self.delay <= 0)),
         }  # fmt: skip
 
 
@@ -163,7 +173,7 @@ class Ledger(JobReader):
         return PartlySubmittedError.checked(results)
 
     def _submit_batch(self, batch: Sequence[Submission], write: Write) -> list[Result]:
-        unique, duplicates = split_duplicates(batch)
+        unique, duplicates = _split_duplicates(batch)
         submitted = self._submit_all([batch[index] for index in unique], write)
         answers = dict(zip(unique, submitted, strict=True))
         for first, others in duplicates.items():
@@ -188,7 +198,7 @@ class Ledger(JobReader):
     def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:
         if not isinstance(first, Admission):
             return [first for _ in duplicates]
-        admissions = duplicate_admissions(first, duplicates)
+        admissions = _duplicate_admissions(first, duplicates)
         with suppress(StoreError):  # the jobs are admitted, and an error here must not prevent their publication
             self.store.record(Duplicate.of(duplicates[0], admissions[0]), also=[each.nonce for each in duplicates[1:]])
         for admission in admissions:
@@ -290,13 +300,15 @@ class Ledger(JobReader):
         )  # fmt: skip
 
     def release(
-        self, job: Job, reason: str, *, wake_after: float | None = None, message: BrokerMessage | None = None
-    ) -> Job:
+        self, job: Job, reason: str, *, wake_after: float | None = None, message: BrokerMessage | None = None,
+        withheld: bool = False,
+    ) -> Job:  # fmt: skip
         """Return a job to the queue without counting a failure. Raises `StaleTokenError`.
 
         `wake_after`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
+        `withheld`: workers that take jobs from the ledger do not get it before that sweep.
         """
-        queued = queued_anew(publishes=wake_after is None)
+        queued = queued_anew(publishes=wake_after is None or withheld)
         wake_after = job.lease if wake_after is None else wake_after
         return self._fenced(job, Transition.RELEASE, reason, wake_after=wake_after, message=message, **queued)
 
@@ -477,6 +489,14 @@ class Ledger(JobReader):
         """Append an entry to the audit log, which keeps the newest ones."""
         self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
 
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+        """Write the state of an entry of the beat schedule if its stored nonce is `expected`; return whether it was."""
+        return self.store.put_schedule(state, expected=expected)
+
+    def delete_schedule(self, name: str, *, expected: str) -> None:
+        """Delete the state of an entry of the beat schedule if its stored nonce is `expected`."""
+        self.store.delete_schedule(name, expected=expected)
+
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
         self.store.heartbeat(node, lasts=lasts, registration=registration)
@@ -526,3 +546,53 @@ class Ledger(JobReader):
         if not applied.applied or applied.job is None:
             raise StaleTokenError(job.id, job.token, "deleted" if applied.job is None else str(applied.job.state))
         return applied.job
+
+
+# --- equal submissions of a batch: one of them is submitted, the others are only counted ------------------------------
+
+
+def _split_duplicates(submissions: Sequence[Submission]) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the indexes of the submissions that have to be submitted, and by such an index those of its duplicates.
+
+    If one submission of an identity may change a job or needs its own answer, all of that identity are submitted.
+    """
+    special = {submission.identity for submission in submissions if not _can_coalesce(submission)}
+    firsts: dict[Hashable, int] = {}
+    unique: list[int] = []
+    duplicates: dict[int, list[int]] = defaultdict(list)
+    for index, submission in enumerate(submissions):
+        first = index if submission.identity in special else firsts.setdefault(_coalescing_key(submission), index)
+        if first == index or submissions[first].nonce == submission.nonce:  # the latter is a repeated request
+            unique.append(index)
+        else:
+            duplicates[first].append(index)
+    return unique, duplicates
+
+
+def _duplicate_admissions(first: Admission, duplicates: Sequence[Submission]) -> list[Admission]:
+    """Return the answers to the duplicates of a submission, as if they were submitted one after the other."""
+    count = first.job.duplicate_count
+    return [
+        Admission(replace(first.job, duplicate_count=count + number), _duplicate_outcome(first, duplicate))
+        for number, duplicate in enumerate(duplicates, start=1)
+    ]
+
+
+def _can_coalesce(submission: Submission) -> bool:
+    return submission.key is None and not (
+        submission.follows or submission.canvas or submission.replaces or submission.queue_next
+    )
+
+
+def _coalescing_key(submission: Submission) -> Hashable:
+    return (
+        submission.identity, submission.fingerprint, submission.task, submission.delay, submission.expires_in,
+        submission.priority_rank, submission.rejects, submission.max_wait, submission.source, submission.submitter,
+        submission.host, submission.charges,
+    )  # fmt: skip
+
+
+def _duplicate_outcome(first: Admission, duplicate: Submission) -> Outcome:
+    if first.outcome is not Outcome.ADMITTED:
+        return first.outcome
+    return Outcome.REJECTED if duplicate.rejects else Outcome.ATTACHED

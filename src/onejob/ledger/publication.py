@@ -53,11 +53,11 @@ def note_unsent(ledger: Ledger, job: Job) -> Applied:
 
 
 def patience(job: Job, now: float) -> float:
-    """Return the seconds until a sweep looks again at a published job whose message is not known to be gone.
+    """Return the seconds until a sweep looks again at a job that is published or offered, and not known to be lost.
 
     As long again as it has waited, between one lease and `PATIENCE_LEASES`, so that a long queue costs little.
     """
-    waited = now - (job.published_at or now)
+    waited = now - (job.published_at or job.run_at)
     return min(max(waited, job.lease), PATIENCE_LEASES * job.lease)
 
 

@@ -131,8 +131,9 @@ class JobReader:
         return None if narrowed is None else self.store.edge(narrowed, skip=skip)
 
     def backlog(self, *, tasks: frozenset[str], limit: int) -> list[Backlog]:
-        """Return the jobs that wait for a run, by task, queue and state: `limit` of each task are looked at.
+        """Return the jobs that wait for a run, or run, by task, queue and state.
 
+        Of each task `limit` waiting jobs are looked at, and all running ones.
         Not limited by `Visibility.predicate`.
         """
         visible = tasks if self.visibility.tasks is None else tasks & self.visibility.tasks

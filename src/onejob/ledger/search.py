@@ -1,17 +1,65 @@
-"""Searching jobs newest first in bounded steps: a filter without an index may match few jobs of a large ledger."""
+"""The filters of jobs, and searching by them newest first, in bounded steps.
+
+A filter without an index may match few jobs of a large ledger.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from onejob.jobs.lifecycle import State
+from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from onejob.jobs.model import Job
-    from onejob.jobs.records import Query
     from onejob.ledger.reader import JobReader
+
+
+class Filter(NamedTuple):
+    """A filter of jobs: a query parameter and a field of a body, an input of a form, and an option of a command."""
+
+    name: str
+    help: str
+    field: str
+    """The field of `Query` that it sets."""
+    kind: type = str
+    """`str` for a text, `float` for a time in seconds, `State` for any number of states."""
+    reveals: bool = False
+    """Whether what it finds tells about the values of a job."""
+
+
+FILTERS = (
+    Filter("state", "Only jobs in this state; may be repeated.", "states", State),
+    Filter("task", "Only jobs of this task.", "task"),
+    Filter("argument", "Only with this argument, as name=value, or this text in one.", "arguments", reveals=True),
+    Filter("error", "Only with this text in the reason, e.g. the name of an exception.", "reason", reveals=True),
+    Filter("submitter", "Only jobs that this submitter submitted first.", "submitter"),
+    Filter("tag", "Only jobs that have this tag.", "tag"),
+    Filter("queue", "Only jobs of this queue.", "queue"),
+    Filter("worker", "Only jobs whose latest run is, or was, on this worker.", "node"),
+    Filter("identity", "Only jobs of this identity, as `onejob identity` prints it.", "identity", reveals=True),
+    Filter("since", "Submitted at this time or later: 2026-01-31T12:00:00Z.", "since", float),
+    Filter("until", "Submitted before this time.", "until", float),
+)
+"""The filters that every front end offers, combined with AND."""
+
+
+def query_of(given: Mapping[str, Any], **more: Any) -> Query:
+    """Return the query with these filters by their names, of which None or a missing one selects all, and `more`.
+
+    `more` are other fields of the query, which take precedence.
+    """
+    values = {each.field: given[each.name] for each in FILTERS if given.get(each.name) is not None}
+    if "states" in values:
+        values["states"] = frozenset(map(State, values["states"]))
+    if "arguments" in values:
+        values["arguments"] = argument_text(values["arguments"])
+    return Query(**values | more)
+
 
 WINDOW = 2_500
 """About how many jobs a search reads before it looks whether its time is over."""

@@ -16,13 +16,14 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Period, Query
 from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.queues import LOOKED_AT, known_tasks, loads_of
 from onejob.observability.events import EVENT_NAMES
-from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, end_of, key_of
+from onejob.observability.metrics import BOUNDS, BUCKETS, SUM, end_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from onejob.jobs.records import Bucket
+    from onejob.jobs.records import Backlog, Bucket
     from onejob.ledger.reader import JobReader
     from onejob.observability.metrics import Key
     from onejob.stores.protocol import GroupBy
@@ -41,8 +42,10 @@ SAMPLE = 100
 """How many completed jobs of a task its mean run time is computed from."""
 SEARCHED = 10_000
 """Among how many of the newest jobs of all tasks these are found: a task may have duplicates, and no jobs any more."""
-OLDEST_OF = 100
-"""Of how many jobs of a task the oldest is looked for: those that a sweep handles next."""
+QUEUE_SERIES = {
+    "queue_due": "due", "queue_running": "running", "queue_oldest_due_seconds": "oldest_due", "queue_slots": "slots",
+}  # fmt: skip
+"""The series of each queue, and the fields of `QueueLoad` that they have."""
 
 
 # --- activity ---------------------------------------------------------------------------------------------------------
@@ -363,14 +366,19 @@ def mean_run(ledger: JobReader, task: str) -> float | None:
 
 def read_metrics(ledger: JobReader) -> dict[str, dict[Key, float]]:
     """Return the values by series, and by key; a series without values may be missing. Reads the store."""
-    values = _group_by_series(ledger.store.totals())
+    totals = ledger.store.totals()
+    values = _group_by_series(totals)
     jobs, workers = ledger.counts(Query()), ledger.store.workers()
     values["jobs"] = {("jobs", state.value): float(count) for state, count in jobs.items()}
     values["dead_letters"] = {("dead_letters",): float(jobs[State.FAILED])}
     values["workers"] = {("workers",): float(len(workers))}
-    counted = {key[1] for key in values["submissions_total"]} - {OTHER}
-    tasks = counted.union(*(worker.tasks for worker in workers))
-    values["oldest_due_seconds"] = {("oldest_due_seconds", task): age for task, age in _oldest(ledger, tasks).items()}
+    tasks = known_tasks(totals, workers)
+    backlog, now = ledger.store.backlog(tasks=tasks, limit=LOOKED_AT), ledger.read_clock()
+    ages = dict.fromkeys(sorted(tasks), 0.0) | _oldest(backlog, now)
+    values["oldest_due_seconds"] = {("oldest_due_seconds", task): age for task, age in ages.items()}
+    loads = loads_of(backlog, workers, now)
+    for name, field_name in QUEUE_SERIES.items():
+        values[name] = {(name, load.queue): float(getattr(load, field_name)) for load in loads}
     return values
 
 
@@ -380,12 +388,12 @@ def accumulate(buckets: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(bound, total := total + buckets.get(bound, 0.0)) for bound in BOUNDS]
 
 
-def _oldest(ledger: JobReader, tasks: set[str]) -> dict[str, float]:
-    """Return by task for how many seconds the oldest of its waiting jobs has been due; 0 without one."""
-    ages = dict.fromkeys(sorted(tasks), 0.0)
-    backlog, now = ledger.store.backlog(tasks=frozenset(tasks), limit=OLDEST_OF), ledger.read_clock()
+def _oldest(backlog: Iterable[Backlog], now: float) -> dict[str, float]:
+    """Return by task for how many seconds the oldest of its due jobs has been due."""
+    ages: dict[str, float] = {}
     for group in backlog:
-        ages[group.task] = max(ages.get(group.task, 0.0), now - group.oldest_run_at)
+        if group.due:
+            ages[group.task] = max(ages.get(group.task, 0.0), now - group.oldest_run_at)
     return ages
 
 

@@ -1,8 +1,9 @@
 """Stuck jobs: those that make no progress, with the reason. One rule for lists, explanations and pages.
 
-A job that waits is stuck when it is due and its message cannot be sent, when no live worker can run it, or when no
-worker has claimed it for `STUCK_LEASES` leases. A run is stuck when its lease has expired; a follower when its sweep is
-late by so many leases; an ended job when its canvas has not been notified for so many.
+A job that waits is stuck when it is due and its message cannot be sent, when no live worker can run it, when the
+broker of those is silent, or when no worker has claimed it for `STUCK_LEASES` leases. A run is stuck when its lease
+has expired; a follower when its sweep is late by so many leases; an ended job when its canvas has not been notified
+for so many.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Stuck(StrEnum):
     NO_WORKER = "no worker is alive"
     TASK_UNKNOWN = "no live worker has its task"
     QUEUE_NOT_CONSUMED = "no live worker that has its task consumes its queue"
+    BROKER_SILENT = "no live worker that can run it hears its broker"
     NOT_CLAIMED = "no worker has claimed it"
     LEASE_EXPIRED = "its lease has expired"
     NOT_SWEPT = "no worker has processed it since it was due"
@@ -85,7 +87,10 @@ def _find_obstacle(job: Job, snapshot: Snapshot) -> Stuck | None:
         return Stuck.NO_WORKER
     if not snapshot.with_task(job):
         return Stuck.TASK_UNKNOWN
-    return None if snapshot.able(job) else Stuck.QUEUE_NOT_CONSUMED
+    if not (able := snapshot.able(job)):
+        return Stuck.QUEUE_NOT_CONSUMED
+    is_silent = not job.publisher_task and all(worker.silent_since for worker in able)
+    return Stuck.BROKER_SILENT if is_silent else None
 
 
 def follows_another(job: Job) -> bool:

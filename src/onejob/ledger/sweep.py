@@ -51,6 +51,8 @@ class Publishing:
     gone_in: Callable[[Job], float | None] = lambda _: None
     """In how many seconds the message of a published job is known to be gone, and sent again: 0 if it is known now,
     None if it may still be delivered. The message of a job without a queue is sent again after a back-off."""
+    is_delivered: Callable[[Job], bool] = lambda _: False
+    """Whether workers take a job from the ledger, so that nothing has to be published."""
     dispatchers: Mapping[str, Callable[[Job], object]] = field(default_factory=dict)
     """By name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it gets the others
     again after `Policy.hold`."""
@@ -196,9 +198,11 @@ class _Sweep:
 
     def _needs_message(self, job: Job) -> bool:
         """Return whether the message of a job has to be sent; otherwise it is looked at again later."""
-        if job.published_at is None or self.has_dispatcher(job) or not job.queue:
+        if self.has_dispatcher(job) or not job.queue:
             return True
-        gone_in = self.publishing.gone_in(job)
+        if job.published_at is None and not self.publishing.is_delivered(job):
+            return True
+        gone_in = None if job.published_at is None else self.publishing.gone_in(job)
         if gone_in is None:
             gone_in = patience(job, now=(job.wake_at or 0.0) - self.ledger.policy.hold)
         if gone_in > 0:

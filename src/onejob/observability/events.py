@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from onejob.jobs.lifecycle import RULES, Transition
-from onejob.jobs.model import Cancel
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Admission, Change, Job
+from onejob.jobs.model import Admission, Cancel, Change, Job
 
 Value: TypeAlias = str | int | float | bool
 
@@ -36,6 +33,7 @@ DELETED = "job_deleted"
 PURGED = "jobs_purged"
 SWEEP = "sweep"
 HEARTBEAT_LATE = "heartbeat_late"
+WORKER_SILENT = "worker_silent"
 EVENT_NAMES: Mapping[Transition, str] = {
     Transition.CLAIM: "job_claimed",
     Transition.COMPLETE: "job_completed",
@@ -61,7 +59,8 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.PROMOTE: "job_promoted",
 }
 """The event of each transition. Heartbeats and progress updates have none, because there are too many of them."""
-EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, SWEEP, HEARTBEAT_LATE)
+OF_WORKERS = (SWEEP, HEARTBEAT_LATE, WORKER_SILENT)
+EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, *OF_WORKERS)
 """The names of all events."""
 
 

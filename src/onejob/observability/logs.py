@@ -8,20 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.errors import OneJobError
+from onejob.jobs.records import AuditEntry
 from onejob.jobs.timestamps import format_timestamp
 from onejob.observability import tracing
-from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from onejob.jobs.records import AuditEntry
-    from onejob.observability.events import JobEvent, Listener, Value
+from onejob.observability.events import CLAIM_REFUSED, SWEEP, JobEvent, Listener, Value, one_line
 
 logger = logging.getLogger("onejob.jobs")
 _errors = logging.getLogger("onejob")

@@ -7,12 +7,14 @@ import logging
 import os
 import threading
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 from onejob.jobs.lifecycle import Transition
 from onejob.observability import events
+from onejob.observability.events import JobEvent, Value
 from onejob.observability.metrics import (
     BOUNDS,
     BUCKETS,
@@ -21,19 +23,16 @@ from onejob.observability.metrics import (
     STORE_ERROR,
     SUM,
     WEBHOOK_TASK,
+    Key,
     end_of,
     total_name,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from onejob.observability.events import JobEvent, Value
-    from onejob.observability.metrics import Key
-
 logger = logging.getLogger("onejob")
 FLUSH_SECONDS = 2.0
 """Limit for the last write at the exit of a process or the close of a ledger."""
+IDLE_INTERVALS = 5
+"""After how many intervals the count of a sweep is written that did nothing: an idle worker counts nothing else."""
 
 
 _CLAIMED, _REDRIVEN = events.EVENT_NAMES[Transition.CLAIM], events.EVENT_NAMES[Transition.REDRIVE]
@@ -51,9 +50,15 @@ def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
             return _count_sweep(fields)
         case events.PURGED:
             return [(("purged_total",), float(fields["count"]))]
-        case events.HEARTBEAT_LATE:
-            return [(("heartbeats_late_total",), 1.0)]
+        case events.HEARTBEAT_LATE | events.WORKER_SILENT:
+            return _count_worker(event.name, fields)
     return _count_run(event, task)
+
+
+def _count_worker(name: str, fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
+    if name == events.WORKER_SILENT:
+        return [(("worker_silences_total",), 1.0), (("taken_from_ledger_total",), float(fields["taken"]))]
+    return [(("heartbeats_late_total",), 1.0)]
 
 
 def _count_sweep(fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
@@ -93,7 +98,7 @@ class Increment(Protocol):
 
 
 class Meter:
-    """Counts events, and passes the counts to `increment` every `interval` seconds.
+    """Counts events, and passes the counts to `increment` every `interval` seconds, those of idle sweeps less often.
 
     `is_known` decides whether a task gets a label of its own. Counting makes no round trip and raises no error; counts
     that cannot be written are lost. The timer's thread exists only while there are counts to write. A forked child
@@ -124,11 +129,13 @@ class Meter:
             else:
                 task = OTHER
         increments = count_event(event, task)
+        is_idle = event.name == events.SWEEP and not any(event.fields.values())
+        interval = self._interval * (IDLE_INTERVALS if is_idle else 1)
         with self._lock:
             for key, amount in increments:
                 self._amounts[key] = self._amounts.get(key, 0.0) + amount
-            if self._timer is None and self._amounts:
-                self._start()
+            if self._amounts and (self._timer is None or interval < self._timer.interval):
+                self._start(interval)
 
     def write(self) -> None:
         """Add what was counted, now."""
@@ -159,10 +166,12 @@ class Meter:
             if self._timer is threading.current_thread():
                 self._timer = None
                 if self._amounts.keys() - {STORE_ERROR}:
-                    self._start()
+                    self._start(self._interval)
 
-    def _start(self) -> None:
-        timer = threading.Timer(self._interval, self._tick)
+    def _start(self, interval: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        timer = threading.Timer(interval, self._tick)
         timer.name, timer.daemon = "onejob-metrics", True
         try:
             timer.start()

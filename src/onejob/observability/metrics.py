@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+from typing import TypeAlias
 
 Key: TypeAlias = tuple[str, ...]
 """The name of a series, its label values, and for a histogram the bucket's bound or `SUM`."""
@@ -51,6 +48,8 @@ SERIES: Mapping[str, Series] = {
     "runs_total": Series(_C, ("task", "end"), "Runs that have ended, by end.", by_time=True),
     "lease_expiries_total": Series(_C, ("task",), "Runs that were lost because their lease expired.", by_time=True),
     "heartbeats_late_total": Series(_C, (), "Heartbeats that were more than half an interval late."),
+    "worker_silences_total": Series(_C, (), "Times that a worker heard nothing from its broker while jobs waited."),
+    "taken_from_ledger_total": Series(_C, (), "Jobs that workers took from the ledger, since their broker was silent."),
     "sweeps_total": Series(_C, (), "Sweeps of all workers."),
     "published_total": Series(_C, (), "Messages published by sweeps."),
     "publish_failures_total": Series(_C, (), "Messages that a sweep could not send."),
@@ -63,6 +62,10 @@ SERIES: Mapping[str, Series] = {
     "jobs": Series(_G, ("state",), "Jobs in the ledger."),
     "dead_letters": Series(_G, (), "Failed jobs in the ledger."),
     "oldest_due_seconds": Series(_G, ("task",), "How long the oldest job has been due that waits for a run."),
+    "queue_due": Series(_G, ("queue",), "Jobs of a queue that wait for a run, and are due."),
+    "queue_running": Series(_G, ("queue",), "Jobs of a queue that run."),
+    "queue_oldest_due_seconds": Series(_G, ("queue",), "How long the oldest due job of a queue has been due."),
+    "queue_slots": Series(_G, ("queue",), "How many jobs the workers of a queue run at a time."),
     "workers": Series(_G, (), "Worker nodes with a recent heartbeat."),
 }
 """All series by name, without `PREFIX`. Gauges are read from the store at scrape time, not counted."""

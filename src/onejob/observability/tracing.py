@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - a tracer that is installed uses the arguments
 """Where traces begin: a tracer that is called for submissions, runs, steps and webhooks, and does nothing by default.
 
 `onejob.opentelemetry` installs one. The W3C trace context of a submission is kept with its job, in the publish options,
@@ -7,48 +8,45 @@ so that each run finds it there: a republication, a retry, a redrive or a crash 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from onejob.jobs.model import Admission, Job
-    from onejob.observability.events import JobEvent
+from onejob.jobs.model import Admission, Job
+from onejob.observability.events import JobEvent
 
 TRACE_CONTEXT = ("traceparent", "tracestate")
 """The names of a W3C trace context, as headers and in the publish options of a job."""
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
-class SubmissionSpan(Protocol):
-    """The span of one call that submits jobs."""
+class SubmissionSpan:
+    """The span of one call that submits jobs; this one records nothing."""
 
     def activate(self) -> AbstractContextManager[object]:
         """Make it the current span of the block, in another thread than the call's."""
-        ...
+        return nullcontext()
 
     def record(self, admissions: Sequence[Admission]) -> None:
         """Add the outcomes, and links to the spans that submitted the jobs which duplicates got."""
-        ...
 
 
-class WebhookSpan(Protocol):
-    """The span of one attempt to deliver a webhook."""
+class WebhookSpan:
+    """The span of one attempt to deliver a webhook; this one records nothing."""
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers that continue the trace at the receiver."""
-        ...
+    headers: Mapping[str, str] = EMPTY
+    """The headers that continue the trace at the receiver."""
 
     def record(self, status: int) -> None:
         """Add the HTTP status of the response."""
-        ...
 
 
-class Tracer(Protocol):
-    """Makes spans. No method raises an error."""
+NO_SPAN = SubmissionSpan()
+_SUBMISSION, _WEBHOOK, _NOTHING = nullcontext(NO_SPAN), nullcontext(WebhookSpan()), nullcontext()
+
+
+class Tracer:
+    """Makes spans; this one makes none. No method raises an error."""
 
     def submit(
         self, task: str, source: str, *, count: int | None = None, carrier: Mapping[str, str] = EMPTY
@@ -57,80 +55,30 @@ class Tracer(Protocol):
 
         `carrier`: a trace context that came with the request, for a process without a current span.
         """
-        ...
+        return _SUBMISSION
 
     def context(self) -> Mapping[str, str]:
         """Return the current trace context, which is kept with a new job; empty without one."""
-        ...
+        return EMPTY
 
     def run(self, job: Job) -> AbstractContextManager[object]:
         """Return the span of one run of a job."""
-        ...
+        return _NOTHING
 
     def step(self, name: str, *, memoised: bool) -> AbstractContextManager[object]:
         """Return the span of a step; `memoised`: its value is kept from an earlier attempt."""
-        ...
+        return _NOTHING
 
-    def deliver(self, webhook: Job) -> AbstractContextManager[WebhookSpan]:
-        """Return the span of one attempt to deliver a webhook."""
-        ...
+    def deliver(self, webhook: Job, job_id: str, url: str) -> AbstractContextManager[WebhookSpan]:
+        """Return the span of one attempt to deliver a webhook, which reports the end of a job to a URL."""
+        return _WEBHOOK
 
     def on_event(self, event: JobEvent) -> None:
         """Add an event of a job to the span of its run, if that is in this context."""
-        ...
 
 
-class _NoSpan:
-    """The span that nothing records."""
-
-    headers = EMPTY
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def activate(self) -> Self:
-        """Return itself."""
-        return self
-
-    def record(self, _: object) -> None:
-        """Record nothing."""
-
-
-NO_SPAN = _NoSpan()
-
-
-class _NoTracer:
-    """The tracer of a process without traces."""
-
-    def submit(self, _task: str, _source: str, *, count: int | None = None, carrier: object = None) -> _NoSpan:  # noqa: ARG002 - the protocol's
-        """Return no span."""
-        return NO_SPAN
-
-    def context(self) -> Mapping[str, str]:
-        """Return no context."""
-        return EMPTY
-
-    def run(self, _job: Job) -> _NoSpan:
-        """Return no span."""
-        return NO_SPAN
-
-    def step(self, _name: str, *, memoised: bool) -> _NoSpan:  # noqa: ARG002 - the protocol's
-        """Return no span."""
-        return NO_SPAN
-
-    def deliver(self, _webhook: Job) -> _NoSpan:
-        """Return no span."""
-        return NO_SPAN
-
-    def on_event(self, _event: JobEvent) -> None:
-        """Record nothing."""
-
-
-NO_TRACER = _NoTracer()
-tracer: Tracer = NO_TRACER
+NO_TRACER = Tracer()
+tracer = NO_TRACER
 """The tracer of this process."""
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from onejob.api.api_keys import KeyFile, Role, session_of
@@ -16,27 +19,10 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import check_name
 from onejob.pages.security import read_cookie
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Awaitable, Callable
-
-    from starlette.requests import Request
-
-    from onejob.api.api_keys import Key
-
 COOKIE = "onejob_session"
 """Made from an API key, which cannot be computed from it: it opens the dashboard, and not the API."""
 SESSION_SECONDS = 12 * 3600
 """How long a browser keeps its session, in seconds. A key that is revoked or expires ends it at once."""
-
-
-def _role_of(given: str) -> Role:
-    """Return a role by its name. Raises `ConfigurationError`, naming the roles, for another."""
-    try:
-        return Role(given)
-    except ValueError:
-        msg = f"authorize returned the role {given!r}; the roles are {', '.join(Role)}"
-        raise ConfigurationError(msg) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +39,9 @@ class User:
     def __post_init__(self) -> None:
         """Raise `InvalidArgumentsError` for a name that cannot be recorded, `ConfigurationError` for a wrong role."""
         check_name("the name of a user", self.name)
-        object.__setattr__(self, "role", _role_of(self.role))
+        if self.role not in set(Role):
+            raise ConfigurationError(f"authorize returned the role {self.role!r}; the roles are {', '.join(Role)}")
+        object.__setattr__(self, "role", Role(self.role))
 
     def check(self, role: Role) -> None:
         """Raise `Problem` unless the user has this role."""
@@ -132,10 +120,6 @@ class Access:
         hint = "there is no such API key, or it was revoked: log in with another one"
         key = find_key(self.keys.find_session, session, hint)
         check_expiry(key)
-        _check_unlimited(key)
+        if key.own_jobs or key.tasks is not None:
+            raise Problem("forbidden", f"the API key {key.name!r} is limited to some jobs, and the dashboard shows all")
         return User(key.name, key.role)
-
-
-def _check_unlimited(key: Key) -> None:
-    if key.own_jobs or key.tasks is not None:
-        raise Problem("forbidden", f"the API key {key.name!r} is limited to some jobs, and the dashboard shows all")

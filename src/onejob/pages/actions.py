@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from starlette.datastructures import QueryParams
 
@@ -15,25 +16,21 @@ from onejob.api.problems import Problem, problem_from
 from onejob.api.request_models import check_arguments
 from onejob.api.response_models import Cursor, decode_cursor
 from onejob.api.routes.jobs import is_valid_id
-from onejob.celery.operations import Operation, edit, operate, parse_arguments
+from onejob.celery.beat import run_entry, set_paused
+from onejob.celery.operations import Operation, deadline, edit, parse_arguments
 from onejob.errors import NoDeadLetterError, OneJobError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
+from onejob.ledger.bulk import BulkResult, Selection
 from onejob.ledger.dead_letters import group_key, in_group
-from onejob.ledger.search import count_matching, search
-from onejob.pages.context import deadline, job_rows
-from onejob.pages.page_request import JobFilter, Parameters
+from onejob.ledger.search import count_matching, query_of, search
+from onejob.pages.access import User
+from onejob.pages.context import SEARCH_SECONDS, Context, Parameters, job_rows, read_filters
+from onejob.pages.job import edit_page
+from onejob.pages.lists import SCHEDULES
 from onejob.pages.rendering import Page, Redirect, job_path
-from onejob.pages.views.job import edit_page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from onejob.jobs.model import Job
-    from onejob.pages.access import User
-    from onejob.pages.context import Context
-    from onejob.pages.security import Form
+from onejob.pages.security import Form
 
 IDS_LIMIT = 1000
 PORTION = 1000
@@ -112,7 +109,8 @@ class BulkForm:
             oldest = self._oldest(context)
             query = Query(states=frozenset({State.FAILED}), task=oldest.task, since=oldest.created_at, limit=PORTION)
         else:
-            query = JobFilter.parse(Parameters(QueryParams(self.filter), self.until), context).query(limit=PORTION)
+            filters = read_filters(Parameters(QueryParams(self.filter), self.until), context)
+            query = query_of(filters, limit=PORTION)
         states = (query.states or frozenset(State)) & self.operation.states
         until = self.until if query.until is None else min(query.until, self.until)
         return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
@@ -143,17 +141,14 @@ def _preview(context: Context, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
         query = bulk.query(context)
         if not query.states:
             return 0, True, []
-        counted = count_matching(context.ledger, query, limit=COUNT_LIMIT, is_over=deadline())
-        examples = (
-            search(context.ledger, replace(query, limit=EXAMPLES), is_over=deadline()).jobs if counted.count else []
-        )
+        is_over, some = deadline(SEARCH_SECONDS), replace(query, limit=EXAMPLES)
+        counted = count_matching(context.ledger, query, limit=COUNT_LIMIT, is_over=is_over)
+        examples = search(context.ledger, some, is_over=is_over).jobs if counted.count else []
         return counted.count, counted.is_complete, list(examples)
     selection = bulk.selection(context)
     if selection.query is not None:
         selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))
-    checked = bulk_apply(
-        context.ledger, selection, lambda _job: None, check=bulk.operation.check, dry_run=True, is_over=deadline(1.0)
-    )
+    checked = context.operator().operate_many(bulk.operation, selection, dry_run=True, is_over=deadline(1.0))
     found = context.ledger.get_many(checked.done[:EXAMPLES])
     return len(checked.done), checked.next is None, [found[each] for each in checked.done[:EXAMPLES] if each in found]
 
@@ -176,12 +171,7 @@ def _run_portion(context: Context, user: User, bulk: BulkForm, cursor: str | Non
     selection = bulk.selection(context, cursor)
     if selection.query is not None and not selection.query.states:
         raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
-    act = partial(_operate_each, context, user, bulk.operation)
-    return bulk_apply(context.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
-
-
-def _operate_each(context: Context, user: User, operation: Operation, job: Job) -> None:
-    operate(context.app, context.ledger, operation, job, origin=context.origin_of(user))
+    return context.operator(user).operate_many(bulk.operation, selection, is_over=deadline(PORTION_SECONDS))
 
 
 def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
@@ -235,9 +225,7 @@ def _operate(context: Context, user: User, form: Form, path: Mapping[str, str]) 
     """Do an operation on one job."""
     operation, job = operation_of(form), context.job(path["job_id"])
     forget_steps = form.text("forget_steps") == "1"
-    after = operate(
-        context.app, context.ledger, operation, job, origin=context.origin_of(user), forget_steps=forget_steps
-    )
+    after = context.operator(user).operate(operation, job, forget_steps=forget_steps)
     if after is None:
         return Redirect("/jobs", f"Job {job.id} is {operation.done}.")
     return Redirect(job_path(job.id), f"{label(operation)}: the job is {after.state} now.")
@@ -256,9 +244,22 @@ def _edit(context: Context, _user: User, form: Form, path: Mapping[str, str]) ->
     return Redirect(job_path(admission.job.id), f"Submitted with other arguments: {admission.outcome}.")
 
 
+def _operate_schedule(context: Context, _user: User, form: Form, path: Mapping[str, str]) -> Redirect:
+    """Pause, resume or run an entry. Raises `Problem` for an unknown operation."""
+    entry, operation = path["entry"], form.text("operation")
+    match operation:
+        case "pause" | "resume":
+            set_paused(context.app, context.ledger, entry, paused=operation == "pause")
+            return Redirect(SCHEDULES.path, f"{entry} is paused." if operation == "pause" else f"{entry} goes on.")
+        case "run":
+            return Redirect(SCHEDULES.path, f"{entry} is submitted: job {run_entry(context.app, entry)}.")
+    raise Problem("invalid-request", "the operation must be one of pause, resume, run")
+
+
 ACTIONS = (
     Action("operate", "/operate/{job_id:path}", _operate),
     Action("edit", "/edit/{job_id:path}", _edit, Role.EDIT),
+    Action("schedule", "/schedules/{entry:path}", _operate_schedule),
     Action("bulk preview", "/bulk/preview", preview_bulk, changes=False),
     Action("bulk", "/bulk/run", run_bulk),
 )

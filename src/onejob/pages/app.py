@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from celery import Celery
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from onejob.api.app import create_app, protect
+from onejob.api.app import Keys, create_app, protect
 from onejob.api.problems import handle_exception
 from onejob.celery.options import options_of, tasks_of
-from onejob.pages.access import Access
+from onejob.jobs.model import Job
+from onejob.pages.access import Access, Authorize
 from onejob.pages.actions import ACTIONS
+from onejob.pages.activity import DUPLICATES, OVERVIEW, TASKS
 from onejob.pages.context import Context
 from onejob.pages.endpoints import Endpoints
+from onejob.pages.job import EDIT, JOB
+from onejob.pages.lists import AUDIT, DEAD_LETTERS, FIND, JOBS, PALETTE, SCHEDULES, WORKERS
+from onejob.pages.rendering import VersionedFiles
 from onejob.pages.security import PAGE_HEADERS
-from onejob.pages.static_files import VersionedFiles
-from onejob.pages.views import VIEWS
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    from celery import Celery
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from onejob.api.app import Keys
-    from onejob.jobs.model import Job
-    from onejob.pages.access import Authorize
+VIEWS = (OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, AUDIT, PALETTE, FIND)
+"""All pages, in the order in which their paths are matched."""
 
 
 def dashboard(
@@ -53,7 +51,7 @@ def dashboard(
 
     `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, `reason`, or `step` and its
     name) and the value, and returns what the pages show instead. A `reason` is a text of the job or of its history,
-    which may quote its error. With it, jobs are neither searched by argument, reason or identity nor redriven
+    which may quote its error. With it, jobs are neither searched by argument, error or identity nor redriven
     with other arguments, and identities and fingerprints, hashes of arguments, are left out: these would reveal what is
     not shown.
 

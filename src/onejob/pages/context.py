@@ -1,35 +1,35 @@
-"""What all pages share: the app and its ledger, the hook that redacts, caches, and jobs as rows."""
+"""What all pages are built from: the app and its ledger, the parameters of a URL, caches, and jobs as rows."""
 
 from __future__ import annotations
 
 import json
-import re
-import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import tzinfo
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from celery import Celery
+from starlette.datastructures import QueryParams
 
 from onejob.api.job_reads import READ_AT_ONCE
 from onejob.api.problems import Problem
 from onejob.api.routes.jobs import read_job
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import TTLCache
+from onejob.celery.operations import Operator
 from onejob.celery.options import tasks_of
 from onejob.celery.payload import preview, read_message
-from onejob.jobs.model import values_of
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict
-from onejob.jobs.timestamps import to_datetime
+from onejob.jobs.records import WorkerInfo
+from onejob.jobs.timestamps import parse_duration, parse_timestamp
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import mean_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import WorkerInfo
-    from onejob.ledger.ledger import Ledger
-    from onejob.pages.access import User
+from onejob.pages.access import User
 
 T = TypeVar("T")
 ENTRIES = 32
@@ -69,11 +69,6 @@ SEARCH_SECONDS = 0.1
 """How long one request may search for jobs, beyond its first step."""
 
 
-def _stats_cache() -> KeyedCache[Any]:
-    """Return a cache for statistics that take longer than 100 ms, so that they take a small part of the time."""
-    return KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1)
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """The app whose jobs are shown."""
@@ -83,8 +78,8 @@ class Context:
     """As for `dashboard`."""
     place: str = "on the dashboard"
     """Where its users act, for the history of a job."""
-    stats: KeyedCache[Any] = field(default_factory=_stats_cache)
-    """Statistics of the whole ledger. The list of jobs is none of them."""
+    stats: KeyedCache[Any] = field(default_factory=lambda: KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1))
+    """Statistics of the whole ledger: those that take longer than 100 ms take a small part of the time."""
 
     @property
     def ledger(self) -> Ledger:
@@ -133,26 +128,15 @@ class Context:
             return UNREADABLE
         return self.redacted(job, "arguments", {"args": message.args, "kwargs": message.kwargs})
 
-    def origin_of(self, user: User) -> str:
-        """Return where an operation comes from, for the history of a job."""
-        return f"{self.place} by {user.name}"
+    def operator(self, user: User | None = None) -> Operator:
+        """Return what operates on jobs for a user; None: for a preview."""
+        origin = self.place if user is None else f"{self.place} by {user.name}"
+        return Operator(app=self.app, ledger=self.ledger, origin=origin)
 
     def check_values_shown(self, what: str) -> None:
         """Raise `Problem` if the values of jobs are redacted, which `what` would reveal."""
         if self.redact is not None:
             raise Problem("forbidden", f"the values of jobs are redacted on this dashboard, which excludes {what}")
-
-
-_IS_TIME = re.compile(r"(?:^|_)(?:at|until|since|begin|end)$")
-
-
-def fields_of(value: Any, *names: str) -> dict[str, Any]:
-    """Return fields of a value of the ledger, all without names; times, which it has in seconds, as `datetime`."""
-    found = {name: getattr(value, name) for name in names} if names else values_of(value)
-    return {
-        name: to_datetime(each) if isinstance(each, float | int) and _IS_TIME.search(name) else each
-        for name, each in found.items()
-    }
 
 
 UNREADABLE = "The payload cannot be read: it is no message of this version of onejob."
@@ -161,12 +145,6 @@ UNREADABLE = "The payload cannot be read: it is no message of this version of on
 def parse_json(text: str | None) -> Any:
     """Return a stored JSON text as a value, None without one."""
     return None if text is None else json.loads(text)
-
-
-def deadline(seconds: float = SEARCH_SECONDS) -> Callable[[], bool]:
-    """Return a function that tells whether so many seconds are over."""
-    ends_at = time.monotonic() + seconds
-    return lambda: time.monotonic() > ends_at
 
 
 PREVIEW_BYTES = 1_000_000
@@ -197,3 +175,82 @@ def _previews(context: Context, jobs: Sequence[Job]) -> dict[str, str]:
         size += sum(len(job.payload) for job in found.values())
         previews |= {job_id: preview(context.arguments(job)) for job_id, job in found.items()}
     return previews
+
+
+TEXT_LIMIT = 500
+"""Characters of a parameter at most."""
+PAGE_SIZES = ("50", "20", "100", "200")
+
+
+class Parameters:
+    """The parameters of a URL. Each method raises `Problem` for an invalid value."""
+
+    def __init__(self, values: QueryParams, now: float) -> None:
+        self._values = values
+        self._now = now
+
+    def text(self, name: str) -> str | None:
+        """Return a text, None without one."""
+        value = self._values.get(name, "").strip()
+        if len(value) > TEXT_LIMIT or "\x00" in value:
+            raise _invalid(name, f"a text of at most {TEXT_LIMIT} characters")
+        return value or None
+
+    def states(self, name: str) -> list[State]:
+        """Return the states in all values of a parameter."""
+        try:
+            return sorted({State(text) for text in self._values.getlist(name)[:100] if text})
+        except ValueError:
+            raise _invalid(name, f"one of {', '.join(State)}") from None
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return one of the choices, the first one without a value."""
+        value = self._values.get(name) or choices[0]
+        if value not in choices:
+            raise _invalid(name, f"one of {', '.join(choices)}")
+        return value
+
+    def number(self, name: str) -> int | None:
+        """Return a positive integer, None without one."""
+        value = self._values.get(name, "")
+        if value and not (value.isdecimal() and 0 < len(value) < 19):  # noqa: PLR2004 - fits into 64 bits
+            raise _invalid(name, "a positive number")
+        return int(value) if value else None
+
+    def at(self, name: str) -> float | None:
+        """Return a time: RFC 3339, or a duration before now, such as 1h."""
+        value = self._values.get(name, "").strip()
+        if not value:
+            return None
+        with suppress(ValueError):
+            return self._now - parse_duration(value)
+        try:
+            return parse_timestamp(value)
+        except ValueError:
+            raise _invalid(name, "a time such as 2026-01-31T12:00:00Z, or a duration such as 90m, 1h or 7d") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """What a page is built from: the parameters of its URL and its path, the store's clock, the viewer's zone."""
+
+    parameters: Parameters
+    path: Mapping[str, str]
+    now: float
+    zone: tzinfo
+
+
+def _invalid(name: str, expected: str) -> Problem:
+    return Problem("invalid-request", f"the parameter {name} must be {expected}")
+
+
+def read_filters(parameters: Parameters, context: Context) -> dict[str, Any]:
+    """Return the filters of a URL by name, None or empty for one that it does not have.
+
+    Raises `Problem` for an invalid value, and for one that finds what is redacted.
+    """
+    readers = {str: parameters.text, float: parameters.at, State: parameters.states}
+    found = {each.name: readers[each.kind](each.name) for each in FILTERS}
+    if any(found[each.name] for each in FILTERS if each.reveals):
+        context.check_values_shown("searching them by argument, error or identity")
+    return found

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from threading import Event
+from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from onejob.api.api_keys import Role, session_of
 from onejob.api.audit import DONE, REFUSALS, RequestAudit
@@ -22,8 +24,9 @@ from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
 from onejob.celery.batching import PerEventLoop
 from onejob.errors import JobNotFoundError, StoreError
-from onejob.pages.access import COOKIE, SESSION_SECONDS
-from onejob.pages.context import KeyedCache
+from onejob.pages.access import COOKIE, SESSION_SECONDS, Access, User
+from onejob.pages.actions import Action
+from onejob.pages.context import Context, KeyedCache
 from onejob.pages.live import (
     ASK_AGAIN,
     POLL_SECONDS,
@@ -34,10 +37,10 @@ from onejob.pages.live import (
     stream_job,
     version_name,
 )
-from onejob.pages.page_request import PageRequest, Parameters
-from onejob.pages.rendering import Page, Redirect, render_csv, render_html, render_json, zone_of
+from onejob.pages.rendering import Page, Redirect, View, render_csv, render_html, render_json, zone_of
 from onejob.pages.security import (
     CSRF_FIELD,
+    Form,
     Tokens,
     delete_cookie,
     read_cookies,
@@ -46,22 +49,8 @@ from onejob.pages.security import (
     set_cookie,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-    from threading import Event
-
-    from starlette.requests import Request
-    from starlette.routing import Route
-
-    from onejob.pages.access import Access, User
-    from onejob.pages.actions import Action
-    from onejob.pages.context import Context
-    from onejob.pages.security import Form
-    from onejob.pages.views import View
-
-    Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-    Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
-
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
 SOURCE = "dashboard"
 FORMATS = ("html", "json", "csv")
 FRESH_SECONDS = 0.5
@@ -102,18 +91,14 @@ class Endpoints:
             user.check(view.role)
             if request.query_params.get("format", "html") not in FORMATS:
                 raise Problem("invalid-request", f"the parameter format must be one of {', '.join(FORMATS)}")
-            build = partial(self._build, view, request)
+            zone = zone_of(request)
+            build = partial(view.show, self._context, request.query_params, request.path_params, zone)
             if "hx-request" in request.headers and not request.path_params:
                 # An open page, and all that show the same, after a change. Few show the same job, which may be large.
-                build = partial(self._pages.get, (view.name, request.url.query, str(zone_of(request))), build)
+                build = partial(self._pages.get, (view.name, request.url.query, str(zone)), build)
             return await self._respond(await run_in_threadpool(build), request, user)
 
         return self._guarded(show_page, view.name, view.role)
-
-    def _build(self, view: View, request: Request) -> Page | Redirect:
-        now = self._context.ledger.read_clock()
-        parameters = Parameters(request.query_params, now)
-        return view.build(self._context, PageRequest(parameters, request.path_params, now, zone_of(request)))
 
     async def _respond(self, page: Page | Redirect, request: Request, user: User | None) -> Response:
         if isinstance(page, Redirect):

@@ -9,20 +9,17 @@ import asyncio
 import hashlib
 import logging
 import time
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from threading import Event
+from typing import TypeAlias
 
 from fastapi.sse import format_sse_event
 
+from onejob.api.job_reads import JobWatcher
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
-    from threading import Event
-
-    from onejob.api.job_reads import JobWatcher
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.pages")
 
@@ -122,8 +119,9 @@ async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> Async
         change, quiet_seconds = feed.next_change, 0.0
         yield _event(CHANGE)
         while True:
-            changed = await _is_set_within(change, CURRENT_SECONDS)
-            change = feed.next_change  # before the event is sent, which may take long
+            with suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), CURRENT_SECONDS)
+            changed, change = change.is_set(), feed.next_change  # before the event is sent, which may take long
             if not is_open():
                 return
             quiet_seconds = 0.0 if changed or quiet_seconds >= QUIET_SECONDS else quiet_seconds + CURRENT_SECONDS
@@ -148,11 +146,3 @@ async def stream_job(
 
 def _event(name: str) -> bytes:
     return format_sse_event(data_str="1", event=name)
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import mimetypes
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.resources import files
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from onejob.api.api_keys import Role
 from onejob.jobs.timestamps import duration_text, format_timestamp
+from onejob.pages.access import User
+from onejob.pages.context import Context, PageRequest, Parameters
 from onejob.pages.security import CSRF_FIELD, read_cookies
-from onejob.pages.static_files import static_version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from starlette.requests import Request
-
-    from onejob.pages.access import User
-    from onejob.pages.context import Context
-    from onejob.pages.page_request import PageRequest
 
 ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
@@ -71,6 +71,11 @@ class View(NamedTuple):
     build: Callable[[Context, PageRequest], Page | Redirect]
     role: Role = Role.READ
 
+    def show(self, context: Context, query: QueryParams, path: Mapping[str, str], zone: tzinfo) -> Page | Redirect:
+        """Return what the page shows, for the parameters of its URL and its path. Raises `Problem` for a wrong one."""
+        now = context.ledger.read_clock()
+        return self.build(context, PageRequest(Parameters(query, now), path, now, zone))
+
 
 def job_path(job_id: str) -> str:
     """Return the path of the page of a job."""
@@ -90,7 +95,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     environment.filters |= {
         "duration": duration, "number": "{:,}".format, "pretty": pretty, "short": short, "percent": "{:.1%}".format,
-        "clock": _clock, "segment": _segment,
+        "clock": lambda at, zone, pattern: at.astimezone(zone).strftime(pattern), "segment": _segment,
     }  # fmt: skip
     environment.globals |= {"bars": draw_bars, "timeline": draw_timeline, "static_version": static_version()}
     return environment
@@ -189,10 +194,6 @@ def _when(zone: tzinfo, at: datetime | None) -> str:
     exact = local.strftime("%Y-%m-%d %H:%M:%S.") + f"{local.microsecond // 1000:03d}" + local.strftime(" %Z")
     markup = '<time datetime="{}" title="{}">{}</time>'
     return Markup(markup).format(format_timestamp(at), exact, local.strftime("%b %d, %H:%M:%S"))  # noqa: S704 - constant
-
-
-def _clock(at: datetime, zone: tzinfo, pattern: str) -> str:
-    return at.astimezone(zone).strftime(pattern)
 
 
 def duration(seconds: float | None) -> str:
@@ -296,3 +297,28 @@ def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
 
 def _title(event: Mapping[str, Any]) -> str:
     return f"{event['label']}: {event['detail']}" if event["detail"] else str(event["label"])
+
+
+CACHED = "public, max-age=31536000, immutable"
+mimetypes.add_type("text/javascript", ".js")  # as Python has it from 3.12 on, whatever the system says
+
+
+@cache
+def static_version() -> str:
+    """Return a digest of all static files, which is a part of their URLs."""
+    contents = sorted((each.name, each.read_bytes()) for each in (files("onejob.pages") / "static").iterdir())
+    return hashlib.sha256(b"".join(content for _, content in contents)).hexdigest()[:12]
+
+
+class VersionedFiles(StaticFiles):
+    """The files below `/static/{version}`. One of another version, as during a rolling deployment, is not cached."""
+
+    def __init__(self) -> None:
+        super().__init__(packages=[("onejob.pages", "static")])
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Respond with a file. Raises `HTTPException`."""
+        response = await super().get_response(path, scope)
+        if scope["path_params"]["version"] == static_version():
+            response.headers["cache-control"] = CACHED
+        return response

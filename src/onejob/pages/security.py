@@ -9,18 +9,15 @@ import hashlib
 import hmac
 import secrets
 import time
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
 from onejob.errors import StoreError
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger
 
 FORWARDED_HTTPS = "proto=https"
 
@@ -74,9 +71,11 @@ CONTENT_TYPE = "application/x-www-form-urlencoded"
 
 
 class Form:
-    """The fields of a form; those of the same name keep their order."""
+    """The fields of a form; those of the same name keep their order. Raises `Problem` for what no store can take."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
+        if any("\x00" in text for field in fields for text in field):
+            raise Problem("invalid-request", "the form has a NUL character")
         self._fields = fields
 
     def text(self, name: str) -> str:
@@ -112,8 +111,6 @@ async def read_form(request: Request) -> Form:
         fields = parse_qsl(text, keep_blank_values=True, max_num_fields=FIELD_LIMIT, errors="strict")
     except ValueError:
         raise Problem("invalid-request", "the form cannot be read") from None
-    if any("\x00" in value for field in fields for value in field):
-        raise Problem("invalid-request", "the form has a NUL character")
     return Form(fields)
 
 

@@ -6,25 +6,20 @@ Requires `pip install "onejob[wsgi]"`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from a2wsgi import ASGIMiddleware
+from celery import Celery
 
+from onejob.jobs.model import Job
+from onejob.pages.access import Authorize
 from onejob.pages.app import dashboard
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.pages.access import Authorize
-
-    Environ: TypeAlias = dict[str, Any]
-    StartResponse: TypeAlias = Callable[..., Any]
-    WSGIApp: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
-
+Environ: TypeAlias = dict[str, Any]
+StartResponse: TypeAlias = Callable[..., Any]
+WSGIApp: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 PLAIN_TEXT = [("content-type", "text/plain; charset=utf-8")]
 
 

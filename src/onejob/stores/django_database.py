@@ -39,7 +39,9 @@ def resolve(url: str) -> str:
     if connection.vendor == "postgresql":
         return _postgres_url(connection)
     if connection.vendor == "sqlite":
-        return f"sqlite:///{quote(str(connection.settings_dict['NAME']))}"
+        name = str(connection.settings_dict["NAME"])
+        is_bare_uri = name.startswith("file:") and "?" not in name  # which would be taken for the name of a file
+        return f"sqlite:///{quote(f'{name}?' if is_bare_uri else name)}"
     engine = connection.settings_dict["ENGINE"]
     msg = (
         f"onejob_store={url!r}: the engine of this database is {engine}; a ledger can be in PostgreSQL or SQLite. "

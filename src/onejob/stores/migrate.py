@@ -108,14 +108,10 @@ def _on_postgres(url: str, name: str) -> Iterator[LedgerSchema]:
 
 @contextmanager
 def _on_sqlite(url: str, *, writes: bool) -> Iterator[LedgerSchema]:
-    from onejob.stores.sqlite.connection import create_private, is_uri_path
+    from onejob.stores.sqlite.connection import connect
 
-    path = Path(sqlite_path(url))
-    is_uri = is_uri_path(path)
-    if not is_uri:
-        create_private(path)
     try:
-        with closing(sqlite3.connect(str(path), isolation_level=None, uri=is_uri)) as connection, connection:
+        with closing(connect(Path(sqlite_path(url)))) as connection, connection:
             connection.execute("begin immediate" if writes else "begin")
             yield LedgerSchema(connection.cursor(), "sqlite")
     except sqlite3.OperationalError as error:

@@ -29,8 +29,9 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from onejob.jobs.messages import Delivery, NewMessage
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
     from onejob.jobs.records import (
         AuditEntry,
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
         Period,
         Query,
         Registration,
+        ScheduleState,
         Tombstone,
         WorkerInfo,
     )
+    from onejob.stores.signals import Signals
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""
@@ -57,6 +60,8 @@ OTHER_SUBMITTERS = "(others)"
 """The submitter under which the duplicates of all further submitters are counted."""
 BATCH_LIMIT = 1000
 """How many submissions one call may have."""
+LOOK_INTERVAL = 10.0
+"""Seconds after which workers look for jobs and messages without a signal, which tells of all that are due before."""
 INDEXED_STATES = (State.CANCELED, State.FAILED, State.RETRYING)
 """The states that have an index in the order of `created_at`. Running jobs are found by their leases."""
 
@@ -94,7 +99,7 @@ class CoreStore(Protocol):
 
         Each is written as a queued job that holds its identity, unless a job holds it already. A job that has its id
         answers it, or the job that has answered its key, while the key is retained. For any other duplicate,
-        `onejob.uniqueness.on_duplicate.resolve` decides whether the holder of the identity takes over the payload, or
+        `onejob.jobs.on_duplicate.resolve` decides whether the holder of the identity takes over the payload, or
         the submission is written as the job that is queued next (if there is one already, that one may take over the
         payload). With `follows` a follower of the job that answers is written, too.
 
@@ -105,7 +110,8 @@ class CoreStore(Protocol):
         is used up, nothing is written, and the result is a `QuotaExceededError`. Expired windows are deleted in small
         portions by later uses of any quota.
 
-        A `MessagePushingStore` calls `message_of` for each new job that is due now.
+        A `MessagePushingStore` calls `message_of` for each new job that is due now. A `DeliveringStore` never calls it:
+        if it is given, the jobs are offered to the workers of their queues.
 
         Without `wait_for_locks` a row that another transaction has locked raises `StoreBusyError` after a short wait.
         Raises `QuotaExceededError` for a single submission, and `PartlySubmittedError` if some of several were refused.
@@ -238,10 +244,11 @@ class Queries(Protocol):
         ...
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
-        """Return the jobs that wait for a run, by task, queue and state, sorted; none that wait for another job.
+        """Return the jobs that wait for a run or run, by task, queue and state, sorted; none that wait for another job.
 
-        Of each of the tasks whose workers handle them, the `limit` jobs with the earliest `wake_at` are looked at.
-        `submitter`: only the jobs of this submitter are counted.
+        Of each of the tasks whose workers handle them, the `limit` waiting jobs with the earliest `wake_at` are looked
+        at, and all running ones, which are as few as the slots of the workers. `submitter`: only the jobs of this
+        submitter are counted.
         """
         ...
 
@@ -359,7 +366,42 @@ class Metrics(Protocol):
         ...
 
 
-class Store(CoreStore, Queries, DuplicateStats, WebhookEvents, AuditLog, Metrics, Protocol):
+class SignalingStore(Protocol):
+    """A store that wakes who waits for what happens in it, in any process."""
+
+    @property
+    def signals(self) -> Signals:
+        """The signals. In a user's transaction a store has none."""
+        ...
+
+    def get_awaited(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return what `get_many` does, and signal the end of each of the jobs that has not ended (`Channel.END`).
+
+        A store may signal only the ends of jobs that were read so. Who subscribes first misses no end.
+        """
+        ...
+
+
+class Schedules(Protocol):
+    """The states of the entries of the beat schedule."""
+
+    def schedules(self) -> list[ScheduleState]:
+        """Return all states, by name."""
+        ...
+
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+        """Write a state if the stored nonce of its entry is `expected` ("": none is stored); return whether it was.
+
+        A repeated call, which finds its own nonce, gets True again.
+        """
+        ...
+
+    def delete_schedule(self, name: str, *, expected: str) -> None:
+        """Delete the state of an entry if the stored nonce is `expected`."""
+        ...
+
+
+class Store(CoreStore, Queries, DuplicateStats, WebhookEvents, AuditLog, Metrics, SignalingStore, Schedules, Protocol):
     """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
 
 
@@ -379,6 +421,93 @@ class MessagePushingStore(Protocol):
     @property
     def slot(self) -> int:
         """The slot of a Redis Cluster that has all keys of the ledger: there, messages can be pushed to it only."""
+        ...
+
+
+@runtime_checkable
+class DeliveringStore(Protocol):
+    """A store from which workers take the jobs of their queues, so that nothing has to be published.
+
+    A waiting job is offered if it has no `published_at`, and its route is the name of a queue: with a `message_of` of
+    `submit_many`, or with the `message` of a change; a job that is delayed, or was lost, always is.
+    """
+
+    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
+        """Take the due jobs that are offered to the workers of these queues, each for one lease.
+
+        The most urgent first, and then in the order of `run_at`. Until its claim a job that was taken is like one whose
+        message was sent. Expired jobs are left to a sweep.
+        """
+        ...
+
+    def next_delivery(self, queues: Collection[str]) -> float | None:
+        """Return in how many seconds the next job offered to these workers is due, at most 0 for now; None: none is."""
+        ...
+
+
+@runtime_checkable
+class MessageStore(Protocol):
+    """A store that is a broker of the messages that are no jobs, for `broker_url = "onejob://"`.
+
+    A message that a consumer has taken is delivered again when its deadline passes. A repeated call changes nothing.
+    """
+
+    def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
+        """Write a copy of each message to each queue that its exchange and its routing key lead to, in this order.
+
+        Return the queues that got one; a temporary queue that has expired gets none. With `wake` their consumers are
+        signaled (`Channel.DUE`). Without `durable` the copies may be lost with the server.
+        """
+        ...
+
+    def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
+        """Return the first copies in these queues, by priority and then by age, and give them to a consumer.
+
+        They are the consumer's for `hold` seconds; 0: they are deleted at once. A store may skip a row that is locked.
+        """
+        ...
+
+    def delete_messages(self, ids: Sequence[int], *, consumer: str) -> None:
+        """Delete copies that are still this consumer's: they are acknowledged."""
+        ...
+
+    def release_messages(self, ids: Sequence[int], *, consumer: str) -> None:
+        """Return copies that are still this consumer's to their places in their queues."""
+        ...
+
+    def renew_messages(self, ids: Sequence[int], queues: Sequence[str], *, consumer: str, hold: float) -> None:
+        """Extend the deadlines of a consumer's copies, and the lives of the temporary queues from which it consumes.
+
+        Returns the copies of dead consumers to their queues, and deletes what has expired.
+        """
+        ...
+
+    def declare_queue(self, name: str, *, expires_after: float | None, message_ttl: float | None) -> None:
+        """Create a queue, or replace its options. A temporary one exists for `expires_after` seconds at first."""
+        ...
+
+    def bind_queue(self, name: str, exchange: str, routing_key: str, pattern: str | None) -> None:
+        """Have a queue get the messages of an exchange with this routing key, or one that `pattern` matches."""
+        ...
+
+    def unbind_queue(self, name: str, exchange: str, routing_key: str) -> None:
+        """Remove a binding."""
+        ...
+
+    def bindings(self, exchange: str | None = None) -> list[tuple[str, str, str]]:
+        """Return the bindings of an exchange, or all, as exchange, routing key and queue; none of expired queues."""
+        ...
+
+    def queue_size(self, name: str) -> int | None:
+        """Return how many copies of a queue nobody has taken; None if there is no such queue."""
+        ...
+
+    def purge_queue(self, name: str) -> int:
+        """Delete the copies in a queue that nobody has taken, and return how many there were."""
+        ...
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue, its bindings, and its copies that nobody has taken."""
         ...
 
 

@@ -9,22 +9,21 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from onejob.errors import ConfigurationError, OneJobError
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import LEASE_ERROR
 from onejob.testing.ledger import Hook, is_in_django_transaction, parse_point
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.testing.worker import InProcessWorker
+from onejob.testing.store import replaced
+from onejob.testing.worker import InProcessWorker
 
 RECOVERIES = 20
 """How often the clock is advanced to the next thing that is due, until all jobs have ended."""
@@ -84,46 +83,44 @@ def declaration(passed: Iterable[str]) -> str:
 def faults_at(points: Sequence[str], declared: tuple[str, ...] = (), *, processes: bool) -> list[Fault]:
     """Return every kind of fault at every point."""
     if processes and not hasattr(os, "fork"):
-        msg = "this system cannot fork, so no process can be killed: pass processes=False"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("this system cannot fork, so no process can be killed: pass processes=False")
     kinds = [kind for kind in FaultKind if processes or kind is not FaultKind.KILLED]
     return [Fault(kind, point, declared) for kind in kinds for point in points]
 
 
-def lose_worker(worker: InProcessWorker, point: str, task: str | None) -> None:
-    """End the next run at a point, as if its worker had died."""
-    _add_hook(worker, point, task, worker.lose, "lose_worker")
+def inject(worker: InProcessWorker, kind: FaultKind, point: str, task: str | None) -> None:
+    """Have a fault happen to the next run, of a task if one is given, that reaches a point.
+
+    Raises `ConfigurationError` for text that is no point.
+    """
+    actions: dict[FaultKind, tuple[str, Callable[[Job], object]]] = {
+        FaultKind.LOST: ("lose_worker", worker.lose),
+        FaultKind.FROZEN: ("freeze", partial(_overtake, worker)),
+        FaultKind.REDELIVERED: ("redelivery", worker.deliver_again),
+        FaultKind.KILLED: ("kill", _kill_own_process),
+    }
+    name, action = actions[kind]
+    point = parse_point(point)
+    description = f"{name}(at={point!r}{f', task={task}' if task else ''})"
+    worker.ledger.hooks.append(Hook(point, task, action, description))
 
 
-def freeze(worker: InProcessWorker, point: str, task: str | None) -> None:
-    """Stop the next run at a point, until its lease has expired and other runs have ended; then it goes on.
+def _overtake(worker: InProcessWorker, job: Job) -> None:
+    """Stop a run until its lease has expired and other runs have ended; then it goes on.
 
     Within a transaction, the other run begins when this one has ended: it would wait for the locks of the transaction,
     and on the same connection it would be a part of it.
     """
-
-    def overtake(job: Job) -> None:
-        worker.clock.travel(job.lease + 1)
-        ledger = worker.ledger
-        if ledger.is_completing or is_in_django_transaction():
-            ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_after=0.0)
-        else:
-            worker.run_all()
-
-    _add_hook(worker, point, task, overtake, "freeze")
+    worker.clock.travel(job.lease + 1)
+    ledger = worker.ledger
+    if ledger.is_completing or is_in_django_transaction():
+        ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_after=0.0)
+    else:
+        worker.run_all()
 
 
-def inject(worker: InProcessWorker, fault: Fault, task: str) -> None:
-    """Have a fault happen to the next run of a task that reaches its point."""
-    match fault.kind:
-        case FaultKind.LOST:
-            lose_worker(worker, fault.point, task)
-        case FaultKind.FROZEN:
-            freeze(worker, fault.point, task)
-        case FaultKind.REDELIVERED:
-            _add_hook(worker, fault.point, task, worker.deliver_again, "redelivery")
-        case FaultKind.KILLED:
-            _add_hook(worker, fault.point, task, _kill_own_process, "kill")
+def _kill_own_process(_job: Job) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[], object]) -> bool:
@@ -144,8 +141,7 @@ def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[
     _, ended = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(ended)
     if code not in {0, -signal.SIGKILL}:
-        msg = f"the child process of a run ended with exit code {code}: look at its output above"
-        raise OneJobError(msg)
+        raise OneJobError(f"the child process of a run ended with exit code {code}: look at its output above")
     return code != 0
 
 
@@ -158,18 +154,6 @@ def forget_inherited_connections() -> None:
         in_memory = getattr(connection, "is_in_memory_db", lambda: False)
         if not in_memory():
             connection.connection = None
-
-
-def _kill_own_process(_job: Job) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _add_hook(
-    worker: InProcessWorker, point: str, task: str | None, action: Callable[[Job], object], name: str
-) -> None:
-    full = parse_point(point)
-    description = f"{name}(at={full!r}{f', task={task}' if task else ''})"
-    worker.ledger.hooks.append(Hook(full, task, action, description))
 
 
 # --- the matrix -------------------------------------------------------------------------------------------------------
@@ -271,11 +255,10 @@ def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
     before = trial.look_before()
     job, expected = _run_clean(trial, before)
     if trial.effects is not None and expected == before:
-        msg = (
+        raise ConfigurationError(
             f"effects() did not change in a run without a fault: it is {expected!r} before and after, so that it does "
             "not see the effects. Return what the task changes, such as a count; effects=None checks the recovery only"
         )
-        raise ConfigurationError(msg)
     points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
     if processes:
         _check_visible(trial, before, expected)
@@ -297,7 +280,7 @@ def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
 def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
     """Run a call under a fault, recover its job, and return it with whether the fault has happened."""
     worker, job_id = trial.worker, trial.submit()
-    inject(worker, fault, trial.task.name)
+    inject(worker, fault.kind, fault.point, trial.task.name)
     if fault.kind is FaultKind.KILLED:
         with _in_children(trial):
             recover(worker)
@@ -333,11 +316,8 @@ def _in_children(trial: Trial) -> Iterator[None]:
             worker.ledger.hooks.clear()
             worker.execute = worker.execute_here
 
-    worker.execute = execute
-    try:
+    with replaced(worker, "execute", execute):
         yield
-    finally:
-        worker.execute = worker.execute_here
 
 
 def _prepare(trial: Trial, before: Any) -> None:
@@ -347,11 +327,10 @@ def _prepare(trial: Trial, before: Any) -> None:
     trial.setup()
     found = trial.look_before()
     if found != before:
-        msg = (
+        raise ConfigurationError(
             f"effects() is {found!r} before a run, and was {before!r} before the first one: the effects of an earlier "
             "run are still there. Pass setup=, a function that removes them"
         )
-        raise ConfigurationError(msg)
 
 
 def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
@@ -362,10 +341,9 @@ def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
     recover(trial.worker)
     job = trial.worker.ledger.get(job_id)
     if job.error is not None:
-        msg = (
+        raise AssertionError(
             f"without any fault, the job is {job.state} already: {job.reason}. Test the crashes of a job that succeeds"
         )
-        raise AssertionError(msg)
     return job, deepcopy(trial.look())
 
 
@@ -378,12 +356,11 @@ def _check_visible(trial: Trial, before: Any, expected: Any) -> None:
     except AssertionError as error:
         found = str(error)
     if found != expected:
-        msg = (
+        raise ConfigurationError(
             f"after a run in a child process, effects() finds {found!r}, and after one in this process {expected!r}: "
             "it looks at the memory of this process. Keep the effects of the test in a file or a database, so that "
             "they outlive a killed process, or pass processes=False"
         )
-        raise ConfigurationError(msg)
 
 
 def _compare(trial: Trial, expected: Any) -> tuple[Any, str]:

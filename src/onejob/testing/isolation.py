@@ -1,38 +1,40 @@
-"""Isolates an app for a test: a ledger in a temporary directory, and a broker in memory that no worker reads."""
+"""Isolates an app for a test: a ledger in a temporary directory, and a broker in memory that no worker reads.
+
+The app's own ledger is refused outside of a test. `JobsMixin` does both in test cases of unittest and Django.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, ClassVar, NoReturn
+from unittest import TestCase
 
+from celery import current_app
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from kombu.transport import memory
 from kombu.transport.virtual import BrokerState
 
 from onejob.celery import app_state as app_state_module
-from onejob.celery.app_state import AppState
+from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.options import TaskOptions, tasks_of
 from onejob.celery.result import AsyncResult
 from onejob.config import NAMES, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores.django_database import alias_of
-from onejob.testing.jobs import Jobs, app_of
+from onejob.testing.fault import CrashReport
+from onejob.testing.jobs import JobRun, Jobs, app_of, real_app
 from onejob.testing.ledger import RecordingLedger
-from onejob.testing.store import Clock, IsolatedStore, empty_ledger
+from onejob.testing.store import Clock, IsolatedStore, empty_ledger, replaced
 from onejob.testing.worker import InProcessWorker, IsolatedPublisher
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from onejob.testing.fault import CrashReport
-    from onejob.testing.jobs import JobRun
 
 BROKER = "memory://localhost"
 BACKEND = "cache+memory://"
@@ -58,8 +60,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     """
     app = real_app(app)
     if id(app) in _active:
-        msg = f"app {app.main!r} is isolated already, by a fixture or an outer block: use its jobs"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"app {app.main!r} is isolated already, by a fixture or an outer block: use its jobs")
     if unknown := settings.keys() - {*NAMES} | settings.keys() & {"store"}:
         msg = f"isolated takes settings of onejob without their prefix, not {sorted(unknown)}: lease, retention, ..."
         raise ConfigurationError(msg)
@@ -107,11 +108,6 @@ def _isolated_for(task: Any) -> Iterator[Jobs]:
     app = app_of(task)
     with nullcontext(found) if (found := find_jobs(app)) is not None else isolated(app) as jobs:
         yield jobs
-
-
-def real_app(app: Any) -> Any:
-    """Return an app in place of a proxy of it, as `celery.current_app` is one."""
-    return app._get_current_object() if hasattr(app, "_get_current_object") else app  # noqa: SLF001 - of Celery's proxies
 
 
 def reset(app: Any) -> None:
@@ -222,17 +218,6 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute in a block."""
-    before = getattr(owner, name, None)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
 def replaced_state(app: Any, state: AppState) -> Iterator[None]:
     """Give an app another state in a block."""
     before = app.__dict__.get(STATE)
@@ -260,19 +245,138 @@ def _refused_waits(app: Any) -> Iterator[None]:
         except CeleryTimeoutError:
             if result.ready():
                 raise  # which is the error of the job
-            msg = (
+            raise OneJobError(
                 f"job {result.id} is {result.state}, and get() would wait for ever: no worker runs in a test. Call "
                 "jobs.run_all() before, or give a timeout, if another thread runs the job"
-            )
-            raise OneJobError(msg) from None
+            ) from None
 
     with replaced(result_class, "get", get), replaced(result_class, "wait", get):
         yield
 
 
 def _refuse(settings: Settings, _is_known_task: Any = None) -> NoReturn:
-    msg = (
+    raise ConfigurationError(
         f"a test has isolated another app, and would now open the ledger at {settings.store.rpartition('@')[2]!r} of "
         "this one: isolate this app, too, with onejob.testing.isolated(app)"
     )
-    raise ConfigurationError(msg)
+
+
+OUTSIDE_OF_A_TEST = (
+    "no job can be submitted here, outside of a test, as in setUpClass or setUpTestData: it would be in the "
+    "app's own ledger. Submit it in the test, or in setUp after super().setUp()"
+)
+WITHOUT_JOBS = (
+    "this test would use the app's own ledger and broker: request the fixture `jobs`, as in def test_it(jobs), which "
+    "isolates the app. A test that is meant to use them says so by @pytest.mark.onejob(isolated=False)"
+)
+
+
+class _RefusedState(AppState):
+    """The state of an app whose ledger must not be used."""
+
+    def __init__(self, app: Any, refusal: str) -> None:
+        super().__init__(app)
+        self._refusal = refusal
+
+    @property
+    def ledger(self) -> NoReturn:
+        """Raise `ConfigurationError`."""
+        raise ConfigurationError(self._refusal)
+
+
+@contextmanager
+def refused(app: Any, refusal: str = OUTSIDE_OF_A_TEST) -> Iterator[None]:
+    """Refuse the ledger of an app in a block, except where that isolates the app."""
+    app = real_app(app)
+    with replaced_state(app, _RefusedState(app, refusal)):
+        yield
+
+
+@contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """Refuse the ledger of the app with a name such as `shop:app` in a test, which may import it first.
+
+    An app that is isolated already, by a fixture of a wider scope, is left alone.
+    """
+    app = _loaded_app(name)
+    if app is None:
+        with _unopened(name):
+            yield
+    elif find_jobs(app) is not None:
+        yield
+    else:
+        with refused(app, WITHOUT_JOBS):
+            yield
+
+
+@contextmanager
+def _unopened(name: str) -> Iterator[None]:
+    """Refuse to open the ledger of an app that is not imported yet, so that its ledger is not open."""
+    original = vars(app_state_module)["build_ledger"]
+
+    def build(settings: Settings, *args: Any, **options: Any) -> Any:
+        app = _loaded_app(name)
+        if app is not None and app_state_of(app).settings is settings:
+            raise ConfigurationError(WITHOUT_JOBS)
+        return original(settings, *args, **options)
+
+    with replaced(app_state_module, "build_ledger", build):
+        yield
+
+
+def _loaded_app(name: str) -> Any:
+    """Return an app by its name; None if its module is not imported."""
+    module, _, attribute = name.partition(":")
+    app = getattr(sys.modules.get(module), attribute or "app", None)
+    return None if app is None else real_app(app)
+
+
+class JobsMixin:
+    """Isolates an app in each test of a test case: `class InvoiceTests(JobsMixin, TestCase)`, with the mixin first.
+
+    In a test `self.jobs` are the `Jobs` of the app. The app's own ledger is not touched: what is submitted outside of a
+    test, as in `setUpClass` or Django's `setUpTestData`, raises `ConfigurationError`. In a transaction of Django's
+    `TestCase` the ledger is outside of it.
+    """
+
+    celery_app: ClassVar[Any] = None
+    """The Celery app. Default: the current app, as `celery.current_app` knows it."""
+    jobs_settings: ClassVar[Mapping[str, Any]] = {}
+    """The options of `isolated`: `{"eager": True, "lease": 5}`."""
+    _jobs: Jobs | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise `ConfigurationError` for a class whose test case stands before the mixin, and would skip it."""
+        super().__init_subclass__(**options)
+        order = cls.__mro__
+        if TestCase in order and order.index(TestCase) < order.index(JobsMixin):
+            before = next(each for each in cls.__bases__ if issubclass(each, TestCase))
+            raise ConfigurationError(
+                f"{cls.__qualname__}: JobsMixin stands after the test case, which does not call it. Write "
+                f"class {cls.__name__}(JobsMixin, {before.__name__})"
+            )
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs of the isolated app. Raises `ConfigurationError` before `setUp`."""
+        if self._jobs is None:
+            msg = f"the setUp of {type(self).__qualname__} has not isolated the app: call super().setUp() first in it"
+            raise ConfigurationError(msg)
+        return self._jobs
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Refuse the app's ledger until a test isolates it."""
+        test_case: Any = cls
+        test_case.enterClassContext(refused(cls._find_app()))
+        super().setUpClass()  # type: ignore[misc] # of the test case
+
+    def setUp(self) -> None:
+        """Isolate the app for this test."""
+        test_case: Any = self
+        self._jobs = test_case.enterContext(isolated(self._find_app(), **self.jobs_settings))
+        super().setUp()  # type: ignore[misc] # of the test case
+
+    @classmethod
+    def _find_app(cls) -> Any:
+        return current_app if cls.celery_app is None else cls.celery_app

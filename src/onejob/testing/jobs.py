@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import current_app, signals
 
-from onejob.celery.call import Call, Caller, build, dump_models
+from onejob.celery.app_state import AppState
+from onejob.celery.call import Call, build, dump_models
 from onejob.celery.options import options_of
 from onejob.celery.payload import dumps, loads
 from onejob.celery.result import JobWithValues
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Job, Outcome
+from onejob.jobs.policy import Limits
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.testing.fault import Trial, declaration, freeze, lose_worker, recover, run_matrix, survive
-from onejob.testing.ledger import Hook
-from onejob.testing.store import Outage
-from onejob.uniqueness.canonical_json import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from onejob.celery.app_state import AppState
-    from onejob.jobs.model import Job
-    from onejob.testing.fault import CrashReport, Fault
-    from onejob.testing.ledger import RecordingLedger, SubmittedJob
-    from onejob.testing.store import Clock, IsolatedStore
-    from onejob.testing.worker import InProcessWorker
+from onejob.testing.fault import CrashReport, Fault, FaultKind, Trial, declaration, inject, recover, run_matrix, survive
+from onejob.testing.ledger import Hook, RecordingLedger, SubmittedJob
+from onejob.testing.store import Clock, IsolatedStore, Outage, replaced
+from onejob.testing.worker import InProcessWorker
 
 SHOWN = 20
 """How many submissions a message shows."""
@@ -71,8 +64,22 @@ class Jobs:
         task that is no `onejob.Task` of this app.
         """
         attempt = attempt if attempt is not None else 2 if steps else 1
-        given = Conditions(attempt, retries, steps or {}, canceled)
-        return run_in(self.worker, celery_task(self.app, task), args, kwargs, given)
+        if attempt < 1 or (attempt == 1 and steps):
+            raise ConfigurationError(
+                f"attempt={attempt} with steps={sorted(steps or {})}: attempts count from 1, and only an earlier one "
+                "keeps steps"
+            )
+        task = celery_task(self.app, task)
+        check_task(self.worker, task, "run_job")
+        job = _submit(self.worker, task, args, kwargs, retries)
+        for number in range(1, attempt):
+            _lose_attempt(self.worker, job, (steps or {}) if number == 1 else {})
+        if canceled:
+            self.ledger.hooks.append(Hook("after_start", task.name, lambda started: self.ledger.cancel(started.id)))
+        self.state.publisher.publish(job)
+        with _watched_errors(job.id) as errors:
+            self.worker.run_next_message(job.id)
+        return _run_of(self.worker, self.ledger.get(job.id), errors)
 
     def run_all(self) -> int:
         """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
@@ -93,11 +100,8 @@ class Jobs:
         They are admitted, claimed and completed as always, so that duplicates, windows and steps keep their promises,
         unlike with `task_always_eager`. A failure is the result's, and a retry or a countdown waits for `travel`.
         """
-        before, self.is_eager = self.is_eager, True
-        try:
+        with replaced(self, "is_eager", value=True):
             yield
-        finally:
-            self.is_eager = before
 
     def run_if_eager(self) -> None:
         """Run what was just submitted, in the eager mode."""
@@ -118,20 +122,14 @@ class Jobs:
 
         A submission raises `StoreUnavailableError`. A run waits for the store, so give a number of `operations` then.
         """
-        before, self.store.refuse = self.store.refuse, Outage(operations)
-        try:
+        with replaced(self.store, "refuse", Outage(operations)):
             yield
-        finally:
-            self.store.refuse = before
 
     @contextmanager
     def duplicate_delivery(self) -> Iterator[None]:
         """Deliver each message twice in a block, as brokers may do."""
-        before, self.worker.delivers_twice = self.worker.delivers_twice, True
-        try:
+        with replaced(self.worker, "delivers_twice", value=True):
             yield
-        finally:
-            self.worker.delivers_twice = before
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
@@ -144,14 +142,14 @@ class Jobs:
         expired: `travel(seconds=31)` and `run_all()`. Raises `ConfigurationError` for text that is no point; a point
         that no run reaches fails the test at its end.
         """
-        lose_worker(self.worker, at, task and celery_task(self.app, task).name)
+        inject(self.worker, FaultKind.LOST, at, task and celery_task(self.app, task).name)
 
     def freeze(self, at: str, task: Any = None) -> None:
         """Have the next run stop at a point until its lease has expired and another run has ended, and then go on.
 
         It is the late worker, whose writes are refused. Points and errors are as in `lose_worker`.
         """
-        freeze(self.worker, at, task and celery_task(self.app, task).name)
+        inject(self.worker, FaultKind.FROZEN, at, task and celery_task(self.app, task).name)
 
     def recover(self) -> None:
         """Run what is due, and travel to what is due next, until all jobs have ended."""
@@ -172,12 +170,10 @@ class Jobs:
         job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
         passed = dict.fromkeys(point for run in self.ledger.runs if run.job_id == job.id for point in run.points)
         if not happened:
-            msg = f"{fault}: no run has reached this point. A run passes {', '.join(passed)}"
-            raise AssertionError(msg)
+            raise AssertionError(f"{fault}: no run has reached this point. A run passes {', '.join(passed)}")
         if others := [point for point in passed if fault.declared and point not in fault.declared]:
             named = f"faults(...) does not name: {', '.join(others)}. Declare {declaration(passed)}"
-            msg = f"{task.name} has points that {named}"
-            raise AssertionError(msg)
+            raise AssertionError(f"{task.name} has points that {named}")
         return JobWithValues.of(job)
 
     def crash_matrix(
@@ -262,8 +258,7 @@ def _outcome(name: str) -> Outcome:
     try:
         return Outcome(name)
     except ValueError:
-        msg = f"outcome={name!r} must be one of {', '.join(Outcome)}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"outcome={name!r} must be one of {', '.join(Outcome)}") from None
 
 
 # --- one run of a body ------------------------------------------------------------------------------------------------
@@ -281,6 +276,11 @@ def celery_task(app: Any, task: Any) -> Any:
         msg = f"app {app.main!r} has no task {name!r}: import its module, and name it as `onejob jobs list` does"
         raise ConfigurationError(msg)
     return app.tasks[name]
+
+
+def real_app(app: Any) -> Any:
+    """Return an app in place of a proxy of it, as `celery.current_app` is one."""
+    return app._get_current_object() if hasattr(app, "_get_current_object") else app  # noqa: SLF001 - of Celery's proxies
 
 
 def app_of(task: Any) -> Any:
@@ -327,57 +327,19 @@ class JobRun:
         return self.retry_in is not None
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What a run begins with, as `Jobs.run_job` takes it."""
-
-    attempt: int
-    retries: int
-    steps: Mapping[str, Any]
-    canceled: bool
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for an attempt that cannot be, or that has no earlier one to keep the steps."""
-        if self.attempt < 1 or (self.attempt == 1 and self.steps):
-            msg = (
-                f"attempt={self.attempt} with steps={sorted(self.steps)}: attempts count from 1, and only an earlier "
-                "one keeps steps"
-            )
-            raise ConfigurationError(msg)
-
-
-def run_in(
-    worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Conditions
-) -> JobRun:
-    """Run the body of a task as a job of an isolated app."""
-    check_task(worker, task, "run_job")
-    job = _submit(worker, task, args, kwargs, given.retries)
-    for number in range(1, given.attempt):
-        _lose_attempt(worker, job, given.steps if number == 1 else {})
-    ledger = worker.ledger
-    if given.canceled:
-        ledger.hooks.append(Hook("after_start", task.name, lambda started: ledger.cancel(started.id)))
-    worker.app_state.publisher.publish(job)
-    with _watched_errors(job.id) as errors:
-        worker.run_next_message(job.id)
-    return _run_of(worker, ledger.get(job.id), errors)
-
-
 def check_task(worker: InProcessWorker, task: Any, function: str) -> None:
     """Raise `ConfigurationError` for what is no task of onejob, or one of another app."""
     name = getattr(task, "name", task)
     if not hasattr(task, "_onejob"):
-        msg = f"{name!r} is no onejob.Task: {function} runs a task that has base=onejob.Task"
-        raise ConfigurationError(msg)
-    app = getattr(task.app, "_get_current_object", lambda: task.app)()
+        raise ConfigurationError(f"{name!r} is no onejob.Task: {function} runs a task that has base=onejob.Task")
+    app = real_app(task.app)
     if app is not worker.app:
-        msg = f"{name!r} is a task of app {app.main!r}, not of the isolated app {worker.app.main!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name!r} is a task of app {app.main!r}, not of the isolated app {worker.app.main!r}")
 
 
 def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:
     """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
-    submission = build(Call(task, Caller.of(worker.app), args, kwargs, {"retries": retries}, source="run_job"))
+    submission = build(worker.app_state, Call(task, args, kwargs, {"retries": retries}, source="run_job"))
     own = f"run_job {submission.id}"
     alone = replace(submission, identity=own, charges=(), rejects=False, replaces=False, queue_next=False)
     return Ledger(worker.ledger.store, worker.ledger.policy).submit(alone).job

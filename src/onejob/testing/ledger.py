@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.celery.payload import decode, loads
 from onejob.errors import ConfigurationError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Admission, Applied, Job, MessageOf, Outcome, Retention, Submission
 from onejob.ledger.ledger import Ledger
-from onejob.transactions.sessions import OpenTransaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Admission, Applied, Job, MessageOf, Retention, Submission
-    from onejob.jobs.policy import Policy
-    from onejob.observability.events import Listener
-    from onejob.stores.protocol import Store, Transaction
+from onejob.stores.protocol import Transaction
+from onejob.testing.store import replaced
 
 _POINT = re.compile(
     r"(before|after)_(start|progress:\d+|step:.+|complete|fail|retry|abandon|release|replace|release_identity)"
@@ -42,8 +36,6 @@ class RecordedRun:
     attempt: int
     points: list[str] = field(default_factory=list)
     progress: list[Any] = field(default_factory=list)
-    steps: dict[str, Any] = field(default_factory=dict)
-    """The steps that this run has kept, by name."""
     retry_in: float | None = None
     """Seconds until the retry that it has requested; None: it has requested none."""
 
@@ -66,11 +58,10 @@ def parse_point(text: str) -> str:
     """Return the full name of a point. Raises `ConfigurationError` for text that names none."""
     point = text if text.startswith(("before_", "after_")) else f"after_{text}"
     if not _POINT.fullmatch(point):
-        msg = (
+        raise ConfigurationError(
             f"{text!r} is no point of a run: write before_ or after_ and start, progress:1, step:NAME, complete, fail, "
             "retry, abandon, release or replace, such as 'before_step:charge'"
         )
-        raise ConfigurationError(msg)
     return point
 
 
@@ -146,11 +137,8 @@ class SubmittedJob:
 class RecordingLedger(Ledger):
     """A ledger that records what is submitted and what runs write, and calls `hooks` at the points of runs."""
 
-    def __init__(
-        self, store: Store, policy: Policy | None = None, emit: Listener | None = None,
-        at_close: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(store, policy, emit, at_close)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.submitted: list[SubmittedJob] = []
         self.runs: list[RecordedRun] = []
         self.hooks: list[Hook] = []
@@ -219,11 +207,9 @@ class RecordingLedger(Ledger):
             run.progress.append(loads(progress))
 
     def keep_step(self, job: Job, name: str, value: str) -> str:
-        """Keep a step, and record it."""
+        """Keep a step, and pass its points."""
         with self._boundary(f"step:{name}", job):
-            kept = super().keep_step(job, name, value)
-            self.run_of(job).steps[name] = loads(kept)
-        return kept
+            return super().keep_step(job, name, value)
 
     def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: Any) -> Job:
         with self._boundary(str(transition), job):
@@ -231,7 +217,7 @@ class RecordingLedger(Ledger):
                 self.run_of(job).retry_in = values["run_in"]
             return super()._fenced(job, transition, reason, **values)
 
-    def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:
+    def in_transaction(self, transaction: Transaction, emit: Any = None) -> Ledger:
         """Return a ledger whose writes take effect with the commit of a user's transaction, on any database."""
         return SessionLedger(self, transaction, emit)
 
@@ -263,22 +249,16 @@ class RecordingLedger(Ledger):
             self.settle()
         return super().get_many(job_ids)
 
-    def complete_now(self, job: Job, result: str, keep: Retention | None, request_id: str | None) -> Job:
-        """Complete a job without its points, which `SessionLedger` passes at the commit."""
-        completion = Ledger(self.store, self.policy, self.emit)
-        return completion.complete(job, result, keep=keep, request_id=request_id)
-
 
 class SessionLedger(Ledger):
     """A ledger whose writes take effect with the commit of a user's transaction."""
 
-    def __init__(self, ledger: RecordingLedger, transaction: Any, emit: Listener | None) -> None:
-        if type(transaction).after_commit is OpenTransaction.after_commit:
-            msg = (
+    def __init__(self, ledger: RecordingLedger, transaction: Any, emit: Any) -> None:
+        if not transaction.has_callbacks:
+            raise ConfigurationError(
                 "in a test, the ledger takes part in transactions of a SQLAlchemy Session or of Django's connection, "
                 "which report their commits: a plain connection does not. Use a Session in this test"
             )
-            raise ConfigurationError(msg)
         super().__init__(ledger.store, ledger.policy, emit)
         self._ledger = ledger
         self._transaction = transaction
@@ -303,18 +283,16 @@ class SessionLedger(Ledger):
 
     def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
         """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""
-        self._ledger.is_completing = True
-        try:
+        with replaced(self._ledger, "is_completing", value=True):
             self._ledger.reach("before_complete", job)
-        finally:
-            self._ledger.is_completing = False
         now = self._ledger.get(job.id)
         repeated = any(each.job.id == job.id and not each.ended for each in self._ledger.pending)
         if repeated or now.token != job.token or now.state is not State.RUNNING:
             raise StaleTokenError(job.id, job.token, State.COMPLETED if repeated else now.state)
 
         def complete() -> None:
-            self._ledger.complete_now(job, result, keep, request_id)
+            unrecorded = Ledger(self.store, self.policy, self._ledger.emit)
+            unrecorded.complete(job, result, keep=keep, request_id=request_id)
             self._ledger.reach("after_complete", job)
 
         self._await_end(PendingWrite(self._transaction, job, complete, lambda: None))

@@ -59,11 +59,10 @@ def onejob_app(request: pytest.FixtureRequest) -> Any:
             raise
     if name := request.config.getini("onejob_app"):
         return _import_app(name)
-    msg = (
+    raise pytest.UsageError(
         "onejob does not know your Celery app: set onejob_app = shop.celery:app in the [pytest] section of "
         "pytest.ini or in [tool.pytest.ini_options] of pyproject.toml, or define a fixture celery_app"
     )
-    raise pytest.UsageError(msg)
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ class _Guard:
     @pytest.fixture(autouse=True)
     def _refuse_own_ledger(self, request: pytest.FixtureRequest) -> Iterator[None]:
         """Refuse the app's own ledger in a test, unless its marker says `isolated=False`."""
-        from onejob.testing.mixin import guarded
+        from onejob.testing.isolation import guarded
 
         if not (_options_of(request.node) or {}).get("isolated", True):
             yield
@@ -104,8 +103,7 @@ def _options_of(item: Any) -> dict[str, Any] | None:
     """Return the options of the markers of a test, the nearest first; None without a marker."""
     markers = [*item.iter_markers("onejob")]
     if any(marker.args for marker in markers):
-        msg = f"{item.nodeid}: @pytest.mark.onejob takes options by name, such as onejob(lease=5)"
-        raise pytest.UsageError(msg)
+        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.onejob takes options by name, such as onejob(lease=5)")
     return {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()} if markers else None
 
 
@@ -115,5 +113,4 @@ def _import_app(name: str) -> Any:
     try:
         return symbol_by_name(name if ":" in name else f"{name}:app")
     except (ImportError, AttributeError) as error:
-        msg = f"onejob_app = {name!r} names no Celery app: {error}"
-        raise pytest.UsageError(msg) from error
+        raise pytest.UsageError(f"onejob_app = {name!r} names no Celery app: {error}") from error

@@ -7,19 +7,17 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.sqlite import SQLiteStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.stores.sqlite.transaction import Transaction
+from onejob.stores.sqlite.transaction import Transaction
 
 
 class Clock:
@@ -84,8 +82,7 @@ class Outage:
             return
         if self._left is not None:
             self._left -= 1
-        msg = "the store is unavailable: the test said so, by store_unavailable()"
-        raise StoreUnavailableError(msg)
+        raise StoreUnavailableError("the store is unavailable: the test said so, by store_unavailable()")
 
 
 @cache
@@ -103,3 +100,14 @@ def _remove(directory: Path, process: int) -> None:
     """Remove a directory at the end of the process that has made it, and not of one that was forked from it."""
     if os.getpid() == process:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute in a block."""
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

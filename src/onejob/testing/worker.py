@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.utils.imports import symbol_by_name
 from kombu.transport import memory
 
+from onejob.celery.app_state import AppState
 from onejob.celery.options import tasks_of
 from onejob.celery.payload import loads
 from onejob.celery.publisher import Publisher
 from onejob.errors import OneJobError, StoreUnavailableError
+from onejob.jobs.model import Job
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
-from onejob.testing.ledger import WorkerLost
-from onejob.webhooks.job import WEBHOOK, WebhookPayload, build_event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.celery.app_state import AppState
-    from onejob.jobs.model import Job
-    from onejob.testing.ledger import RecordingLedger
-    from onejob.testing.store import Clock, IsolatedStore
+from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.testing.ledger import RecordingLedger, WorkerLost
+from onejob.testing.store import Clock, IsolatedStore
+from onejob.webhooks.job import WebhookPayload, build_event
 
 
 class IsolatedPublisher(Publisher):
@@ -93,7 +90,7 @@ class InProcessWorker:
         publisher = self.app_state.publisher
         with suppress(StoreUnavailableError):  # as a worker's sweeper, which tries again later
             publishing = Publishing(
-                publisher.publish, gone_in=self._gone_in, dispatchers={WEBHOOK: self._record_webhook}
+                publisher.publish, gone_in=self._gone_in, dispatchers={WEBHOOK_TASK: self._record_webhook}
             )
             return sweep(self.ledger, publishing, tasks=frozenset(tasks_of(self.app))).seen > 0
         return False
@@ -180,8 +177,7 @@ class InProcessWorker:
 
 def refuse_lost_worker() -> None:
     """Refuse an operation of a run whose worker is lost."""
-    msg = "the worker of this run was lost, as the test said"
-    raise WorkerLost(msg)
+    raise WorkerLost("the worker of this run was lost, as the test said")
 
 
 def _ignore(*_: Any, **__: Any) -> None:

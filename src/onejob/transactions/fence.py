@@ -51,21 +51,17 @@ def fence(session: object, job: HasToken, name: str = "") -> bool:
     Raises `ConfigurationError`, `InvalidArgumentsError`, and the driver's own errors.
     """
     if not isinstance(name, str) or len(name) > NAME_LIMIT:
-        msg = f"the name of a fence must be a string of at most 255 characters, not {name!r}"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"the name of a fence must be a string of at most 255 characters, not {name!r}")
     transaction = transaction_of(session)
     if transaction.dialect not in DIALECTS:
-        msg = f"a fence requires {' or '.join(DIALECTS)}, not {transaction.dialect}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"a fence requires {' or '.join(DIALECTS)}, not {transaction.dialect}")
     if transaction.autocommits:
-        msg = "this connection is in autocommit mode: a fence and its effects need one transaction"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("this connection is in autocommit mode: a fence and its effects need one transaction")
     try:
         rows = transaction.rows(_INSERT, {"job_id": job.id, "name": name, "token": job.token})
     except Exception as error:
         if _table_is_missing(error):
-            msg = f"this database has no table onejob_fence; create it once:\n{TABLE}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"this database has no table onejob_fence; create it once:\n{TABLE}") from error
         raise
     return bool(rows)
 

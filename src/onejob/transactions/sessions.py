@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from onejob.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 Rows = list[dict[str, Any]]
@@ -33,10 +31,12 @@ class OpenTransaction:
         raise NotImplementedError
 
     reports_commit = False
-    """Whether the library supports callbacks after a commit."""
+    """Whether the library calls back after each commit that is final."""
+    has_callbacks = False
+    """Whether `after_commit` can be called."""
 
     def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:
-        """Register a callback for after the commit; only where `reports_commit`.
+        """Register a callback for after the commit; only with `has_callbacks`.
 
         With `sends` it sends a message and returns whether the broker accepted it; after a refusal, the remaining
         callbacks with `sends` are not called.
@@ -72,11 +72,10 @@ def transaction_of(session: object) -> OpenTransaction:
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(session).__mro__):
         msg = "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session)"
         raise ConfigurationError(msg)
-    msg = (
+    raise ConfigurationError(
         f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg or "
         f"psycopg2, not {type(session).__module__}.{type(session).__qualname__}"
     )
-    raise ConfigurationError(msg)
 
 
 # --- SQLAlchemy -----------------------------------------------------------------------------------------------------
@@ -109,6 +108,8 @@ class _Connection(OpenTransaction):
 
 class _Session(_Connection):
     """A session of SQLAlchemy; its savepoints can be rolled back separately."""
+
+    has_callbacks = True
 
     def __init__(self, session: Any) -> None:
         self._session = session() if callable(session) else session  # a scoped session
@@ -223,7 +224,7 @@ class _Psycopg2(_Psycopg):
 class _Django(_Cursor):
     """A connection of Django: `django.db.connection` or one of `django.db.connections`."""
 
-    reports_commit = True
+    reports_commit = has_callbacks = True
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
@@ -242,22 +243,15 @@ class _Django(_Cursor):
         return bool(self._connection.get_autocommit() and not self._connection.in_atomic_block)
 
 
-class _SQLite(OpenTransaction):
-    """A connection of the standard library's sqlite3."""
+class _SQLite(_Cursor):
+    """A connection of the standard library's sqlite3, whose placeholders are `:name`."""
 
     dialect = "sqlite"
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Rows:
         cursor = self._connection.cursor()
         cursor.row_factory = None
         return _by_column(cursor.execute(sql, values))
-
-    @property
-    def connection(self) -> object:
-        return self._connection
 
     @property
     def autocommits(self) -> bool:

@@ -1,1 +1,1 @@
-"""Uniqueness: which submissions are equal, for how long, and how duplicates are handled."""
+"""Uniqueness: which submissions are equal, and for how long."""

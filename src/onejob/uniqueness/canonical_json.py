@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,29 +19,15 @@ from enum import Enum
 from typing import Any, Final, cast
 from uuid import UUID
 
-from onejob.errors import ConfigurationError, InvalidPayloadError
+from onejob.errors import InvalidPayloadError
+from onejob.jobs.policy import Limits
 
+ALGORITHM: Final = "v1"
+"""The version of these rules, with which each digest begins."""
 _INTEGER_BOUND: Final = 10**4300
 _ADVICE: Final = "pass an id or plain values instead"
 _MAX_WRAPPERS: Final = 16
 _MAX_MESSAGE_TEXT: Final = 120
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The maximum `size` of a canonical text (bytes of UTF-8), and the maximum nesting `depth` of its containers.
-
-    Raises ConfigurationError unless both are integers of at least 1.
-    """
-
-    size: int = 256 * 1024
-    depth: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("size", "depth"):
-            value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"Limits.{name} must be an integer of at least 1, got {value!r}")
 
 
 _DEFAULT_LIMITS: Final = Limits()
@@ -60,6 +47,11 @@ def canonical(value: object, limits: Limits = _DEFAULT_LIMITS, *, root: str = "v
             if fits and not needs_tags:
                 return text
     return _Writer(limits, root, owner).write(value)
+
+
+def digest(text: str) -> str:
+    """Return the hash of a canonical text."""
+    return f"{ALGORITHM}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def plain_encoder(
@@ -125,22 +117,6 @@ def key_text(key: object) -> str | None:
         return _key(key)
     except _RefusalError:
         return None
-
-
-def deeper_than(value: object, levels: int) -> bool:
-    """Return whether a JSON value is nested deeper than `levels`; not recursive, so any depth is safe."""
-    level = [value]
-    for _ in range(levels + 1):
-        level = [child for each in level for child in _children(each)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 class _RefusalError(Exception):

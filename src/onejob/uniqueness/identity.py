@@ -7,7 +7,6 @@ that differ have different texts. docs/identity.md lists the rules type by type.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,11 @@ from inspect import Parameter, Signature
 from typing import Final, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-from onejob.uniqueness.canonical_json import Limits, canonical, key_text, kind_of
+from onejob.jobs.policy import Limits
+from onejob.uniqueness.canonical_json import canonical, digest, key_text, kind_of
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format
-
-ALGORITHM: Final = "v1"
 
 UniqueOn: TypeAlias = Sequence[str] | Callable[..., object] | None
 
@@ -86,23 +84,19 @@ class Identifier:
 
     def identity(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
         """Return `v1-<sha256>`, the same for equal calls in one scope; raises like `describe`."""
-        return _digest(self.describe(args, kwargs, scope))
-
-    def fingerprint(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return `v1-<sha256>` over the task and all arguments, regardless of `unique_on` and of the scope.
-
-        Raises InvalidArgumentsError, and InvalidPayloadError if any argument has no canonical text.
-        """
-        return _digest(self._describe_all(self._arguments_or_none(args, kwargs), args, kwargs))
+        return digest(self.describe(args, kwargs, scope))
 
     def both(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> tuple[str, str]:
-        """Return `identity` and `fingerprint` of a call; raises like them."""
+        """Return the identity of a call, and its fingerprint: the hash of all arguments, without `unique_on` and scope.
+
+        Raises like `describe`, and InvalidPayloadError if any argument has no canonical text.
+        """
         arguments = self._arguments_or_none(args, kwargs)
         if scope is None and self._names is None and self._choose is None:
-            both = _digest(self._describe_all(arguments, args, kwargs))
+            both = digest(self._describe_all(arguments, args, kwargs))
             return both, both
-        identity = _digest(self._describe(arguments, args, kwargs, scope))
-        return identity, _digest(self._describe_all(arguments, args, kwargs))
+        identity = digest(self._describe(arguments, args, kwargs, scope))
+        return identity, digest(self._describe_all(arguments, args, kwargs))
 
     def _describe(
         self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
@@ -318,7 +312,3 @@ def _get_member(value: object, segment: str) -> object:
         return value[int(segment)]
     except (IndexError, ValueError):
         return _MISSING
-
-
-def _digest(text: str) -> str:
-    return f"{ALGORITHM}-{hashlib.sha256(text.encode()).hexdigest()}"

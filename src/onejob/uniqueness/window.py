@@ -6,18 +6,15 @@ the job was submitted. Calendar windows follow local time: with daylight saving 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Retention
 from onejob.jobs.policy import DAY, check_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import tzinfo
 
 UniqueFor: TypeAlias = "float | str | None"
 UNTIL = ("started", "finished")
@@ -74,8 +71,7 @@ def window_of(task: str, unique_until: object, unique_for: object) -> Window | N
     Raises `ConfigurationError` for invalid options.
     """
     if unique_until not in UNTIL:
-        msg = f"unique_until of task {task} must be 'started' or 'finished', not {unique_until!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"unique_until of task {task} must be 'started' or 'finished', not {unique_until!r}")
     if unique_for is None:
         return None
     if unique_until == "started":

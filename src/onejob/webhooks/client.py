@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,17 +15,12 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from ipaddress import ip_address
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpcore2
 
-from onejob.webhooks.settings import WebhookUrl, may_connect, parse_ip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from onejob.webhooks.job import Headers
-    from onejob.webhooks.settings import Address, WebhookSettings
+from onejob.webhooks.job import Headers
+from onejob.webhooks.settings import Address, WebhookSettings, WebhookUrl, may_connect, parse_ip
 
 
 class FairSlots:
@@ -129,8 +125,6 @@ class LimitedStream(httpcore2.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - `Deadline` applies instead
         """Return the next bytes; none at the end of the stream or at the limit."""
-        if not self._readable:
-            return b""
         self._sock.settimeout(self._deadline.remaining())
         received = self._sock.recv(min(max_bytes, self._readable))
         self._readable -= len(received)
@@ -174,8 +168,7 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004 - of IP
         return [(family, socket.SOCK_STREAM, 0, "", (str(address), port))]
     if not lookups.acquire(submitter, host):
-        msg = f"no DNS lookup of {host} could be started, because too many hang"
-        raise LookupBusyError(msg)
+        raise LookupBusyError(f"no DNS lookup of {host} could be started, because too many hang")
     results: SimpleQueue[list[Any] | OSError] = SimpleQueue()
 
     def look_up() -> None:

@@ -1,4 +1,9 @@
-"""One delivery attempt of one webhook: claim its job, send the event, record the result in the ledger."""
+"""The deliveries of one node: a bounded queue with a thread pool, and one attempt: claim, send, record the result.
+
+A slow receiver delays no other host or submitter: threads and queued deliveries are limited in total, per submitter
+and per host (see `FairSlots`), and submitters take turns. `put` refuses what exceeds a limit; a later sweep, of this
+worker or another, offers it again.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +11,126 @@ import json
 import logging
 import random
 import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.ledger import NextRun
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.observability import tracing
-from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError, LookupBusyError
+from onejob.webhooks.client import (
+    MAX_RETRY_AFTER,
+    DeliveryError,
+    FairSlots,
+    LookupBusyError,
+    WebhookClient,
+    WebhookResponse,
+)
 from onejob.webhooks.job import LEASE, WebhookPayload, build_body, build_event, build_headers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from onejob.webhooks.client import WebhookClient, WebhookResponse
-    from onejob.webhooks.settings import WebhookSettings
+from onejob.webhooks.settings import WebhookSettings, WebhookUrl, parse_ip
 
 logger = logging.getLogger("onejob")
+THREADS = 64
+THREADS_PER_HOST = 2
+QUEUE_LIMIT = 1000
+QUEUE_LIMIT_PER_HOST = 100
+THREAD_NAME = "onejob-webhook"
+
+
+class _Item(NamedTuple):
+    submitter: str
+    host: str
+    job: Job
+
+
+class DeliveryQueue:
+    """Calls `deliver` for each queued job in a pool of daemon threads, which start on demand."""
+
+    def __init__(self, deliver: Callable[[Job], None]) -> None:
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._queued: dict[str, _Item] = {}
+        self._in_flight: dict[str, _Item] = {}
+        self._queue_slots = FairSlots(QUEUE_LIMIT, QUEUE_LIMIT_PER_HOST)
+        self._thread_slots = FairSlots(THREADS, THREADS_PER_HOST)
+        self._turns: dict[str, int] = {}
+        """By submitter with queued jobs, the number of its latest turn."""
+        self._turn = 0
+        self._threads = 0
+        self._open = True
+
+    def put(self, job: Job) -> bool:
+        """Queue a job. Returns whether it is queued or in flight; False: a limit is reached, or the queue is closed."""
+        item = _Item(job.submitter, _host(job), job)
+        with self._lock:
+            if job.id in self._queued or job.id in self._in_flight:
+                return True
+            if not self._open or not self._queue_slots.acquire(item.submitter, item.host):
+                return False
+            self._queued[job.id] = item
+            if self._threads < THREADS:
+                self._threads += 1
+                threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+        return True
+
+    def close(self, grace: float) -> None:
+        """Discard the queue, refuse further jobs, and wait up to `grace` seconds for deliveries in flight."""
+        with self._lock:
+            self._open = False
+            self._queued.clear()
+        deadline = time.monotonic() + grace
+        while self._in_flight and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _run(self) -> None:
+        """Deliver until no queued job is within the limits."""
+        while (item := self._next_item()) is not None:
+            try:
+                self._deliver(item.job)
+            except Exception:
+                logger.exception("webhook %s: internal error; it is retried when its lease expires", item.job.id)
+            finally:
+                with self._lock:
+                    del self._in_flight[item.job.id]
+                    self._thread_slots.release(item.submitter, item.host)
+
+    def _next_item(self) -> _Item | None:
+        """Take the next item that is within the limits; None ends the thread."""
+        with self._lock:
+            for item in sorted(self._queued.values(), key=self._rank):
+                if self._thread_slots.acquire(item.submitter, item.host):
+                    self._start(item)
+                    return item
+            self._threads -= 1
+            return None
+
+    def _rank(self, item: _Item) -> tuple[int, int, bool]:
+        """Rank by the submitter's deliveries in flight and its latest turn; then first attempts before retries."""
+        turn = self._turns.get(item.submitter, 0)
+        return self._thread_slots.used_by(item.submitter), turn, item.job.retries > 0
+
+    def _start(self, item: _Item) -> None:
+        self._in_flight[item.job.id] = self._queued.pop(item.job.id)
+        self._queue_slots.release(item.submitter, item.host)
+        self._turn += 1
+        self._turns[item.submitter] = self._turn
+        if not self._queued or len(self._turns) > QUEUE_LIMIT:
+            self._turns.clear()
+
+
+def _host(job: Job) -> str:
+    try:
+        host = WebhookUrl.parse(WebhookPayload.from_job(job).url).host
+    except InvalidArgumentsError:
+        return ""
+    return str(parse_ip(host) or host)
+
+
 EVENT_STEP = "event"
 """The step that keeps the id of the stored event, so that every attempt sends the same bytes."""
 LOOKUP_BUSY_SECONDS = 2.0
@@ -78,9 +182,10 @@ class Delivery:
                 del self._in_flight[webhook.id]
 
     def _attempt(self, webhook: Job) -> None:
+        payload = WebhookPayload.from_job(webhook)
         try:
-            with tracing.tracer.deliver(webhook) as span:
-                response = self._send(webhook, span.headers)
+            with tracing.tracer.deliver(webhook, payload.job_id, payload.url) as span:
+                response = self._send(webhook, payload, span.headers)
                 span.record(response.status)
         except LookupBusyError as error:
             self._ledger.release(webhook, str(error), wake_after=LOOKUP_BUSY_SECONDS)
@@ -94,12 +199,10 @@ class Delivery:
         excerpt = f": {response.excerpt}" if response.excerpt else ""
         self._record_failure(webhook, "Refused", f"the receiver answered {response.status}{excerpt}", response)
 
-    def _send(self, webhook: Job, trace: Mapping[str, str]) -> WebhookResponse:
-        payload = WebhookPayload.from_job(webhook)
+    def _send(self, webhook: Job, payload: WebhookPayload, trace: Mapping[str, str]) -> WebhookResponse:
         secrets = self._settings.secrets_of(payload.signer)
         if not secrets:
-            msg = f"onejob_webhook_submitter_secrets of this worker has no secret for {payload.signer!r}"
-            raise DeliveryError(msg)
+            raise DeliveryError(f"onejob_webhook_submitter_secrets of this worker has no secret for {payload.signer!r}")
         body = build_body(self._event(webhook, payload.job_id), webhook.id)
         headers = [*build_headers(webhook.id, body, secrets, at=datetime.now(UTC)), *trace.items()]
         return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)
@@ -117,8 +220,7 @@ class Delivery:
         else:
             stored = self._ledger.keep_event(event_id, None, keep_for=LEASE)
         if stored is None:
-            msg = f"the event of job {job_id} is no longer stored"
-            raise DeliveryError(msg)
+            raise DeliveryError(f"the event of job {job_id} is no longer stored")
         return stored
 
     def _event_id(self, webhook: Job) -> str | None:
@@ -130,11 +232,9 @@ class Delivery:
         """Return the followed job. Raises `DeliveryError` if it has not ended, or was purged."""
         job = self._ledger.get_or_none(job_id)
         if job is None:
-            msg = f"job {job_id} was purged before the first attempt"
-            raise DeliveryError(msg)
+            raise DeliveryError(f"job {job_id} was purged before the first attempt")
         if not job.state.final:
-            msg = f"job {job_id} was redriven before the first attempt, and is {job.state}"
-            raise DeliveryError(msg)
+            raise DeliveryError(f"job {job_id} was redriven before the first attempt, and is {job.state}")
         return job
 
     def _record_failure(self, webhook: Job, kind: str, why: str, response: WebhookResponse | None = None) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 
-from onejob.jobs.model import Submission
+from onejob.jobs.model import Job, Submission
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.observability.tracing import trace_of
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from onejob.jobs.model import Job
-
-WEBHOOK = WEBHOOK_TASK
 """The task name of all webhooks."""
 NAMESPACE = UUID("1f0d7c7e-6a55-4c0b-8d0d-5f1a5a5d4b6e")
 """Namespace of the version 5 UUIDs of webhooks: an arbitrary value that must never change."""
@@ -50,9 +45,9 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
     # The nonce distinguishes a job from a later one with the same id, after the first was purged.
     name = " ".join(filter(None, (job.id, job.submission_nonce, url, signer)))
     webhook_id = str(uuid5(NAMESPACE, name))
-    payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url, signer)._asdict()}
+    payload = {"task": WEBHOOK_TASK, "args": [], "kwargs": WebhookPayload(job.id, url, signer)._asdict()}
     return Submission(
-        id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
+        id=webhook_id, task=WEBHOOK_TASK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
         payload=json.dumps(payload), lease=LEASE, source="webhook", publisher_task=job.task,
         submitter=submitter, host=host, options=json.dumps(trace_of(job.options)),
     )  # fmt: skip
@@ -73,7 +68,7 @@ def build_event(job: Job, *, source: str) -> str:
         "datacontenttype": "application/json",
         "data": job_to_dict(job),
     }
-    return json.dumps(event, default=_to_json, separators=(",", ":"))
+    return json.dumps(event, default=format_timestamp, separators=(",", ":"))
 
 
 def build_body(event: str, webhook_id: str) -> str:
@@ -93,9 +88,3 @@ def build_headers(webhook_id: str, body: str, secrets: Sequence[str], *, at: dat
         ("webhook-timestamp", str(int(at.timestamp()))),
         ("webhook-signature", " ".join(Webhook(secret).sign(webhook_id, at, body) for secret in secrets)),
     ]
-
-
-def _to_json(value: Any) -> str:
-    if isinstance(value, datetime):
-        return format_timestamp(value.timestamp())
-    raise TypeError

@@ -5,19 +5,15 @@ from __future__ import annotations
 import base64
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.policy import check_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from ipaddress import IPv4Network, IPv6Network
 
 Address: TypeAlias = "IPv4Address | IPv6Address"
 Network: TypeAlias = "IPv4Network | IPv6Network"
@@ -113,8 +109,7 @@ class WebhookSettings:
             _check_secrets(f"onejob_webhook_submitter_secrets[{name!r}]", secrets)
         for port in self.ports:
             if isinstance(port, bool) or not isinstance(port, int) or port not in PORTS:
-                msg = f"onejob_webhook_ports has {port!r}; a port is an integer from 1 to 65535"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"onejob_webhook_ports has {port!r}; a port is an integer from 1 to 65535")
         for seconds in self.schedule:
             check_seconds("each entry of onejob_webhook_schedule", seconds, zero=True)
         if not isinstance(self.source, str) or not self.source.isprintable() or " " in self.source:
@@ -159,15 +154,13 @@ class WebhookSettings:
     def check_usable(self, submitter: str = "") -> None:
         """Raise `ConfigurationError` when no secret signs for the submitter, or a required package is missing."""
         if not self.secrets_of(self.signer_of(submitter)):
-            msg = (
+            raise ConfigurationError(
                 "webhooks need a signing secret: set app.conf.onejob_webhook_secrets = "
                 "['whsec_...'], the base64 of 24 to 64 random bytes after whsec_"
             )
-            raise ConfigurationError(msg)
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
-            msg = f'webhooks need {" and ".join(missing)}: pip install "onejob[webhooks]"'
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f'webhooks need {" and ".join(missing)}: pip install "onejob[webhooks]"')
 
 
 def _as_tuple(name: str, value: Any) -> Any:
@@ -175,15 +168,13 @@ def _as_tuple(name: str, value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return tuple(value)
-    msg = f"onejob_webhook_{name} must be a list, not a {type(value).__name__}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"onejob_webhook_{name} must be a list, not a {type(value).__name__}")
 
 
 def _check_secrets(setting: str, secrets: object) -> None:
     """Raise `ConfigurationError` unless these are valid secrets; its message contains none of them."""
     if not isinstance(secrets, list | tuple):
-        msg = f"{setting} must be a list, not a {type(secrets).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{setting} must be a list, not a {type(secrets).__name__}")
     for number, secret in enumerate(secrets, start=1):
         if not _is_secret(secret):
             msg = f"entry {number} of {setting} must be 'whsec_' and the base64 of 24 to 64 random bytes"
@@ -222,15 +213,13 @@ class WebhookUrl(NamedTuple):
     def parse(cls, url: object) -> WebhookUrl:
         """Parse a URL. Raises `InvalidArgumentsError`, whose message omits the URL, because it may contain a secret."""
         if not isinstance(url, str) or len(url) > URL_LIMIT:
-            msg = f"a webhook_url is a string of at most {URL_LIMIT} characters"
-            raise InvalidArgumentsError(msg)
+            raise InvalidArgumentsError(f"a webhook_url is a string of at most {URL_LIMIT} characters")
         match = _URL.fullmatch(url)
         if match is None:
-            msg = (
+            raise InvalidArgumentsError(
                 "a webhook_url is https://HOST[:PORT][/PATH][?QUERY] in ASCII, without a user, a password or a "
                 "fragment; write an international name in punycode, and anything else percent-encoded"
             )
-            raise InvalidArgumentsError(msg)
         scheme, rest = match["scheme"].lower(), match["rest"]
         port = int(match["port"] or DEFAULT_PORTS[scheme])
         return cls(scheme, match["host"].lower(), port, rest if rest.startswith("/") else f"/{rest}")

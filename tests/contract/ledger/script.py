@@ -10,18 +10,18 @@ its text. `changed` asserts all columns that the last command changed. `keep` as
 of an operation of the store.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import pytest
 
 from onejob import errors
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome, Renewal, Retention
+from onejob.jobs.model import Job, Outcome, Renewal, Retention
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
@@ -29,15 +29,10 @@ from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.publication import note_canvas_error, note_unsent
 from onejob.ledger.sweep import SweepResult
+from onejob.stores.protocol import Store
 from tests.contract import support
-from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Job
-    from onejob.stores.protocol import Store
-    from tests.contract.support import ManualClock
+from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, refuse_store
+from tests.contract.support import ManualClock
 
 COMMAND = re.compile(r"(?:[^;']|'[^']*')+")
 OPERATIONS = frozenset("get cancel run_now redrive drop delete".split())
@@ -55,7 +50,8 @@ class Script:
         self.before: dict[str, Job] = {}
         """All jobs before the last command."""
         self.publishers: dict[str, Callable[[Job], object]] = {
-            "nobody": publish_nothing, "refuse": refuse, "away": no_broker, "broker": self.world.sent.append
+            "nobody": publish_nothing, "refuse": refuse, "away": no_broker, "broker": self.world.sent.append,
+            "store": refuse_store,
         }  # fmt: skip
 
     @property
@@ -159,8 +155,8 @@ class Script:
             answer = self.world.ledger.submit(support.submission(job_id, **given | values))
             assert (answer.outcome, answer.job) == (Outcome(outcome), self.world.read(by or job_id))
 
-    def do_due(self, *ids: str) -> None:
-        self.world.due(*ids)
+    def do_due(self, *ids: str, **values: Any) -> None:
+        self.world.due(*ids, **values)
 
     def do_run(self, ids: str, **values: Any) -> None:
         """Submit jobs, and claim them."""
@@ -204,6 +200,9 @@ class Script:
         new: dict[str, Any] = {"payload": "new", "options": "new", "retries": 0}
         self.world.ledger.replace(self.runs[job_id], NextRun(**new | values), canvas=False, reason="replaced")
 
+    def do_report(self, job_id: str, progress: str) -> None:
+        self.world.ledger.report(self.runs[job_id], progress)
+
     def do_step(self, job_id: str) -> None:
         self.world.ledger.keep_step(self.runs[job_id], "one", "1")
 
@@ -242,10 +241,17 @@ class Script:
         self.policy = Policy(**values)
         self.world.use(self.policy)
 
-    def do_sweep(self, by: str = "", tasks: str = "", **counts: int) -> None:
-        """Sweep, and assert what it did; where nothing is published, a publication fails."""
+    def do_sweep(
+        self, by: str = "", tasks: str = "", gone: float | None = None, ends: list[bool] | None = None, **counts: int
+    ) -> None:
+        """Sweep, and assert what it did; where nothing is published, a publication fails.
+
+        `gone`: in how many seconds messages are known to be gone. `ends`: whether it may end leases, each time it asks.
+        """
         publish = self.publishers[by or ("broker" if "published" in counts else "nobody")]
-        known = {"tasks": frozenset({tasks})} if tasks else {}
+        known: dict[str, Any] = {"gone_in": lambda _: gone} | ({"tasks": frozenset({tasks})} if tasks else {})
+        if ends is not None:
+            known["may_end_leases"] = partial(next, iter(ends))
         assert self.world.sweep(publish, **known) == SweepResult(**counts)
 
     def do_sent(self, *ids: str) -> None:

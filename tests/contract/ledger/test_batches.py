@@ -1,25 +1,20 @@
-"""Batches: equal submissions of one ask the store once, and are answered as one after the other."""
+"""What comes several times: equal submissions of a batch, which ask the store once, and the end of a run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
-from onejob.errors import (
-    PartlySubmittedError,
-    QuotaExceededError,
-    StoreUnavailableError,
-)
-from onejob.jobs.model import Outcome
+from onejob.errors import PartlySubmittedError, QuotaExceededError, StaleTokenError, StoreUnavailableError
+from onejob.jobs.model import Job, Outcome, Submission
 from onejob.jobs.quota import Charge, Quota
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import NextRun
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.conftest import every_store
-from tests.contract.support import CONFLICT_POLICIES, submission
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Submission
-    from tests.contract.ledger.world import World
+from tests.contract.ledger.world import World
+from tests.contract.support import CONFLICT_POLICIES, submission, untouched
 
 
 def test_the_ledger_splits_larger_batches(world: World) -> None:
@@ -87,3 +82,26 @@ def test_what_is_charged_equally_is_asked_once(world: World) -> None:
     first, refused, *others = caught.value.results
     assert isinstance(refused, QuotaExceededError)
     assert [each.outcome for each in (first, *others)] == ["admitted", "admitted", "attached"]  # type: ignore[attr-defined]
+
+
+@every_store
+def test_a_repeated_end_of_a_run_is_recognised(world: World) -> None:
+    """Each end of a run that is repeated with its request id has the same answer; with another one it is refused."""
+    ledger = world.ledger
+    again: dict[str, Any] = {"payload": "[7]", "options": "[8]", "retries": 3}
+    ends: dict[str, Callable[..., Job]] = {
+        "complete": partial(ledger.complete, result="1"),
+        "fail": partial(ledger.fail, error='"bad"', reason="it broke"),
+        "abandon": partial(ledger.abandon, reason="stopped"),
+        "retry": partial(ledger.retry, next_run=NextRun(**again), error=None, reason="again"),
+        "replace": partial(ledger.replace, next_run=NextRun(**again), canvas=False, reason="replaced"),
+    }
+    for name, end_of in ends.items():
+        job = world.run(name)
+        request_id = new_nonce()
+        ended = end_of(job, request_id=request_id)
+        with untouched(world.store, name):
+            assert end_of(job, request_id=request_id) == ended
+            for other in (new_nonce(), None):
+                with pytest.raises(StaleTokenError):
+                    end_of(job, request_id=other)

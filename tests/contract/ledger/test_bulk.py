@@ -1,14 +1,13 @@
 """Bulk operations: every selected job is processed once, in bounded portions, and refusals stop nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from onejob.errors import NoDeadLetterError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.jobs.visibility import Visibility
 from onejob.ledger import bulk
@@ -16,11 +15,8 @@ from onejob.ledger.bulk import NOT_REACHED, BulkResult, Selection, bulk_apply
 from onejob.ledger.reader import JobReader
 from tests.cases import for_each
 from tests.conftest import every_store
+from tests.contract.ledger.world import World
 from tests.contract.support import UNKNOWN, submit
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
-    from tests.contract.ledger.world import World
 
 QUEUED = Query(states=frozenset({State.QUEUED}), limit=1000)
 

@@ -1,19 +1,14 @@
 """Dead letters in groups: by task and error, whatever ids and numbers are in the messages."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.dead_letters import SAMPLE_LIMIT, group_failures, group_key, in_group
 from tests.cases import for_each
 from tests.conftest import every_store
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
-    from tests.contract.ledger.world import World
+from tests.contract.ledger.world import World
 
 UUID = "d516792d-ede0-48fa-87ad-c2c95e863786"
 

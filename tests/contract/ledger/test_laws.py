@@ -1,21 +1,15 @@
 """The laws of the ledger that a script can tell (`script.py`), by topic: each holds on every store."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pytest
 
 from onejob.jobs.lifecycle import RULES, Transition
+from onejob.stores.protocol import Store
 from tests.conftest import STORES
 from tests.contract.ledger.script import Script
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.stores.protocol import Store
-    from tests.contract.support import ManualClock
+from tests.contract.support import ManualClock
 
 STATES = {
     "queued": "submit a", "running": "run a", "retrying": "run a; apply a retry",
@@ -72,8 +66,10 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             f"a events=request_cancel detail=why; renew a cancel={cancel}"
             for force, cancel in FORCES.items()
         ],
-        "A request to stop can be followed by force, which no later, weaker request replaces.":
-            "run a; cancel a; a cancel=1; cancel a force=True; a cancel=2; cancel a; a cancel=2; renew a cancel=2",
+        "A request to stop can be followed by force, which no later one replaces; the history has each once.":
+            "run a; cancel a reason=first; a cancel=1 detail=first; keep cancel a reason=weak; "
+            "cancel a force=True reason=strong; a cancel=2 detail=strong; keep cancel a force=True reason=again; "
+            "keep cancel a reason=weak; renew a cancel=2",
         "A cancellation of a job that has ended changes nothing.": [
             "submit a; cancel a; keep cancel a force=True reason=second",
             *(f"run a; apply a {end} wake_after=100; keep cancel a force=True reason=second" for end in ENDS),
@@ -213,6 +209,9 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             f"run a; {ended}; refuse StaleTokenError {end} a job_id=a state={state}"
             for (state, ended), end in product(OVER, "complete fail abandon retry release replace".split())
         ],
+        "A report raises an error after a cancel request, while steps are kept, and another one after a crash.":
+            "run a; report a false; cancel a; raise JobCanceled report a true; step a; a progress=true; steps a 1; "
+            "crash a; raise LeaseLost report a null; raise LeaseLost step a",
         "The end of a job that no longer exists is refused.":
             "run a; complete a; forget a; refuse StaleTokenError complete a",
         "A run with a cancel request that ends in a wait, or crashes, is canceled at once.": [
@@ -292,7 +291,46 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             )
             + "start a; release a; pass 10; sweep published=1; a wake_at=now+10",
     },
+    "sweeps and messages": {
+        "A job that was released after a cancel request, and not canceled by its worker, is canceled, unpublished.":
+            f"run a; {ASKED}; apply a release wake_after=1; pass 9; sweep canceled=1; a state=canceled events=cancel",
+        "A message is sent again when it is known to be gone, and not before.": [
+            f"submit a route=q; pass LEASE; sweep gone={soon}; a wake_at=now+{soon}; pass {soon}; "
+            "sweep gone=0 published=1; a wake_at=now+LEASE published_at=now"
+            for soon in (0.25, 0.75)
+        ],
+        "A job whose message may still be delivered is looked at after as long as it has waited: 1 to 20 leases.": [
+            f"due a route=q wake_after={waited}*LEASE; pass {waited}*LEASE; sweep; a wake_at=now+{leases}*LEASE"
+            for waited, leases in ((0.5, 1), (2.5, 2.5), (19, 19), (21, 20))
+        ],
+        "An ended job whose end is in its queue, for its canvas, is looked at by the end of its retention.": [
+            f"policy retention={{State.COMPLETED:2*LEASE+{left}}}; run a canvas=True route=q; complete a; pass LEASE; "
+            f"sweep published=1; pass LEASE; sweep; a wake_at=now+{left}"
+            for left in (0.5, 15)
+        ],
+        "A sweep that may not end leases leaves lost runs to their heartbeats and to a later one, and does the rest.":
+            "run a,lost; submit b; pass 2*LEASE; sweep ends=[False,False] published=1; renew a; "
+            "sweep published=1 lapsed=1; sent b lost; a state=running",
+        "A sweep asks once more before it ends a lease, since its call for due jobs may have waited for long.":
+            "run a; pass LEASE; sweep ends=[True,False]; a state=running",
+        "A lost run that its worker releases before the sweep writes is neither recovered nor published by it.":
+            "run a; pass LEASE; meanwhile take_due release a; sweep; a events=release",
+        "An error of the store while a message is sent is raised: the publication counts and is noted nowhere.":
+            "submit a; pass LEASE; raise StoreRefusedError sweep store; a published=0 events=submit",
+    },
     "followers": {
+        "A job that is queued after one that released its identity without an end is promoted and published.":
+            "run a:same lease=5000; queue b; apply a release_identity keeps_identity=False; "
+            "apply b publish wake_after=1; pass 1000; sweep published=1; sent b; b events=promote,publish",
+        "A job that is queued next waits for its identity, although the job before it has ended.":
+            "run a:same; queue b; apply a complete keeps_identity=True identity_for=5000 wake_after=5000; pass LEASE; "
+            "sweep; b queued_next=True events=queue_next",
+        "Only a queued follower waits for the end of what it follows: one whose run is to be retried is published.":
+            "run a lease=5000; follow f after=a; start f; apply f retry wake_after=1; pass LEASE; sweep published=1",
+        "A waiting follower is looked at each time that its age has doubled, and is published after the end.":
+            f"{FOLLOWED}; pass LEASE; sweep; "
+            + "".join(f"f events=postpone wake_at=now+{age}*LEASE; pass {age}*LEASE; sweep; " for age in (1, 2, 4))
+            + "apply a complete wake_after=100; sweep published=1; sent f; f wake_at=now+LEASE",
         "The history of a follower says what it waits for, and one that ran meanwhile is not postponed.":
             f"{FOLLOWED}; pass LEASE; sweep; f detail='job a has not ended; its end makes this one due'; pass LEASE; "
             "meanwhile take_due start f & release f; sweep; f events=release",
@@ -320,6 +358,28 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             f"{FOLLOWED}; fail a; drop a; sweep published=1; sent f",
     },
     "publication": {
+        "The history says where a message was sent, and the number of the publication.":
+            "submit a route=slow; submit b; pass LEASE; sweep gone=0 published=2; "
+            "a detail='published again to queue slow, publication 1'; b detail='published again, publication 1'; "
+            "pass LEASE; sweep gone=0 published=2; a detail='published again to queue slow, publication 2'",
+        "The pause after a publication doubles without a cap, and no number of publications is too large for it.": [
+            f"submit a lease=10; apply a publish published={number} wake_after=0; sweep published=1; "
+            f"a wake_at=now+10*2**{doublings}"
+            for number, doublings in ((10, 10), (32, 32), (10_000, 32))
+        ],
+        "A policy sets after how many attempts a job becomes a dead letter; one that is claimed meanwhile runs.":
+            "policy publish_limit=1; submit a; submit b; pass LEASE; meanwhile take_due start b; sweep refuse; "
+            "a state=failed; b state=running",
+        "An end is published for its canvas after 1, 2, 4, ... leases.":
+            "run a canvas=True; complete a; pass LEASE; "
+            + "".join(f"sweep published=1; a wake_at=now+{each}*LEASE; pass {each}*LEASE; " for each in (1, 2, 4, 8)),
+        "The history says whether an end was sent, and when again; one that could not be sent counts as unsent.":
+            "run a canvas=True route=q; complete a; pass LEASE; sweep published=1; a published=1 published_at=now "
+            "publish_error= detail='published to queue q, publication 1; again in 30 s unless its canvas is notified'; "
+            "canvas_error a no; a published_at=None publish_error=no detail='Celery could not notify its canvas: no'; "
+            "pass LEASE; sweep refuse gone=0; a published=2 published_at=None publish_error='LookupError: q' "
+            "detail='its message could not be sent to queue q, publication 2: LookupError: q; again in 60 s unless "
+            "its canvas is notified'",
         "A retry is published by the job's own route, or by the one that was resolved for its new options.": [
             "run a route=first; retry a; a route=first", "run a route=first; retry a route=other; a route=other",
         ],

@@ -1,10 +1,8 @@
 """The sentences about the present state of a job are true, on the store's clock, and say why a job is stuck."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,12 +18,9 @@ from onejob.ledger.stuck import STUCK_LEASES, Snapshot, Stuck, find_stuck, list_
 from onejob.webhooks.job import webhook_submission
 from tests.cases import for_each
 from tests.conftest import every_store
-from tests.contract.ledger.world import refuse, retry
-from tests.contract.support import LEASE, START
+from tests.contract.ledger.world import World, refuse, retry
+from tests.contract.support import LEASE, START, not_none
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from tests.contract.ledger.world import World
 
 TASK = "shop.invoice"
 REGISTERED = Registration(tasks=(TASK,), queues=("celery",))
@@ -85,6 +80,19 @@ def test_a_delayed_job_waits_until_it_is_due_and_then_for_a_worker(world: World)
         assert_present(world, job, since, sent, LOST, CAN_RUN, stuck=stuck)
 
 
+def test_a_job_that_the_ledger_delivers_waits_for_a_process(world: World) -> None:
+    """Where workers take jobs from the ledger, the sentences tell who may take a job, and later when one took it."""
+    start_worker(world, registration=replace(REGISTERED, takes_jobs=True))
+    job = submit(world, delay=LEASE)
+    world.clock.advance(LEASE)
+    since = f"It has been due since {at(30)} (0 s ago) and waits for a worker."
+    offered = "A worker of the queue celery takes it from the ledger when it is due and a process is free."
+    assert_present(world, job, since, offered, CAN_RUN)
+    world.ledger.store.deliver(["celery"], limit=1)  # type: ignore[attr-defined] # of a `DeliveringStore`
+    taken = f"A worker took it from the ledger at {at(30)} (0 s ago)."
+    assert_present(world, job, since, taken, "It is offered again when no live worker holds it.", CAN_RUN)
+
+
 def test_a_message_that_cannot_be_sent_is_named(world: World) -> None:
     """The error of the publication is a sentence, with the attempts, the queue and the next time."""
     start_worker(world, registration=replace(REGISTERED, queues=("celery", "typo")))
@@ -112,6 +120,8 @@ def test_a_message_that_cannot_be_sent_is_named(world: World) -> None:
         (Registration(tasks=("mail.send",), queues=("slow",)), Stuck.TASK_UNKNOWN,
          f"No live worker has the task {TASK}. Alive: north."),
         (Registration(), None, CAN_RUN),
+        (Registration(silent_since=START - 19.6), Stuck.BROKER_SILENT,
+         "Worker north has heard nothing from its broker for 20 s."),
     ],
 )  # fmt: skip
 def test_what_workers_lack_is_named(
@@ -167,8 +177,7 @@ def test_a_webhook_needs_no_broker(world: World) -> None:
     """A webhook that is due is sent by a worker of its job's task, whatever queues that consumes."""
     start_worker(world, registration=replace(REGISTERED, queues=("mail",)))
     first = run(world)
-    webhook = world.ledger.follow(webhook_submission("https://example.org/", first), follows_id=first.id)
-    assert webhook is not None
+    webhook = not_none(world.ledger.follow(webhook_submission("https://example.org/", first), follows_id=first.id))
     world.ledger.complete(first, "1")
     retry(world.ledger, claimed(world.ledger, webhook.id), delay=60.0)
     world.clock.advance(10.0)
@@ -323,13 +332,14 @@ def test_settled_jobs_are_never_stuck(world: World) -> None:
         (Registration(tasks=("other",), queues=("celery",)), Stuck.TASK_UNKNOWN),
         (Registration(tasks=tuple(map(str, range(REGISTERED_TASKS_LIMIT))), queues=("celery",)), None),
         (Registration(), None),
+        (replace(REGISTERED, silent_since=START), Stuck.BROKER_SILENT),
     ],
 )
 def test_only_what_workers_have_registered_counts(world: World, worker: Registration, expected: Stuck | None) -> None:
     """A worker cannot run a job only if it has registered its tasks or queues, and the job's is not among them."""
     job = submit(world)
-    info = WorkerInfo("north", START, tasks=worker.tasks, queues=worker.queues)
+    info = WorkerInfo("north", START, tasks=worker.tasks, queues=worker.queues, silent_since=worker.silent_since)
     assert find_stuck(job, Snapshot(job.created_at, (info,)), job.created_at) is expected
     assert find_stuck(job, Snapshot(job.created_at), job.created_at) is Stuck.NO_WORKER
     unrouted = replace(job, route="")
-    assert find_stuck(unrouted, Snapshot(job.created_at, (info,)), job.created_at) in {None, Stuck.TASK_UNKNOWN}
+    assert find_stuck(unrouted, Snapshot(job.created_at, (info,)), job.created_at) in {None, expected}

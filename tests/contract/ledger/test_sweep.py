@@ -1,34 +1,38 @@
-"""The sweep: due and lost jobs are published, expired, recovered or purged, each by one sweeper."""
+"""The sweep, where a script cannot tell it: what fails, or happens meanwhile, and what is sent elsewhere."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 
-from onejob.errors import BrokerUnavailableError, StoreError, StoreUnavailableError
+from onejob.errors import BrokerUnavailableError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.model import Applied, BrokerMessage, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.publication import note_publication
+from onejob.ledger.publication import (
+    abandon_canvas,
+    fail_unpublishable,
+    note_canvas_error,
+    note_notification,
+    note_publication,
+    note_unsent,
+)
 from onejob.ledger.sweep import PUBLISH_FAILURES, SweepResult
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.postgres import PostgresStore
+from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
-from tests.contract.support import LEASE, START, end, run, sweep
-from tests.services import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Job
-    from tests.services import PostgresServer
+from tests.contract.support import LEASE, run, sweep, untouched
+from tests.services import PostgresServer, eventually
 
 HOLD = Policy().hold
+OFFER = BrokerMessage("celery", "")
 
 
 def test_a_sweep_says_how_much_it_saw(world: World) -> None:
@@ -45,6 +49,22 @@ def test_a_sweep_says_how_much_it_saw(world: World) -> None:
     assert world.sweep().seen == 1
 
 
+def test_a_sweep_offers_again_what_no_live_worker_holds(world: World) -> None:
+    """Where workers take jobs from the ledger, a sweep publishes none, and offers one whose taker is gone once more."""
+    store: Any = world.store
+    delivers: dict[str, Any] = {"message_of": lambda _: OFFER, "is_delivered": lambda _: True}
+    world.submit(route="celery", delay=1.0, lease=LEASE)
+    world.clock.advance(1.0)
+    world.sweep(**delivers)
+    assert [job.id for job in store.deliver(["celery"], limit=9)] == ["job-1"]
+    taken_at = world.clock.now
+    for gone_in, published_at in ((None, taken_at), (0.0, None)):
+        world.clock.advance(LEASE)
+        world.sweep(**delivers, gone_in=lambda _, seconds=gone_in: seconds)
+        assert world.read().published_at == published_at
+    assert (world.sent, [job.id for job in store.deliver(["celery"], limit=9)]) == ([], ["job-1"])
+
+
 def test_due_jobs_have_no_order(world: World) -> None:
     """The jobs of one sweep are published in another order each time, so that no job is always the first."""
     for number in range(12):
@@ -56,72 +76,6 @@ def test_due_jobs_have_no_order(world: World) -> None:
         orders.add(tuple(world.sent_ids))
         world.sent.clear()
     assert len(orders) > 1
-
-
-# --- publication ----------------------------------------------------------------------------------------------------
-
-
-def test_a_job_in_a_backlog_is_published_again_when_its_message_is_gone(world: World) -> None:
-    """A job that waits in its queue for hours is seldom looked at; once its message is gone, it is published again."""
-    world.submit(route="celery")
-    looks: list[Job] = []
-    for _ in range(12 * 60):
-        world.clock.advance(60.0)
-        world.sweep(gone_in=looks.append)
-    assert (world.sent, 72 <= len(looks) <= 80) == ([], True)
-    now = world.clock.advance(DAY)
-
-    def gone_in(job: Job) -> float | None:
-        return None if job.published_at == now else 0.0
-
-    assert world.sweep(gone_in=gone_in) == SweepResult(published=1)
-    assert world.read().published_at == now
-    world.clock.advance(LEASE)
-    assert world.sweep(gone_in=gone_in) == SweepResult()
-
-
-# --- lost runs ------------------------------------------------------------------------------------------------------
-
-
-def test_an_expired_lease_is_renewed_unless_a_sweep_has_ended_it(world: World) -> None:
-    """A sweep that may not end leases leaves lost runs to a later one, and to their heartbeats, and does the rest."""
-    job = world.run()
-    world.run("lost")
-    world.submit("waiting")
-    world.clock.advance(2 * LEASE)
-    assert world.sweep(may_end_leases=lambda: False) == SweepResult(published=1)
-    assert [renewal.held for renewal in world.ledger.renew([(job.id, job.claim)])] == [True]
-    assert world.sweep() == SweepResult(published=1, lapsed=1)
-    assert (world.sent_ids, world.read().state) == (["waiting", "lost"], State.RUNNING)
-
-
-def test_a_sweep_that_has_waited_ends_no_lease(world: World) -> None:
-    """A sweep asks once more before it ends a lease, since its call for due jobs may have waited for long."""
-    world.run()
-    world.clock.advance(LEASE)
-    given = iter([True, False])
-    assert world.sweep(may_end_leases=lambda: next(given)) == SweepResult()
-    assert world.read().state is State.RUNNING
-
-
-# --- followers -------------------------------------------------------------------------------------------------------
-
-
-@every_store
-def test_a_waiting_follower_costs_little(world: World) -> None:
-    """A sweep looks at a waiting follower each time that its age has doubled, and publishes it after the end."""
-    followed = world.run(identity="same", lease=1e6)
-    world.follow()
-    looked: list[float] = []
-    for _ in range(100):
-        world.clock.advance(LEASE / 2)
-        before = len(world.events("follower"))
-        assert world.sweep(publish_nothing) == SweepResult()
-        looked += [world.clock() - START] * (len(world.events("follower")) - before)
-    assert [seconds / LEASE for seconds in looked] == [1, 2, 4, 8, 16, 32]
-    end(world.store, followed)
-    assert world.sweep() == SweepResult(published=1)
-    assert (world.sent_ids, world.read("follower").wake_at) == (["follower"], world.clock() + LEASE)
 
 
 # --- what happens between a publication and its note ----------------------------------------------------------------
@@ -154,6 +108,45 @@ def test_what_happens_during_a_publication_is_not_overwritten(world: World, name
     world.sweep(None if before == "the message" else change)
     assert [world.read()] == left
     assert world.events()[-1] == name
+
+
+@every_store
+@for_each("note", [note_unsent, partial(note_publication, error=""), partial(fail_unpublishable, reason="no queue")])
+def test_a_note_on_an_earlier_wait_changes_nothing(world: World, note: Callable[[Ledger, Job], Applied]) -> None:
+    """What is noted of a message is refused when a run has come in between, also if the job waits again."""
+    stale = world.submit(str(note))
+    world.ledger.release(world.start(stale.id), "again")
+    with untouched(world.store, stale.id):
+        assert not note(world.ledger, stale).applied
+
+
+@every_store
+@for_each(
+    "note, redriven",
+    [(note, redriven) for redriven in (False, True) for note in
+     (partial(note_notification, error=""), partial(note_canvas_error, error="away"), abandon_canvas)],
+)  # fmt: skip
+def test_a_note_on_an_earlier_end_changes_nothing(
+    world: World, note: Callable[[Ledger, Job], Applied], redriven: bool
+) -> None:
+    """What is noted of a canvas is refused when it was notified, or when the job has run and ended once more."""
+    stale = world.ledger.fail(world.run(f"{redriven} {note}", canvas=True), "{}", "failed")
+    if redriven:
+        world.ledger.redrive(stale.id, canvas=True)
+        world.ledger.fail(world.start(stale.id), "{}", "failed again")
+    else:
+        world.ledger.mark_canvas_notified(stale)
+    with untouched(world.store, stale.id):
+        assert not note(world.ledger, stale).applied
+
+
+def test_a_notification_during_the_sweep_is_not_overwritten(world: World) -> None:
+    """If Celery notifies the canvas while the sweep publishes the end, the job keeps its retention."""
+    world.ledger.complete(world.run(canvas=True), "1")
+    now = world.clock.advance(LEASE)
+    world.sweep(lambda job: world.ledger.mark_canvas_notified(world.read(job.id)))
+    assert world.read().wake_at == now + DAY
+    assert world.sweep(publish_nothing) == SweepResult()
 
 
 # --- a broker, a store and other jobs that fail ---------------------------------------------------------------------
@@ -216,6 +209,35 @@ def test_an_error_of_the_store_ends_the_sweep(world: World) -> None:
     world.use(Policy())
     world.clock.advance(HOLD)
     assert world.sweep().published >= 2
+
+
+def test_an_old_job_that_cannot_be_deleted_keeps_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the store cannot delete one old job, the others of its batch are purged, and the error is raised once."""
+    delete, refusals = world.store.delete, []
+
+    def refuse_one(job_ids: list[str], **options: object) -> list[str]:
+        if "old-2" in job_ids:
+            refusals.append(StoreRefusedError(" ".join(job_ids)))
+            raise refusals[-1]
+        return delete(job_ids, **options)  # type: ignore[arg-type]
+
+    for number in range(4):
+        world.ledger.complete(world.run(f"old-{number}"), "1")
+    world.clock.advance(DAY)
+    monkeypatch.setattr(world.store, "delete", refuse_one)
+    with pytest.raises(StoreRefusedError) as caught:
+        world.sweep(publish_nothing)
+    assert caught.value is refusals[-1]
+    assert (str(caught.value), len(refusals)) == ("old-2", 2)
+    assert [job.id for job in world.store.find(Query())] == ["old-2"]
+
+
+def test_only_followers_cost_a_look_at_what_they_follow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of jobs that follow none reads no other job."""
+    world.submit()
+    world.clock.advance(LEASE)
+    monkeypatch.setattr(world.store, "get_many", lambda job_ids: pytest.fail(f"read {job_ids}"))
+    assert world.sweep() == SweepResult(published=1)
 
 
 def test_a_job_that_a_foreign_key_refers_to_blocks_no_others(

@@ -1,23 +1,19 @@
 """A ledger with its store, its clock and a publisher that records what it publishes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from onejob.errors import BrokerUnavailableError
+from onejob.errors import BrokerUnavailableError, StoreRefusedError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
+from onejob.jobs.policy import Policy
 from onejob.ledger.ledger import Ledger, NextRun
+from onejob.ledger.sweep import SweepResult
+from onejob.stores.protocol import Store
 from tests.contract import support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.lifecycle import State
-    from onejob.jobs.model import Job
-    from onejob.jobs.policy import Policy
-    from onejob.ledger.sweep import SweepResult
-    from onejob.stores.protocol import Store
+from tests.contract.support import not_none
 
 
 class World:
@@ -45,14 +41,12 @@ class World:
 
     def follow(self, job_id: str = "follower", *, follows: str = "job-1", **values: Any) -> Job:
         """Write a follower of a job."""
-        job = self.store.follow(support.submission(job_id, **values), follows_id=follows)
-        assert job is not None
-        return job
+        return not_none(self.store.follow(support.submission(job_id, **values), follows_id=follows))
 
-    def due(self, *job_ids: str, **values: Any) -> None:
-        """Submit jobs that are due at once."""
+    def due(self, *job_ids: str, wake_after: float = 0.0, **values: Any) -> None:
+        """Submit jobs that are due at once, or whose messages are looked after later."""
         for job_id in job_ids:
-            support.submit(self.store, job_id, wake_after=0.0, **values)
+            support.submit(self.store, job_id, wake_after=wake_after, **values)
 
     def run(self, job_id: str = "job-1", **values: Any) -> Job:
         """Submit a job and claim it."""
@@ -105,6 +99,11 @@ def retry(ledger: Ledger, job: Job, **values: Any) -> Job:
 def refuse(job: Job) -> None:
     """Fail like a message that cannot be sent, whatever the state of the broker."""
     raise LookupError(job.queue)
+
+
+def refuse_store(job: Job) -> None:
+    """Fail as a store that refuses a write."""
+    raise StoreRefusedError(job.id)
 
 
 def no_broker(job: Job) -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 
 from tests.conftest import make_ledger
 from tests.contract.support import StoreAddress
-from tests.django.admin.staff import person, project_on, serving_project
-from tests.pages.sample import fill, open_sample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from tests.django.admin.staff import Person
-    from tests.django.project import Project
-    from tests.pages.sample import Sample
+from tests.django.admin.staff import Person, person, project_on, serving_project
+from tests.django.project import Project
+from tests.pages.sample import Sample, fill, open_sample
 
 DATABASE = "/14"
 """The database of Redis that these tests have to themselves."""
@@ -28,18 +23,14 @@ DATABASE = "/14"
 
 @dataclass
 class Shop:
-    """A shop that is served: its project, its ledger, and its URL."""
-
     project: Project
     sample: Sample
     url: str
 
     def login(self, name: str) -> AbstractContextManager[Person]:
-        """Return a browser of somebody who is logged in, for a block."""
         return person(self.url, name)
 
     def job(self, name: str) -> str:
-        """Return the id of a new job that waits."""
         return self.sample.submit("shop.study_plan", "ann@example.org", project=f"{name}-{secrets.token_hex(4)}").job.id
 
 
@@ -63,7 +54,6 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def shop(address: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Return the shop, served."""
     folder = tmp_path_factory.mktemp("shop")
     sample: Any = fill(open_sample(address), jobs_per_hour=1)
     project = project_on(address, folder)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
+from tests.contract.support import StoreAddress
 from tests.django.project import Project, sqlite
 from tests.pages.browser import HtmlPage
 from tests.services import eventually, free_port
 from tests.tiers import deep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tests.contract.support import StoreAddress
 
 PATIENCE = 40.0
 on_every_store = pytest.mark.parametrize(
@@ -61,18 +58,16 @@ print("null")
 """
 
 
-def project_on(address: StoreAddress, folder: Path, **settings: Any) -> Project:
-    """Return the project with its staff, whose ledger is on a store."""
+def project_on(address: StoreAddress, folder: Path) -> Project:
     place = {"CELERY_ONEJOB_STORE": address.url, "CELERY_ONEJOB_NAMESPACE": address.namespace}
     database = {"DATABASES": {"default": sqlite(folder / "shop.db")}, "CELERY_BROKER_URL": "memory://"}
-    project = Project(SETTINGS | place | database | settings)
+    project = Project(SETTINGS | place | database)
     project.script(CREATE_STAFF, STAFF)
     return project
 
 
 @contextmanager
 def serving_project(project: Project, folder: Path, *command: str) -> Iterator[str]:
-    """Serve a project for the length of a block, and yield its URL."""
     port, log = free_port(), folder / "server.log"
     log.touch()
     server = project.start(*(command or ("serve.py",)), str(port), log=log)
@@ -86,8 +81,6 @@ def serving_project(project: Project, folder: Path, *command: str) -> Iterator[s
 
 
 class Person:
-    """Somebody with a browser, logged in at the admin."""
-
     def __init__(self, client: httpx2.Client, name: str) -> None:
         self.client = client
         self.name = name
@@ -95,11 +88,9 @@ class Person:
         assert response.status_code == (302 if name != "ann" else 200), response.text
 
     def get(self, path: str) -> httpx2.Response:
-        """Visit a page."""
         return self.client.get(path)
 
     def page(self, path: str) -> HtmlPage:
-        """Visit a page that exists."""
         response = self.get(path)
         assert response.status_code == 200, response.text[:3000]
         return HtmlPage(response.text)
@@ -114,7 +105,6 @@ class Person:
         return self.client.post(path, data=data)
 
     def submit(self, page: HtmlPage, action: str, **fields: str) -> Any:
-        """Send a form of a page, with further fields."""
         return self.post(
             action, [field for field in page.form(action).fields if field[0] != "csrfmiddlewaretoken"], **fields
         )
@@ -128,6 +118,5 @@ class Person:
 
 @contextmanager
 def person(url: str, name: str) -> Iterator[Person]:
-    """Yield somebody who is logged in."""
     with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
         yield Person(client, name)

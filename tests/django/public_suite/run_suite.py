@@ -13,12 +13,9 @@ django.setup()
 
 
 class Runner(DiscoverRunner):  # type: ignore[misc] # Django ships no types
-    """Django's runner, which keeps the result."""
-
     outcome: Any = None
 
     def suite_result(self, suite: Any, result: Any, **options: Any) -> int:
-        """Keep the result."""
         self.outcome = result
         return int(super().suite_result(suite, result, **options))
 

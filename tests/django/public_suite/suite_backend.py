@@ -13,11 +13,9 @@ class DummyBackend(TaskBackend):
 
     @property
     def results(self) -> list[Any]:
-        """The results of all jobs, oldest first."""
         return [self.get_result(job.id) for job in reversed(self._ledger().find(Query(limit=1000)))]
 
     def clear(self) -> None:
-        """Delete all jobs."""
-        ledger = conf.ledger()
+        ledger = conf.app_state().ledger
         for job in ledger.find(Query(limit=1000)):
             ledger.remove(job if job.state.final else ledger.cancel(job.id))

@@ -4,53 +4,39 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Header, Request
 from fastapi import Query as QueryParameter
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema, create_model
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, repeated_check, requires_role
-from onejob.api.callers import permissions_of
+from onejob.api.callers import Permissions, permissions_of
 from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
-from onejob.api.response_models import (
-    CURSOR_LIMIT,
-    CURSOR_PATTERN,
-    decode_cursor,
-    etag_matches,
-    etag_of,
-    job_view,
-)
+from onejob.api.response_models import CursorText, decode_cursor, etag_matches, etag_of, job_json
 from onejob.celery.batching import Batcher, Pending, PerEventLoop
 from onejob.errors import JobNotFoundError
-from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
-from onejob.jobs.records import Query
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Duplicate, Job
+from onejob.jobs.records import Entry
 from onejob.jobs.timestamps import parse_timestamp
+from onejob.jobs.visibility import Visibility
 from onejob.ledger.dead_letters import GROUP_LIMIT, dead_letters, group_failures
-from onejob.ledger.explain import explain
-from onejob.ledger.search import argument_text
-from onejob.ledger.stats import summarize_duplicates
+from onejob.ledger.explain import Explanation, explain
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.reader import JobReader
+from onejob.ledger.search import FILTERS, query_of
+from onejob.ledger.stats import DuplicateSummary, summarize_duplicates
 from onejob.stores.protocol import GroupBy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from onejob.api.callers import Permissions
-    from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import Entry
-    from onejob.jobs.visibility import Visibility
-    from onejob.ledger.explain import Explanation
-    from onejob.ledger.ledger import Ledger
-    from onejob.ledger.reader import JobReader
-    from onejob.ledger.stats import DuplicateSummary
 
 ID_LIMIT = 255
 MAX_WAIT = 30.0
@@ -66,61 +52,56 @@ Text = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 Timestamp = Annotated[
     float, BeforeValidator(parse_timestamp), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
-Cursor = Annotated[
-    str, Field(max_length=CURSOR_LIMIT, description="`next` of the previous page.",
-               json_schema_extra={"pattern": CURSOR_PATTERN})
-]  # fmt: skip
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
 GROUPED_LIMIT = 10_000
-"""How many dead letters are grouped at most."""
+"""How many dead letters are grouped at most: the newest ones."""
 GroupLimit = Annotated[int, QueryParameter(ge=1, le=GROUPED_LIMIT)]
 Limit = Annotated[int, Field(ge=1, le=200)]
 
 
-class JobFilter(BaseModel):
-    """Conditions on jobs, combined with AND."""
+_KINDS: dict[type, Any] = {str: Text, float: Timestamp, State: list[State]}
+M = TypeVar("M", bound=BaseModel)
 
-    task: Text | None = None
-    identity: Text | None = None
-    submitter: Text | None = None
-    tag: Text | None = None
-    since: Timestamp | None = Field(None, description="Only jobs submitted at this time or later: RFC 3339.")
-    until: Timestamp | None = Field(None, description="Only jobs submitted before this time.")
 
-    def query(self, **values: Any) -> Query:
-        """Return a query with these conditions and more fields."""
-        names = ("task", "identity", "submitter", "tag", "since", "until")
-        return Query(**{name: getattr(self, name) for name in names}, **values)
+def with_filters(*without: str) -> Callable[[type[M]], type[M]]:
+    """Return the decorator that gives a model of requests a field for each filter, but for some, and for its own."""
+
+    def add(model: type[M]) -> type[M]:
+        fields: dict[str, Any] = {
+            each.name: (_KINDS[each.kind] | None, Field(None, description=each.help))
+            for each in FILTERS
+            if each.name not in {*without, *model.model_fields}
+        }
+        return create_model(
+            model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
+        )
+
+    return add
 
 
 class PageRequest(BaseModel):
     """Which part of a list is returned."""
 
-    cursor: Cursor | None = None
+    cursor: CursorText | None = Field(None, description="`next` of the previous page.")
     limit: Limit = 50
     include: list[Include] | None = Field(None, description="Large fields to list, which a list leaves out.")
 
 
-class ListRequest(JobFilter, PageRequest):
+@with_filters()
+class ListRequest(PageRequest):
     """The query parameters of a list of jobs."""
 
-    state: list[State] | None = None
-    queue: Text | None = None
-    worker: Text | None = None
-    argument: Text | None = Field(None, description="`name=value`, or a part of a text among the arguments.")
     offset: Annotated[int, Field(ge=0, le=10_000)] = Field(
         0, description="How many jobs to skip, after the cursor if there is one."
     )
     count: bool = False
 
 
+@with_filters("state")
 class DeadLettersRequest(PageRequest):
     """The query parameters of a list of dead letters."""
-
-    task: Text | None = None
-    error: Text | None = Field(None, description="A substring of the failure reason.")
 
 
 class JobRoutes:
@@ -172,7 +153,7 @@ class JobRoutes:
         job = await self.batchers.current().process((request.path_params["job_id"], permissions_of(request)))
         if seconds:
             job = await self._wait_for_change(job, if_none_match, seconds, request)
-        content = job_view(job).model_dump_json()
+        content = job_json(job)
         headers = {"etag": etag_of(content), "cache-control": "no-cache"}
         if seconds:
             headers["preference-applied"] = f"wait={seconds:g}"
@@ -222,7 +203,7 @@ class JobRoutes:
                 event_id = _event_id(latest)
                 if event_id != last_event_id:
                     event = "progress" if latest.state is state and not latest.state.final else "state"
-                    yield format_sse_event(data_str=job_view(latest).model_dump_json(), event=event, id=event_id)
+                    yield format_sse_event(data_str=job_json(latest).decode(), event=event, id=event_id)
                     sent_at = time.monotonic()
                 last_event_id, state = event_id, latest.state
                 if latest.state.final:
@@ -251,11 +232,8 @@ class JobRoutes:
         about a megabyte: follow `next`, however many jobs it has.
         """
         position = decode_cursor(asked.cursor)
-        query = asked.query(
-            states=frozenset(asked.state or ()), queue=asked.queue, node=asked.worker,
-            arguments=None if asked.argument is None else argument_text(asked.argument), limit=asked.limit,
-            **(position | {"offset": asked.offset + position.get("offset", 0)}),
-        )  # fmt: skip
+        position["offset"] = asked.offset + position.get("offset", 0)
+        query = query_of(dict(asked), limit=asked.limit, **position)
         return await self.pages.respond(query, permissions_of(request), asked.include or (), count=asked.count)
 
     @requires_role(Role.OPERATE)
@@ -263,7 +241,7 @@ class JobRoutes:
         self, request: Request, asked: Annotated[DeadLettersRequest, QueryParameter()]
     ) -> Response:
         """List dead letters, newest first."""
-        query = replace(dead_letters(asked.task, asked.error, asked.limit), **decode_cursor(asked.cursor))
+        query = replace(dead_letters(dict(asked), asked.limit), **decode_cursor(asked.cursor))
         return await self.pages.respond(query, permissions_of(request), asked.include or ())
 
     @requires_role(Role.OPERATE)
@@ -295,9 +273,7 @@ class JobRoutes:
 
         Refused to a caller that is limited to its own jobs or to some tasks.
         """
-        permissions = permissions_of(request)
-        permissions.check_operator()
-        return explain(self.ledger, self.get(job_id, permissions).id)
+        return explain(self.ledger, self.get(job_id, permissions_of(request)).id)
 
     @requires_role(Role.READ)
     def summarize_duplicates(
@@ -355,8 +331,8 @@ def parse_wait(header: str | None) -> float:
 def _is_changed(job: Job | None, if_none_match: str | None) -> bool:
     if job is None or job.state.final:
         return True
-    return if_none_match is not None and not etag_matches(if_none_match, etag_of(job_view(job).model_dump_json()))
+    return if_none_match is not None and not etag_matches(if_none_match, etag_of(job_json(job)))
 
 
 def _event_id(job: Job) -> str:
-    return etag_of(job_view(job).model_dump_json()).strip('"')
+    return etag_of(job_json(job)).strip('"')

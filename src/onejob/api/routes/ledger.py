@@ -1,10 +1,12 @@
-"""What is about a whole ledger: liveness, readiness, metrics, the activity, and the audit log."""
+"""What is about a whole ledger: liveness, readiness, metrics, queues, schedules, the activity, and the audit log."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
+from celery import Celery
 from fastapi import Query, Request
 from starlette.responses import Response
 
@@ -12,19 +14,16 @@ from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
+from onejob.api.response_models import EntryRun
+from onejob.api.routes.jobs import Limit
 from onejob.celery.batching import TTLCache
+from onejob.celery.beat import ScheduleEntry, find_entry, list_entries, run_entry, set_paused
 from onejob.celery.operations import connect_to_broker
-from onejob.celery.worker.metrics import CONTENT_TYPE, cached_metrics
-from onejob.jobs.records import Period
+from onejob.celery.worker.metrics import CONTENT_TYPE, COST_FACTOR, cached_metrics
+from onejob.jobs.records import AuditEntry, Period
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.queues import QueueLoad, read_queues
 from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from celery import Celery
-
-    from onejob.jobs.records import AuditEntry
-    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")
 T = TypeVar("T")
@@ -32,11 +31,10 @@ T = TypeVar("T")
 CACHE_SECONDS = 1.0
 """How long results are cached, so that frequent probes do not reach the store and the broker."""
 Before = Annotated[int | None, Query(ge=1, le=2**62, description="The `id` of the last entry of the previous page.")]
-Limit = Annotated[int, Query(ge=1, le=200)]
 
 
 class LedgerRoutes:
-    """The endpoints about a whole ledger, for one app."""
+    """The endpoints about a whole ledger, for one app; most take `check_operator` as a dependency."""
 
     def __init__(self, app: Celery, ledger: Ledger) -> None:
         self._app = app
@@ -44,6 +42,7 @@ class LedgerRoutes:
         self._broker = TTLCache(self._connect_to_broker, CACHE_SECONDS)
         self._worker_count = TTLCache(lambda: len(ledger.store.workers()), CACHE_SECONDS)
         self._metrics = cached_metrics(ledger)
+        self._queues = TTLCache(lambda: read_queues(ledger), CACHE_SECONDS, cost_factor=COST_FACTOR)
 
     @requires_role(None)
     async def healthz(self) -> dict[str, str]:
@@ -66,25 +65,51 @@ class LedgerRoutes:
         return {"status": "ok" if checks["broker"] else "degraded", "checks": checks, "workers": count}
 
     @requires_role(Role.READ)
-    def metrics(self, request: Request) -> Response:
+    def metrics(self) -> Response:
         """Return the metrics of the ledger in the Prometheus text format."""
-        permissions_of(request).check_operator()
         return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
 
     @requires_role(Role.READ)
-    def get_activity(self, request: Request, period: Period = Period.MINUTE) -> dict[str, Any]:
+    def list_queues(self) -> Sequence[QueueLoad]:
+        """List the queues with their due and running jobs, and the slots of their workers, for an autoscaler.
+
+        Refused to a caller that is limited to its own jobs or to some tasks.
+        """
+        return self._queues()
+
+    @requires_role(Role.READ)
+    def get_activity(self, period: Period = Period.MINUTE) -> dict[str, Any]:
         """Return what happened in the last hour by minute, or in the last seven days by hour.
 
         Refused to a caller that is limited to its own jobs or to some tasks.
         """
-        permissions_of(request).check_operator()
         return activity_to_dict(read_activity(self._ledger, period, length=LENGTHS[period]))
 
     @requires_role(Role.OPERATE)
-    def list_audit(self, request: Request, before: Before = None, limit: Limit = 50) -> Sequence[AuditEntry]:
+    def list_audit(self, before: Before = None, limit: Limit = 50) -> Sequence[AuditEntry]:
         """List what operators did and which requests were refused, newest first."""
-        permissions_of(request).check_operator()
         return self._ledger.audit(limit=limit, before=before)
+
+    @requires_role(Role.READ)
+    def list_schedules(self) -> Sequence[ScheduleEntry]:
+        """List the entries of the beat schedule by name, with their next and last ticks."""
+        return list_entries(self._app, self._ledger)
+
+    @requires_role(Role.OPERATE)
+    def pause_schedule(self, entry: str) -> ScheduleEntry:
+        """Pause an entry: it has no ticks until it is resumed."""
+        return set_paused(self._app, self._ledger, entry, paused=True)
+
+    @requires_role(Role.OPERATE)
+    def resume_schedule(self, entry: str) -> ScheduleEntry:
+        """Resume an entry. The ticks of the pause are not made up for."""
+        return set_paused(self._app, self._ledger, entry, paused=False)
+
+    @requires_role(Role.OPERATE)
+    def run_schedule(self, entry: str, request: Request) -> EntryRun:
+        """Submit the call of an entry now, besides its ticks. An equal job that is live answers, as always."""
+        permissions_of(request).check("submit", find_entry(self._app, self._ledger, entry).task)
+        return EntryRun(job_id=run_entry(self._app, entry))
 
     def _connect_to_broker(self) -> bool:
         with connect_to_broker(self._app):

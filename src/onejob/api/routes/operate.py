@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
 
+from celery import Celery
 from fastapi import Body, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 from starlette.responses import Response
@@ -16,37 +16,33 @@ from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.request_models import WHOLE, check_arguments
 from onejob.api.response_models import (
-    CURSOR_LIMIT,
-    CURSOR_PATTERN,
     BulkPage,
     BulkView,
     Cursor,
+    CursorText,
     EmptyBody,
     decode_cursor,
-    job_view,
+    job_json,
     submit_response,
 )
-from onejob.api.routes.jobs import ID_LIMIT, JobFilter, Text
-from onejob.celery.operations import Operation, edit, operate
+from onejob.api.routes.jobs import ID_LIMIT, JobRoutes, Text, with_filters
+from onejob.celery.operations import Operation, Operator, deadline, edit
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.ledger.bulk import Selection, bulk_apply
+from onejob.jobs.model import Job
+from onejob.ledger.bulk import Selection
 from onejob.ledger.dead_letters import PATTERN_LIMIT, GroupKey, in_group, select_dead_letters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery import Celery
-
-    from onejob.api.routes.jobs import JobRoutes
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Query
-    from onejob.ledger.bulk import BulkResult
+from onejob.ledger.search import FILTERS, query_of
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
 EMPTY = EmptyBody()
-JsonObject = Annotated[EmptyBody, Body()]
+
+
+def empty_body(body: Annotated[EmptyBody, Body()] = EMPTY) -> None:
+    """Accept only `{}` as the body of a request: a dependency of the endpoints that need no body."""
+
+
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
 JobIds = Annotated[list[JobId], Field(max_length=1000)]
 Limit = Annotated[int, Field(ge=1, le=1000), WHOLE]
@@ -57,26 +53,28 @@ def _has(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"required": [name], "properties": {name: schema}}
 
 
-TEXT = {"type": "string", "minLength": 1}
+GIVEN = {"type": "string", "minLength": 1}
+FILTER_NAMES = [each.name for each in FILTERS if each.kind is not State]
 STATE_SCHEMA = {"type": "string", "enum": [*State]}
+AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""Takes a single state as a list of one."""
 STATES_SCHEMA = {"anyOf": [STATE_SCHEMA, {"type": "array", "items": STATE_SCHEMA}], "description": "One or more."}
 IDS = _has("job_ids", {"minItems": 1})
 
 
+@with_filters("state")
 class RedriveRequest(BaseModel):
-    """The dead letters to redrive: those with these ids, or those that match the filter, newest first."""
+    """The dead letters to redrive: those with these ids, or those that match the filters, newest first."""
 
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
-        json_schema_extra={
-            "oneOf": [IDS, {"anyOf": [_has("task", TEXT), _has("error", TEXT), _has("all", {"const": True})]}]
-        },
+        json_schema_extra=lambda schema: schema.update(
+            oneOf=[IDS, {"anyOf": [*(_has(each, GIVEN) for each in FILTER_NAMES), _has("all", {"const": True})]}]
+        ),
     )
 
     job_ids: JobIds = []
-    task: Text | None = None
-    error: Text | None = Field(None, description="A substring of the failure reason.")
     all: bool = Field(default=False, description="All dead letters, up to the limit.")
     limit: Limit = 100
     dry_run: bool = Field(default=False, description="Only list the dead letters that would be redriven.")
@@ -85,9 +83,8 @@ class RedriveRequest(BaseModel):
     @property
     def selection(self) -> Selection:
         """The dead letters to redrive. Raises `ValueError` unless there are either ids or a filter."""
-        return select_dead_letters(
-            job_ids=self.job_ids, task=self.task, error=self.error, everything=self.all, limit=self.limit
-        )
+        filters = {name: value for name, value in self if name in FILTER_NAMES}
+        return select_dead_letters(job_ids=self.job_ids, everything=self.all, limit=self.limit, **filters)
 
     @model_validator(mode="after")
     def check_selection(self) -> Self:
@@ -116,11 +113,6 @@ class EditRequest(BaseModel):
         return self
 
 
-def _as_list(value: Any) -> Any:
-    """Return a single state as a list of one."""
-    return [value] if isinstance(value, str) else value
-
-
 class BulkGroup(BaseModel):
     """The `task`, `error_type` and `pattern` of a group of dead letters."""
 
@@ -135,7 +127,8 @@ class BulkGroup(BaseModel):
         return in_group(job, GroupKey(self.task, self.error_type, self.pattern))
 
 
-class BulkFilter(JobFilter):
+@with_filters()
+class BulkFilter(BaseModel):
     """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
 
     model_config = ConfigDict(
@@ -146,10 +139,7 @@ class BulkFilter(JobFilter):
         ),
     )
 
-    state: Annotated[
-        list[Annotated[State, Field(strict=False)]], BeforeValidator(_as_list), WithJsonSchema(STATES_SCHEMA)
-    ] = Field([])
-    error: Text | None = Field(None, description="A substring of the reason.")
+    state: Annotated[list[Annotated[State, Field(strict=False)]], AS_LIST, WithJsonSchema(STATES_SCHEMA)] = Field([])
     group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
 
 
@@ -171,10 +161,7 @@ class BulkRequest(BaseModel):
     job_ids: JobIds = []
     filter: BulkFilter | None = Field(None, description="At least one condition.")
     limit: Limit = Field(100, description="How many jobs of the filter are processed at most.")
-    cursor: str | None = Field(
-        None, max_length=CURSOR_LIMIT, description="`next` of the previous response to the same filter.",
-        json_schema_extra={"pattern": CURSOR_PATTERN},
-    )  # fmt: skip
+    cursor: CursorText | None = Field(None, description="`next` of the previous response to the same filter.")
     dry_run: bool = Field(default=False, description="Only list the jobs that the operation would be applied to.")
     forget_steps: bool = Field(default=False, description="Redriven jobs run completed steps again.")
 
@@ -183,15 +170,14 @@ class BulkRequest(BaseModel):
         """The selected jobs. Raises `ValueError` unless there are either ids or a filter, `Problem` for the cursor."""
         if self.filter is None:
             return Selection(job_ids=self.job_ids)
-        group = self.filter.group
-        return Selection(query=self._query(self.filter), matches=None if group is None else group.matches)
-
-    def _query(self, chosen: BulkFilter) -> Query:
-        tasks = None if chosen.group is None else frozenset({chosen.group.task})
-        return chosen.query(
-            states=frozenset(chosen.state) or self.operation.states, tasks=tasks, reason=chosen.error,
-            limit=self.limit, **decode_cursor(self.cursor),
+        query = query_of(
+            dict(self.filter) | {"state": self.filter.state or self.operation.states}, limit=self.limit,
+            **decode_cursor(self.cursor),
         )  # fmt: skip
+        group = self.filter.group
+        if group is None:
+            return Selection(query=query)
+        return Selection(query=replace(query, tasks=frozenset({group.task})), matches=group.matches)
 
     @model_validator(mode="after")
     def check_selection(self) -> Self:
@@ -213,7 +199,7 @@ class OperateRoutes:
     job_routes: JobRoutes
 
     @requires_role(Role.OPERATE)
-    def cancel(self, job_id: str, request: Request, *, force: bool = False, body: JsonObject = EMPTY) -> Response:  # noqa: ARG002 - validated to be empty
+    def cancel(self, job_id: str, request: Request, *, force: bool = False) -> Response:
         """Cancel a job: at once if it is not running (200), otherwise by a request to the run (202).
 
         `force`: the worker is notified at once, and terminates the run.
@@ -222,19 +208,12 @@ class OperateRoutes:
         return _job_response(job, 202 if job is not None and not job.state.final else 200)
 
     @requires_role(Role.OPERATE)
-    def run_now(self, job_id: str, request: Request, body: JsonObject = EMPTY) -> Response:  # noqa: ARG002 - as above
+    def run_now(self, job_id: str, request: Request) -> Response:
         """Make a delayed or retrying job due at once. One that is due already is unchanged."""
         return _job_response(self._operate(Operation.RUN_NOW, job_id, request), 200)
 
     @requires_role(Role.OPERATE)
-    def redrive(
-        self,
-        job_id: str,
-        request: Request,
-        *,
-        forget_steps: bool = False,
-        body: JsonObject = EMPTY,  # noqa: ARG002 - as above
-    ) -> Response:
+    def redrive(self, job_id: str, request: Request, *, forget_steps: bool = False) -> Response:
         """Redrive a dead letter, which keeps its completed steps."""
         return _job_response(self._operate(Operation.REDRIVE, job_id, request, forget_steps=forget_steps), 202)
 
@@ -265,8 +244,8 @@ class OperateRoutes:
 
         If one cannot be redriven, the others still are; `refused` has the reason.
         """
-        result = self._operate_many(
-            Operation.REDRIVE, body.selection, request, dry_run=body.dry_run, forget_steps=body.forget_steps
+        result = self._operator(request).operate_many(
+            Operation.REDRIVE, body.selection, forget_steps=body.forget_steps, dry_run=body.dry_run
         )
         return BulkView(dry_run=body.dry_run, done=result.done, refused=result.refused)
 
@@ -278,10 +257,9 @@ class OperateRoutes:
         first, up to `limit` and for about ten seconds: repeat the request with `next` as the `cursor` until it is null.
         Each job is processed once then, and none that was submitted after the first request.
         """
-        deadline = time.monotonic() + BULK_SECONDS
-        result = self._operate_many(
-            body.operation, body.selection, request, dry_run=body.dry_run, forget_steps=body.forget_steps,
-            is_over=lambda: time.monotonic() >= deadline,
+        result = self._operator(request).operate_many(
+            body.operation, body.selection, forget_steps=body.forget_steps, dry_run=body.dry_run,
+            is_over=deadline(BULK_SECONDS),
         )  # fmt: skip
         cursor = None if result.next is None else Cursor(*result.next).encode()
         return BulkPage(dry_run=body.dry_run, done=result.done, refused=result.refused, next=cursor)
@@ -293,34 +271,21 @@ class OperateRoutes:
         permissions = permissions_of(request)
         job = self.job_routes.get(job_id, permissions)
         permissions.check(operation.permission, job)
-        ledger, origin = self.job_routes.ledger, _origin(request)
-        return operate(self.app, ledger, operation, job, origin=origin, forget_steps=forget_steps)
+        return self._operator(request).operate(operation, job, forget_steps=forget_steps)
 
-    def _operate_many(
-        self, operation: Operation, selection: Selection, request: Request, *, dry_run: bool, forget_steps: bool,
-        is_over: Callable[[], bool] | None = None,
-    ) -> BulkResult:  # fmt: skip
-        ledger, permissions, origin = self.job_routes.ledger, permissions_of(request), _origin(request)
+    def _operator(self, request: Request) -> Operator:
+        permissions, ledger = permissions_of(request), self.job_routes.ledger
+        name = permissions.caller.name
 
-        def check(job: Job) -> None:
-            if not permissions.allows(operation.permission, job):
-                msg = f"{permissions.caller.name!r} is not permitted: {operation.permission} job {job.id}"
-                raise OneJobError(msg)
-            operation.check(job)
+        def check(action: str, job: Job) -> None:
+            if not permissions.allows(action, job):
+                raise OneJobError(f"{name!r} is not permitted: {action} job {job.id}")
 
-        def act(job: Job) -> Any:
-            return operate(self.app, ledger, operation, job, origin=origin, forget_steps=forget_steps)
-
-        reader = permissions.reader(ledger)
-        return bulk_apply(reader, selection, act, check=check, dry_run=dry_run, is_over=is_over)
-
-
-def _origin(request: Request) -> str:
-    caller = request.state.caller.name
-    return f"over HTTP by {caller}" if caller else "over HTTP"
+        origin = f"over HTTP by {name}" if name else "over HTTP"
+        return Operator(app=self.app, ledger=ledger, origin=origin, reader=permissions.reader(ledger), check=check)
 
 
 def _job_response(job: Job | None, status: int) -> Response:
     if job is None:
         return Response(status_code=status)
-    return Response(job_view(job).model_dump_json(), status, media_type="application/json")
+    return Response(job_json(job), status, media_type="application/json")

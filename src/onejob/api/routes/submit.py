@@ -5,12 +5,14 @@ Concurrent requests are submitted in batches, and each gets its own response.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+from celery import Celery
 from pydantic import WrapValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import URL
@@ -18,32 +20,25 @@ from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
-from onejob.api.callers import permissions_of
-from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI evaluates the hints
+from onejob.api.callers import Permissions, permissions_of
+from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
-from onejob.api.request_models import MAX_DELAY, CallRequest, RequestReader
-from onejob.api.response_models import DuplicateCheckView, ValidatedSubmission, job_view, submit_response
+from onejob.api.request_models import MAX_DELAY, CallRequest, RequestReader, SubmitRequest
+from onejob.api.response_models import ValidatedSubmission, submit_response
+from onejob.celery.app_state import app_state_of
 from onejob.celery.async_submissions import admit_batch
 from onejob.celery.batching import Batcher, PerEventLoop
-from onejob.celery.call import Call, Caller, Prepared, prepare, seconds_until
+from onejob.celery.call import Call, Prepared, prepare, seconds_until
 from onejob.celery.operations import check_duplicate
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.submit import check_accepted
+from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, OneJobError
-from onejob.jobs.submitter import submitting_as
+from onejob.jobs.model import Admission, values_of
+from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.observability import tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from celery import Celery
-
-    from onejob.api.callers import Permissions
-    from onejob.api.request_models import SubmitRequest
-    from onejob.celery.task import Task
-    from onejob.jobs.model import Admission
-    from onejob.jobs.submitter import Submitter
-    from onejob.observability.tracing import SubmissionSpan
+from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
 RETRY_AFTER = {"retry-after": "1"}
@@ -96,9 +91,9 @@ def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable
 
 def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | Response:
     """Return the call of a request, or the reply if there is nothing to submit."""
-    body = pending.body
+    body, task = pending.body, tasks[pending.body.task]
     with submitting_as(pending.submitter), pending.span.activate(), reported(body):
-        prepared = prepare(call_of(tasks[body.task], pending))
+        prepared = prepare(app_state_of(task.app), call_of(task, pending))
     if not body.validate_only:
         return prepared
     identity, fingerprint = prepared.submission.identity, prepared.submission.fingerprint
@@ -111,12 +106,9 @@ def _respond(pending: PendingRequest, prepared: Prepared, admission: Admission |
         raise admission
     pending.span.record([admission])
     check_accepted(prepared.call, admission)
-    return _submit_response(admission, f"{pending.jobs_path}/{quote(admission.job.id, safe='')}")
-
-
-def _submit_response(admission: Admission, location: str) -> Response:
-    content, headers = submit_response(admission.outcome, admission.job), {"location": location}
-    return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
+    headers = {"location": f"{pending.jobs_path}/{quote(admission.job.id, safe='')}"}
+    content, is_new = submit_response(admission.outcome, admission.job), admission.outcome.makes_job
+    return _json(content, 202, headers | RETRY_AFTER) if is_new else _json(content, 200, headers)
 
 
 def call_of(task: Task, pending: PendingRequest) -> Call:
@@ -127,7 +119,7 @@ def call_of(task: Task, pending: PendingRequest) -> Call:
     if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
     return Call(
-        task, Caller.of(task.app), kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
+        task, kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
         on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
     )  # fmt: skip
 
@@ -147,8 +139,7 @@ def reported(body: CallRequest) -> Iterator[None]:
     except Exception as error:
         if is_unpublishable(error):
             raise
-        detail = f"unique_on failed on these arguments: {type(error).__name__}"
-        raise Problem("invalid-arguments", detail) from error
+        raise Problem("invalid-arguments", f"unique_on failed on these arguments: {type(error).__name__}") from error
 
 
 def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None:
@@ -191,7 +182,7 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
     reader = RequestReader(tasks, CallRequest)
 
     @requires_role(Role.READ)
-    async def check(request: CheckedRequest, body: Any) -> DuplicateCheckView:  # noqa: ARG001 - for OpenAPI
+    async def check(request: CheckedRequest, body: Any) -> dict[str, Any]:  # noqa: ARG001 - for OpenAPI
         """Return how a submission of `task`, `kwargs` and `on_duplicate` would be answered now. Nothing is stored.
 
         `existing` is null for a job that the caller does not see.
@@ -203,14 +194,13 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
     return _documented(check, reader)
 
 
-def _check_duplicate(app: Celery, body: CallRequest, permissions: Permissions) -> DuplicateCheckView:
+def _check_duplicate(app: Celery, body: CallRequest, permissions: Permissions) -> dict[str, Any]:
     with reported(body):
         found = check_duplicate(
             app, body.task, (), body.kwargs, submitter=permissions.caller.submitter, on_duplicate=body.on_duplicate
         )
-    is_visible = found.existing is not None and permissions.visibility.includes(found.existing)
-    return DuplicateCheckView(
-        task=found.task, identity=found.identity, hashed_text=found.hashed_text, fingerprint=found.fingerprint,
-        outcome=found.outcome, reason=found.reason if found.existing is None or is_visible else HIDDEN_ANSWER,
-        existing=job_view(found.existing) if found.existing is not None and is_visible else None,
-    )  # fmt: skip
+    if found.existing is None:
+        return values_of(found)
+    if not permissions.visibility.includes(found.existing):
+        return values_of(found) | {"existing": None, "reason": HIDDEN_ANSWER}
+    return values_of(found) | {"existing": job_to_dict(found.existing)}

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import cache
@@ -18,25 +19,30 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
-from onejob.celery.webhooks import WebhookDispatcher
+from onejob.celery.slots import Slots
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.request import Revocations, log_errors
+from onejob.celery.worker.silence import Silence
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.logs import JsonFormatter
 from onejob.observability.meter import write_all
+from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores import display_url, kind_of
+from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from celery import Celery
 
     from onejob.celery.app_state import AppState
     from onejob.celery.worker.metrics import MetricsServer
     from onejob.celery.worker.request import Request
+    from onejob.jobs.model import Job
+    from onejob.webhooks.delivery import Delivery, DeliveryQueue
 
 logger = logging.getLogger("onejob")
 
@@ -54,10 +60,15 @@ class LedgerStep(bootsteps.StartStopStep):
         # In a thread of its own: thousands of revocations must delay neither the heartbeat nor the sweeper.
         self.revocations = Loop("onejob-revocations", CHILD_CHECK_INTERVAL, Revocations(self.app_state.ledger).tick)
         self.queues = QueueWatch(worker, self._consumed_queues)
+        self.silence = Silence(worker, self._consumed_queues, self.queues.reserved)
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
         # Without jitter, of two workers that sweep at the same time the same one would always get the due jobs.
-        self.sweeper = Loop("onejob-sweeper", self.app_state.settings.sweep, self.sweep, spread=0.25)
+        # Where workers take jobs from the ledger, a sweep publishes nothing, and needs no haste.
+        interval = self.app_state.settings.sweep * (2 if self.app_state.publisher.delivers else 1)
+        self.sweeper = Loop("onejob-sweeper", interval, self.sweep, spread=0.25)
+        self.beat: Loop | None = None
         self.metrics_server: MetricsServer | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
 
     def start(self, worker: Any) -> None:
         """Start the heartbeat and the sweeper; a ledger or broker that cannot be used ends the worker with one line."""
@@ -70,6 +81,11 @@ class LedgerStep(bootsteps.StartStopStep):
     def _start(self, worker: Any) -> None:
         _check_pool(worker)
         settings = self.app_state.settings
+        if settings.beat:
+            from onejob.celery.beat import Beat, entries_of
+
+            entries_of(worker.app)  # fails at the start for an entry that cannot work
+            self.beat = Loop("onejob-beat", settings.sweep, Beat(worker.app).run, spread=0.25)
         if settings.metrics_port:
             try:
                 from onejob.celery.worker.metrics import MetricsServer
@@ -79,7 +95,10 @@ class LedgerStep(bootsteps.StartStopStep):
             self.metrics_server = MetricsServer(self.app_state.ledger, settings.metrics_address, settings.metrics_port)
         if not settings.broker_acks:
             keep_no_copies(worker.consumer)
+        self.silence.listen(worker.consumer)
         self.heartbeat.probe_file.create()
+        if self.app_state.publisher.delivers:
+            self.app_state.slots = Slots(worker, self.queues.rate_limited)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
@@ -88,6 +107,11 @@ class LedgerStep(bootsteps.StartStopStep):
         self.heartbeat.loop.start()
         self.revocations.start()
         self.sweeper.start()
+        if self.beat is not None:
+            self.beat.start()
+        if kind_of(settings.store) != "sqlite":  # there any write is a signal
+            of_store = self.app_state.ledger.store.signals
+            self._unsubscribe = of_store.subscribe(Channel.DUE, "", lambda _: self.sweeper.wake())
         if self.metrics_server is not None:
             self.metrics_server.start()
         signals.worker_shutting_down.connect(_start_draining, weak=False, dispatch_uid="onejob.drain")
@@ -97,7 +121,10 @@ class LedgerStep(bootsteps.StartStopStep):
         """Release the running jobs. The heartbeat continues for those that this pool cannot interrupt."""
         draining.set()
         self.revocations.stop()
+        self._unsubscribe()
         self.sweeper.stop()
+        if self.beat is not None:
+            self.beat.stop()
         deadline = time.monotonic() + self.app_state.settings.shutdown_grace
         while time.monotonic() < deadline and any(request.get_own_run() for request in active_requests()):
             time.sleep(0.05)
@@ -105,6 +132,7 @@ class LedgerStep(bootsteps.StartStopStep):
         if self.app_state.can_kill:
             for request in active_requests():
                 release_run(request)
+            let_processes_exit(self.worker.pool)
 
     def terminate(self, worker: Any) -> None:
         """Do the same at a cold shutdown."""
@@ -116,13 +144,16 @@ class LedgerStep(bootsteps.StartStopStep):
         After `ROUNDS` it pauses: a burst of due jobs must not keep the worker from its messages.
         """
         self.queues.look()
+        self.silence.look()
         for _ in range(ROUNDS):
             if draining.is_set():
                 return
-            publisher, dispatchers = self.app_state.publisher, self.webhooks.dispatchers
+            publisher, dispatchers = self.app_state.publisher, {WEBHOOK_TASK: self.webhooks.queue_webhook}
             swept = sweep(
                 self.app_state.ledger,
-                Publishing(publisher.publish, publisher.message_of, self.queues.gone_in, dispatchers),
+                Publishing(
+                    publisher.publish, publisher.message_of, self.queues.gone_in, publisher.is_delivered, dispatchers
+                ),
                 tasks=frozenset(tasks_of(self.worker.app)),
                 limit=SWEEP_LIMIT,
                 may_end_leases=lambda: self.heartbeat.contact.steady,
@@ -140,6 +171,8 @@ class LedgerStep(bootsteps.StartStopStep):
             concurrency=self.worker.concurrency or 0,
             reserved=self.queues.reserved(),
             versions=_versions(),
+            silent_since=self.silence.since,
+            takes_jobs=self.app_state.publisher.delivers,
         )
 
     def _consumed_queues(self) -> Iterable[str]:
@@ -151,6 +184,7 @@ class LedgerStep(bootsteps.StartStopStep):
     def _on_shutdown(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:
             self.heartbeat.stop()
+            self.app_state.slots = None
             if self.metrics_server is not None:
                 self.metrics_server.stop()
             write_all()
@@ -171,6 +205,8 @@ SWEEP_LIMIT = 100
 ROUNDS = 10
 """How many portions of `SWEEP_LIMIT` jobs are processed before a pause."""
 NAMED_TASKS = 20
+RESULTS_LIMIT = 2**31 - 1
+"""More results than a process has ever sent: a C integer."""
 
 
 def _show_ledger(worker: Any) -> None:
@@ -199,6 +235,24 @@ def release_run(request: Request) -> None:
             return
         request.kill_child()
         request.release("its worker was shut down")
+
+
+def let_processes_exit(pool: Any) -> None:
+    """Have the processes of a pool not wait for the parent to read their last results, of which it has lost track.
+
+    Celery forgets what runs when its consumer stops, and a process waits 30 s, at its exit, until each of its results
+    was read. The results that the parent still knows are read before, while this returns.
+    """
+    inner = getattr(pool, "_pool", None)
+    if inner is not None and hasattr(inner, "_on_ready_counters"):
+        threading.Thread(target=_release_processes, args=(inner,), name="onejob-exit", daemon=True).start()
+
+
+def _release_processes(pool: Any) -> None:
+    while pool._cache:  # noqa: SLF001 - there is no public one
+        time.sleep(0.05)
+    for counter in [*pool._on_ready_counters.values()]:  # noqa: SLF001 - as above
+        counter.value = RESULTS_LIMIT
 
 
 def _flush_metrics(**_: Any) -> None:
@@ -233,3 +287,44 @@ def _check_pool(worker: Any) -> None:
     if transport in {"memory", "in-memory"} and isinstance(worker.pool, PreforkPool) and os.name == "posix":
         msg = "an in-memory broker cannot feed a prefork pool: start the worker with --pool=threads or --pool=solo"
         raise ConfigurationError(msg)
+
+
+# --- webhooks that are due --------------------------------------------------------------------------------------------
+
+
+class WebhookDispatcher:
+    """Delivers the webhooks that a worker's sweeper finds due, in threads that start with the first webhook."""
+
+    def __init__(self, app_state: AppState, node: str) -> None:
+        self._app_state = app_state
+        self._node = node
+        self._delivery: Delivery | None = None
+        self._queue: DeliveryQueue | None = None
+        self._closed = False
+
+    def queue_webhook(self, job: Job) -> bool:
+        """Queue a webhook for delivery; False if this worker cannot deliver it."""
+        if self._queue is None and not self._closed:
+            self._open()
+        return self._queue is not None and self._queue.put(job)
+
+    def close(self, grace: float) -> None:
+        """Accept no more webhooks; after `grace` seconds, release those that are not delivered yet."""
+        self._closed = True
+        if self._queue is not None and self._delivery is not None:
+            self._queue.close(grace)
+            self._delivery.release_all()
+
+    def _open(self) -> None:
+        try:
+            self._app_state.webhooks.check_usable(next(iter(self._app_state.webhooks.submitter_secrets), ""))
+        except ConfigurationError as error:
+            self._closed = True
+            logger.warning("webhooks are due, but this worker cannot deliver them: %s", error)
+            return
+        from onejob.webhooks.client import WebhookClient
+        from onejob.webhooks.delivery import Delivery, DeliveryQueue
+
+        settings = self._app_state.webhooks
+        self._delivery = Delivery(self._app_state.ledger, settings, WebhookClient(settings), self._node)
+        self._queue = DeliveryQueue(self._delivery.deliver)

@@ -18,7 +18,7 @@ from celery import signals
 from celery.exceptions import Ignore, WorkerLostError
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, Caller, build
+from onejob.celery.call import Call, build, is_from_beat
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
 from onejob.celery.option_names import is_priority
 from onejob.celery.options import options_of
@@ -34,8 +34,7 @@ from onejob.celery.payload import (
 )
 from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
 from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store
-from onejob.celery.submit import needs_message, submit_to_ledger
-from onejob.celery.webhooks import create_task_webhook
+from onejob.celery.submit import create_task_webhook, needs_message, submit_to_ledger
 from onejob.errors import (
     JobCanceled,
     OneJobError,
@@ -188,7 +187,7 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> Job |
     """
     carrier = {name: str(value) for name in tracing.TRACE_CONTEXT if (value := request.get(name))}
     with tracing.tracer.submit(str(task.name), "message", carrier=carrier) as span:
-        submission = _submission_of(task, request)
+        submission = _submission_of(task, request, app_state)
         admission = submit_to_ledger(app_state.ledger, submission)
         span.record([admission])
     if admission.rescheduled and needs_message(submission, admission):
@@ -196,17 +195,17 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> Job |
     return admission.job if admission.follower is not None and admission.outcome is not Outcome.REPLAYED else None
 
 
-def _submission_of(task: BoundTask, request: Any) -> Submission:
+def _submission_of(task: BoundTask, request: Any, app_state: AppState) -> Submission:
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
     if not is_priority(options.get("priority")):  # a message that Celery delivers runs, whatever its priority is
         options.pop("priority", None)
-    return build(
-        Call(
-            task, Caller.of(task.app), signature.args, signature.kwargs, options, source="message", task_id=request.id,
-            is_message=True,
-        )
-    )  # fmt: skip
+    call = Call(task, signature.args, signature.kwargs, options, source="message", task_id=request.id, is_message=True)
+    if is_from_beat(request.headers):
+        from onejob.celery.beat import find_tick
+
+        call = find_tick(call)
+    return build(app_state, call)
 
 
 def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Message | Ignored:
@@ -216,16 +215,15 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
     """
     message, ledger = decode(job.payload), app_state.ledger
     if message.replaced_by is not None and _depth_of(request) > replacement_depth(job.options):
-        replace_and_publish(task.app, job, _submission_of(task, request))
+        replace_and_publish(app_state, job, _submission_of(task, request, app_state))
         return Ignored(f"job {job.id} goes on as {task.name}")
     if message.task != task.name:
         msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
         logger.warning("%s", msg)
         if job.state is State.RUNNING and job.attempt == 1:
-            waiting = app_state.publisher.message_of(job)
-            app_state.publisher.try_publish(ledger.release(job, msg, message=waiting), pushed=waiting)
+            app_state.publisher.release(job, msg)
         elif job.state is State.RUNNING:  # its own messages may be wrong: a sweep sends them, one per lease
-            ledger.release(job, msg, wake_after=job.lease)
+            ledger.release(job, msg, wake_after=job.lease, withheld=app_state.publisher.delivers)
         return Ignored(msg)
     return message
 

@@ -23,6 +23,7 @@ from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.observability.events import HEARTBEAT_LATE, JobEvent, one_line
+from onejob.stores.forks import ForkLocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("onejob")
-FORK_PATIENCE = 2.0
-"""Seconds at most for which a fork waits for the ticks of loops."""
 PAUSES = (2.0, 60.0)
 """Seconds between two logs of a store that fails: at first, and at most."""
 CHILD_CHECK_INTERVAL = 0.5
 """Seconds at most between two checks for dead children."""
+WAKE_PAUSE = 0.25
+"""Seconds at least between two calls of most loops that are woken."""
 RETRIES = frozenset({Transition.RETRY, Transition.REPLACE})
 """The ends of a run after which its child process goes on for a moment while the job may have another run."""
 
@@ -74,20 +75,27 @@ class FailureLog:
 
 
 class Loop:
-    """A thread that calls `tick` every `interval` seconds until it is stopped. It logs what `tick` raises.
+    """A thread that calls `tick` every `interval` seconds, and when it is woken, until it is stopped.
 
-    `spread`: jitter, the fraction of the interval by which a call may be early. A fork of this process waits for the
+    It logs what `tick` raises.
+
+    `spread`: jitter, the fraction of the interval by which a call may be early. `pause`: seconds at least between two
+    calls of a loop that is woken. A fork of this process waits for the
     end of a tick, `FORK_PATIENCE` seconds at most: a lock of a client library that a tick holds would never be released
     in the child, which Celery would kill some seconds later.
     """
 
-    def __init__(self, name: str, interval: float, tick: Callable[[], None], *, spread: float = 0.0) -> None:
+    def __init__(
+        self, name: str, interval: float, tick: Callable[[], None], *, spread: float = 0.0, pause: float = WAKE_PAUSE
+    ) -> None:
         self._name = name
         self._log = FailureLog(name)
         self._spread = spread
+        self._pause = pause
         self._interval = interval
         self._tick = tick
         self._stopped = threading.Event()
+        self._woken = threading.Event()
         self._thread: threading.Thread | None = None
         self.ticking = threading.RLock()
 
@@ -99,14 +107,27 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
+    def wake(self) -> None:
+        """Have `tick` called soon: the pause after the end of the latest call at the earliest."""
+        self._woken.set()
+
     def stop(self) -> None:
         """Stop the thread, and wait for the current tick (5 seconds at most)."""
         self._stopped.set()
+        self._woken.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
 
+    def _wait(self) -> bool:
+        """Wait for the next call of `tick`; return whether there is one."""
+        pause = self._interval * random.uniform(1.0 - self._spread, 1.0)  # noqa: S311 - no secret
+        if not self._stopped.wait(min(pause, self._pause)):
+            self._woken.wait(max(0.0, pause - self._pause))
+        self._woken.clear()
+        return not self._stopped.is_set()
+
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval * random.uniform(1.0 - self._spread, 1.0)):  # noqa: S311 - no secret
+        while self._wait():
             try:
                 with self.ticking:
                     self._tick()
@@ -119,30 +140,22 @@ class Loop:
 
 
 _loops: WeakSet[Loop] = WeakSet()
-_between_ticks: list[Loop] = []
-"""The loops that a fork has stopped between two ticks."""
+_stopped = ForkLocks()
+"""The loops that a fork of this thread has stopped between two ticks."""
 
 
 @cache
 def _register_at_fork() -> None:
     """Have forks wait for ticks. What is registered last runs first: before the stores, whose locks ticks wait for."""
-    os.register_at_fork(before=_await_ticks, after_in_parent=_go_on, after_in_child=_forget_loops)
+    os.register_at_fork(before=_await_ticks, after_in_parent=_stopped.release, after_in_child=_forget_loops)
 
 
 def _await_ticks() -> None:
-    deadline = time.monotonic() + FORK_PATIENCE
-    _between_ticks.extend(
-        loop for loop in [*_loops] if loop.ticking.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    )
-
-
-def _go_on() -> None:
-    while _between_ticks:
-        _between_ticks.pop().ticking.release()
+    _stopped.acquire(loop.ticking for loop in [*_loops])
 
 
 def _forget_loops() -> None:
-    _between_ticks.clear()
+    _stopped.forget()
     _loops.clear()
 
 
@@ -181,7 +194,7 @@ class Heartbeat:
         if due or now >= self._next_heartbeat or registration != self._registered:
             self._app_state.ledger.heartbeat(self._node, lasts=lasts, registration=registration)
             self._next_heartbeat, self._registered = now + lasts / 3, registration
-            self.probe_file.write_contact()
+            self.probe_file.write_contact(silent=registration.silent_since > 0)
 
     def stop(self) -> None:
         """Stop, and remove this node from the list of workers."""
@@ -282,6 +295,9 @@ class StoreContact:
 MAX_AGE = 60.0
 """For how many seconds a file is fresh, by default."""
 WIDTH = 20
+"""Characters of the time in a file."""
+SILENT = "silent"
+"""What follows the time if the worker hears nothing from its broker."""
 
 
 class ProbeFile:
@@ -306,13 +322,17 @@ class ProbeFile:
             with suppress(OSError):  # the probe will tell
                 os.utime(self._path)
 
-    def write_contact(self) -> None:
-        """Tell that the store has accepted a heartbeat. A reader sees the former time, or this one."""
+    def write_contact(self, *, silent: bool = False) -> None:
+        """Tell that the store has accepted a heartbeat. A reader sees the former time, or this one.
+
+        `silent`: whether the worker hears nothing from its broker while jobs wait.
+        """
         if self._path:
             with suppress(OSError):
                 file = os.open(self._path, os.O_WRONLY)
                 try:
-                    os.pwrite(file, f"{time.time():0{WIDTH}.6f}".encode("ascii"), 0)
+                    word = SILENT if silent else " " * len(SILENT)
+                    os.pwrite(file, f"{time.time():0{WIDTH}.6f} {word}".encode("ascii"), 0)
                 finally:
                     os.close(file)
 
@@ -332,6 +352,8 @@ def find_fault(path: Path, now: float, *, max_age: float = MAX_AGE, ready: bool 
         return f"the worker of {path} has not moved for {now - alive_at:.0f} s"
     if ready and not text:
         return f"the worker of {path} has not reached the store yet"
-    if ready and now - float(text) > max_age:
-        return f"the worker of {path} has not reached the store for {now - float(text):.0f} s"
+    if ready and now - float(text[:WIDTH]) > max_age:
+        return f"the worker of {path} has not reached the store for {now - float(text[:WIDTH]):.0f} s"
+    if ready and text.endswith(SILENT):
+        return f"the worker of {path} hears nothing from its broker, and jobs wait for it"
     return None

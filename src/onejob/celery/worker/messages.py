@@ -307,6 +307,8 @@ class QueueWatch:
         ledger, settings = self._app_state.ledger, self._app_state.settings
         for dead in ledger.take_dead_workers():
             ledger.mark_lost(dead.reserved)
+        if self._app_state.publisher.delivers and not self._others:  # no job has a message
+            return
         left = self._find_empty()
         for job in self._take_received():
             place = (job.queue, job.priority_rank)
@@ -322,7 +324,12 @@ class QueueWatch:
                 ledger.mark_lost(worker.reserved)
 
     def gone_in(self, job: Job) -> float | None:
-        """Return in how many seconds the message of a published job is known to be gone; None: it may be delivered."""
+        """Return in how many seconds the message of a published job is known to be gone; None: it may be delivered.
+
+        One that a worker has taken from the ledger is gone if no live worker holds it.
+        """
+        if self._app_state.publisher.is_delivered(job):
+            return None if self._is_held(job) else 0.0
         if len(self._others) < QUEUE_LIMIT:
             self._others[job.queue] = None
         passed_in = self._progress.passed_in(job)
@@ -337,10 +344,13 @@ class QueueWatch:
 
     def reserved(self) -> tuple[str, ...]:
         """Return the ids of the jobs whose messages this worker holds, running or not yet."""
-        buckets = getattr(self._worker.consumer, "task_buckets", {})  # of the tasks with a rate limit
-        limited = [request for bucket in [*buckets.values()] if bucket for request, _ in members_of(bucket.contents)]
-        ids = {str(request.id) for request in (*members_of(worker_state.reserved_requests), *limited)}
+        ids = {str(request.id) for request in members_of(worker_state.reserved_requests)} | self.rate_limited()
         return tuple(sorted(ids))[:RESERVED_LIMIT]
+
+    def rate_limited(self) -> set[str]:
+        """Return the ids of the jobs that wait here because of the rate limits of their tasks."""
+        buckets = getattr(self._worker.consumer, "task_buckets", {})
+        return {str(request.id) for each in [*buckets.values()] if each for request, _ in members_of(each.contents)}
 
     def _find_empty(self) -> dict[tuple[str, int], float]:
         """Return until when the messages have left the queues that are empty."""

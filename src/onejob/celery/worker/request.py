@@ -17,6 +17,8 @@ from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
 from celery.worker import request as celery_request
 from celery.worker import state as worker_state
 from celery.worker.state import task_ready
+from kombu.message import Message
+from kombu.serialization import prepare_accept_content
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of, draining
@@ -30,6 +32,8 @@ from onejob.jobs.transitions import new_nonce
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from celery import Celery
+
     from onejob.celery.app_state import AppState
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
@@ -40,7 +44,8 @@ T = TypeVar("T")
 CANCELED_BY_CELERY = "its worker canceled the run"
 
 
-CeleryRequest: Any = celery_request.Request  # the published types know a part of the class only
+CeleryRequest: Any = celery_request.Request  # the published types know a part of the classes only
+KombuMessage: Any = Message
 
 
 class Request(CeleryRequest):  # type: ignore[misc]
@@ -57,7 +62,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         info = self.delivery_info
         priority = info.get("priority")  # whatever a producer has written there
         place = (str(info.get("exchange")), str(info.get("routing_key")), priority if is_priority(priority) else 0)
-        self.app_state.received[place] = self.id
+        if not isinstance(self.message, LedgerMessage):
+            self.app_state.received[place] = self.id
 
     @property
     def claim(self) -> str:
@@ -192,15 +198,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
         """Kill the child, then fail its job: in this order, so that the identity is held while the run can act."""
         self.kill_child()
         with log_errors(self.id):
-            job = self.get_own_run()
-            if job is not None:
+            if (job := self.get_own_run()) is not None:
                 self.timed_out = self.app_state.ledger.fail(job, encode_failure(error), f"hard time limit: {error}")
 
     def abandon(self, reason: str) -> None:
         """Cancel the job of this run, whose child is dead."""
         with log_errors(self.id):
-            job = self.get_own_run()
-            if job is not None:
+            if (job := self.get_own_run()) is not None:
                 self.app_state.ledger.abandon(job, reason)
         if self._already_revoked:
             self.mark_canvas_notified()
@@ -208,11 +212,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
     def release(self, reason: str) -> None:
         """Release the job of this run, whose child is dead, to the queue: it counts as no crash."""
         with log_errors(self.id):
-            job = self.get_own_run()
-            if job is not None:
-                publisher = self.app_state.publisher
-                message = publisher.message_of(job)
-                publisher.try_publish(self.app_state.ledger.release(job, reason, message=message), pushed=message)
+            if (job := self.get_own_run()) is not None:
+                self.app_state.publisher.release(job, reason)
 
     def get_own_run(self) -> Job | None:
         """Return the job if, in the ledger, it is running under this request's claim."""
@@ -221,24 +222,22 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
     def kill_child(self) -> bool:
         """Kill the process of this run with SIGKILL; False if the run has no process of its own, or it has exited."""
-        pid = self.worker_pid
-        if not self.app_state.can_kill or not pid or pid == os.getpid():
-            return False
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        return True
+        return self._signal_child(signal.SIGKILL) is True
 
     def is_child_dead(self) -> bool:
         """Return whether the process of this run has exited."""
-        if not self.app_state.can_kill or not self.worker_pid:
-            return False
+        return self._signal_child(0) is False
+
+    def _signal_child(self, number: int) -> bool | None:
+        """Send the process of this run a signal; False if it has exited, None if it has no process of its own."""
+        pid = self.worker_pid
+        if not self.app_state.can_kill or not pid or pid == os.getpid():
+            return None
         try:
-            os.kill(self.worker_pid, 0)
+            os.kill(pid, number)
         except ProcessLookupError:
-            return True
-        return False
+            return False
+        return True
 
     def mark_canvas_notified(self) -> None:
         """Record that Celery has notified the canvas of the job's end, in this parent process."""
@@ -300,6 +299,37 @@ def log_errors(job_id: str) -> Iterator[None]:
         logger.error("job %s: the ledger failed, the job recovers when its lease expires: %s", job_id, error)  # noqa: TRY400 - no stack
     except Exception:
         logger.exception("job %s: its message could not be published, the sweeper will", job_id)
+
+
+# --- messages of jobs that a worker takes from the ledger itself -----------------------------------------------------
+
+
+class LedgerMessage(KombuMessage):  # type: ignore[misc]
+    """A message that a worker made of a job: no broker has it, so none hears that it was acknowledged or rejected."""
+
+    def ack(self, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - kombu's signature
+        """Mark the message as acknowledged."""
+        self._state = "ACK"
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - kombu's signature
+        """Mark the message as rejected: a sweep publishes the job if it still waits."""
+        self._state = "REJECTED"
+
+    requeue = reject
+
+
+def message_of_job(app: Celery, job: Job) -> LedgerMessage:
+    """Return the message that Celery would publish for a job, as a consumer gets it from a broker.
+
+    Raises as `payload_of` does.
+    """
+    payload = app_state_of(app).publisher.payload_of(job, job.id)
+    properties = payload["properties"]
+    return LedgerMessage(
+        payload["body"], delivery_tag=job.id, content_type=payload["content-type"],
+        content_encoding=payload["content-encoding"], delivery_info=properties["delivery_info"], properties=properties,
+        headers=payload["headers"], postencode="utf-8", accept=prepare_accept_content(app.conf.accept_content),
+    )  # fmt: skip
 
 
 # --- revocations: these jobs may have no message to be dropped -------------------------------------------------------

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from celery import states
+from celery import Celery, states
 from celery.result import EagerResult
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
 from onejob.compat.celery_once.helpers import AlreadyQueued, import_backend, queue_once_key
-from onejob.compat.shims import HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
+from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
 from onejob.errors import ConfigurationError, DuplicateJobError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from celery import Celery
 
 HOUR = 3600.0
 OPTIONS = frozenset({"keys", "graceful", "timeout", "unlock_before_run"})
-TIMEOUT = (
-    "once={'timeout': ...} does not end the uniqueness of a job that still waits or runs: it ends with the job, and a "
-    "job whose worker died recovers when its lease expires. `lease` is how long that takes"
-)
-
 BLOCKING = (
     "the setting ONCE has `blocking`, which is for shared locks only: a duplicate of a job in the ledger raises "
     "AlreadyQueued at once. task.delay(...).get(timeout=...) of a onejob.Task waits for the existing job"
@@ -69,7 +60,7 @@ class QueueOnce(LockSharingTask):
         if cls.once.get("unlock_before_run"):
             cls.unique_until = "started"
         if "timeout" in cls.once:
-            notice_once(TIMEOUT)
+            notice_once(UNENDED.format(option="once={'timeout': ...}"))
         cls.on_duplicate = "raise"
         super().on_bound(app)
 
@@ -149,10 +140,8 @@ class QueueOnce(LockSharingTask):
 
     def get_key(self, args: Any = None, kwargs: Any = None) -> str:
         """Return the text of the lock of a call. Raises `KeyError` if one of the `keys` is not passed."""
-        return queue_once_key(str(self.name), self._get_call_args(args or (), kwargs or {}), self.once.get("keys"))
-
-    def _get_call_args(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        return dict(self._onejob.identifier.signature.bind(*args, **kwargs).arguments)
+        bound = self._onejob.identifier.signature.bind(*(args or ()), **(kwargs or {}))
+        return queue_once_key(str(self.name), bound.arguments, self.once.get("keys"))
 
     # --- the lock ---------------------------------------------------------------------------------------------------
 
@@ -167,11 +156,8 @@ class QueueOnce(LockSharingTask):
     def _releases_before_run(self) -> bool:
         return self.unlock_before_run()
 
-    def _old_key(self, args: Any, kwargs: Any) -> str | None:
-        try:
-            return self.get_key(args, kwargs)
-        except (TypeError, KeyError):  # celery-once raises it, too, and so holds no such lock
-            return None
+    def _key_of(self, args: Any, kwargs: Any) -> str:
+        return self.get_key(args, kwargs)
 
     def _take(self, key: str, job_id: str) -> bool:
         backend, timeout = self.once_backend, self.once.get("timeout", self.default_timeout)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Caller
@@ -10,19 +13,10 @@ from onejob.compat.celery_singleton import util
 from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
-from onejob.compat.shims import HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
+from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
 from onejob.errors import DuplicateJobError
 from onejob.jobs.model import Outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from celery import Celery
-
-EXPIRY = (
-    "lock_expiry does not end the uniqueness of a job that still waits or runs: it ends with the job, and a job whose "
-    "worker died recovers when its lease expires. `lease` is how long that takes"
-)
 CLEARED = (
     "clear_locks, release_lock and unlock remove locks that celery-singleton left; a job of the ledger keeps its "
     "identity until it ends. To stop one, cancel it: AsyncResult(id).revoke()"
@@ -88,7 +82,7 @@ class Singleton(LockSharingTask):
         elif own is None:
             cls.on_duplicate = "attach"
         if _either(cls.lock_expiry, config.lock_expiry) is not None:
-            notice_once(EXPIRY)
+            notice_once(UNENDED.format(option="lock_expiry"))
         super().on_bound(app)
 
     # --- submitting -------------------------------------------------------------------------------------------------
@@ -111,7 +105,7 @@ class Singleton(LockSharingTask):
     def _answer_duplicate(self, existing_task_id: str) -> Any:
         if self._answer is not None:
             return self._answer(existing_task_id)
-        if self._raise_on_duplicate:
+        if _either(self.raise_on_duplicate, self.singleton_config.raise_on_duplicate):
             raise _duplicate(existing_task_id)
         return self.AsyncResult(existing_task_id)
 
@@ -124,10 +118,6 @@ class Singleton(LockSharingTask):
         return None if getattr(result, "outcome", None) is Outcome.ATTACHED else result
 
     # --- the lock -------------------------------------------------------------------------------------------------
-
-    @property
-    def _raise_on_duplicate(self) -> bool:
-        return bool(_either(self.raise_on_duplicate, self.singleton_config.raise_on_duplicate))
 
     @property
     def singleton_config(self) -> Config:
@@ -184,11 +174,8 @@ class Singleton(LockSharingTask):
             self.singleton_backend.unlock(lock)
         notice_once(CLEARED)
 
-    def _old_key(self, args: Any, kwargs: Any) -> str | None:
-        try:
-            return self.generate_lock(str(self.name), args, kwargs)
-        except (TypeError, KeyError):  # celery-singleton raises it, too, and so holds no such lock
-            return None
+    def _key_of(self, args: Any, kwargs: Any) -> str:
+        return self.generate_lock(str(self.name), args, kwargs)
 
     def _take(self, key: str, job_id: str) -> bool:
         return self.aquire_lock(key, job_id)

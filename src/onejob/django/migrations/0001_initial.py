@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db import migrations, models
 
-from onejob.django.schema import apply_version, keep_tables
+from onejob.django.conf import apply_version, keep_tables
 
 DjangoMigration: Any = migrations.Migration  # Django ships no types
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import template
 from django.utils.timezone import localtime
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SHOWN = (
     "created_at", "run_at", "started_at", "finished_at", "expires_at", "lease_until", "identity_until",

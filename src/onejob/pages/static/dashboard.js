@@ -150,7 +150,7 @@ document.addEventListener("change", (event) => {
 
 const PAGES = [
   ["Overview", "/", "o"], ["Jobs", "/jobs", "j"], ["Duplicates", "/duplicates", "d"], ["Dead letters", "/dead", "l"],
-  ["Tasks", "/tasks", "t"], ["Workers", "/workers", "w"],
+  ["Tasks", "/tasks", "t"], ["Workers", "/workers", "w"], ["Schedules", "/schedules", "s"],
 ];
 const STATES = ["queued", "running", "retrying", "completed", "failed", "canceled"];
 const commands = [
@@ -290,6 +290,7 @@ if (byId("palette")) {
   input.addEventListener("input", () => { chosen = 0; showCommands(); });
   input.addEventListener("keydown", handlePaletteKey);
 }
+for (const tab of all(".main [aria-current]")) tab.scrollIntoView({ block: "nearest", inline: "center" });
 prepare();
 connect();
 showUpdated();

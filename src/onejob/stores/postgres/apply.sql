@@ -1,6 +1,6 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged. A job that is reopened takes its
 -- identity, also from a holder whose uniqueness window is over.
--- in: the fields of the change (sources as an array), :keeps_entry (not what the row implies) :history_limit :window_over :now
+-- in: the fields of the change (sources as an array), :keeps_entry (not what the row implies) :history_limit :window_over :end_channel :now
 -- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
 --      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},
@@ -40,7 +40,8 @@ changed as (
     crashes = coalesce(cast(:crashes as integer), jobs.crashes),
     published = coalesce(cast(:published as integer), jobs.published),
     published_at = case
-      when cast(:publishes as boolean) then now when cast(:publishes as boolean) is null then jobs.published_at
+      when cast(:publishes as boolean) and not (cast(:offers as boolean) and {is_plain}) then now
+      when cast(:publishes as boolean) is null then jobs.published_at
     end,
     publish_error = coalesce(cast(:publish_error as text), jobs.publish_error),
     cancel = coalesce(cast(:cancel as integer), jobs.cancel),
@@ -66,7 +67,7 @@ changed as (
       )
     )
     and not job.repeated
-  returning jobs.*
+  returning jobs.*, {notify_workers}
 ),
 inserted_history as (
   insert into onejob.history ({history_columns})
@@ -81,6 +82,8 @@ trimmed_history as (
   delete from onejob.history using changed
   where job_id = changed.id and changed.entries > :history_limit and seq <= changed.entries - :history_limit
 )
-select true as applied, changed.*, set_config('ledger.applied_request', :request_id, true) from changed
+select true as applied, changed.*, set_config('ledger.applied_request', :request_id, true),
+  case when cast(:ends as boolean) and awaited then pg_notify(:end_channel, id) end::text
+from changed
 union all
-select repeated, job.*, null from job where not exists (select from changed)
+select repeated, job.*, null, null from job where not exists (select from changed)

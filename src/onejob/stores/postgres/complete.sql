@@ -1,6 +1,6 @@
 -- Complete a run of a job without followers: the end of most jobs, at a fraction of the cost of `apply`, which runs when
 -- this writes nothing. The row implies the history entry.
--- in: the fields of the change (sources as an array), of which the others have their defaults, :now
+-- in: the fields of the change (sources as an array), of which the others have their defaults, :end_channel :now
 -- out: the job, "applied"
 with {clock}
 update onejob.jobs as jobs set
@@ -24,4 +24,4 @@ where jobs.id = :job_id
   -- next one compares the new version of the row with the version in that snapshot.
   and jobs.xmin = (select xmin from onejob.jobs where id = :job_id)
   and strpos(' ' || jobs.requests, ' ' || cast(:request_id as text) || ' ') = 0
-returning true as applied, jobs.*
+returning true as applied, jobs.*, case when jobs.awaited then pg_notify(:end_channel, jobs.id) end

@@ -42,11 +42,14 @@ SESSION = (
     # An open transaction of a user that has submitted a job may hold a row lock.
     "set lock_timeout = '10s'",
     "set statement_timeout = '30s'",
+    # Where a limit is a parameter, estimates are high, and compiling a statement takes longer than all of its work.
+    "set jit = off",
     # A completion that the server has acknowledged must survive a crash of the server.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
 POOLED = (
     "select set_config('lock_timeout', '10s', true), set_config('statement_timeout', '30s', true), "
+    "set_config('jit', 'off', true), "
     "case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end"
 )
 """The same for one transaction: behind a pooler in transaction mode the next one may get another session."""
@@ -177,7 +180,7 @@ class Connections:
 
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
         self._conninfo = conninfo_of(url)
-        self._is_pooled = is_pooled(url)
+        self.is_pooled = is_pooled(url)
         self._prepare = prepare
         self._pool: Pool | None = None
         self._lock = threading.Lock()
@@ -200,6 +203,10 @@ class Connections:
                 time.sleep(delay)
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
 
+    def open_listening(self) -> psycopg.Connection:
+        """Return a connection of the caller's own, outside of the pool. Raises the driver's exceptions."""
+        return psycopg.Connection.connect(self._conninfo, autocommit=True)
+
     def close(self) -> None:
         """Close the idle connections now, the others after their operations. The next operation opens new ones."""
         with self._lock:
@@ -217,7 +224,7 @@ class Connections:
         pool = self._pool or self._new_pool()
         with pool.connection(wait_for_locks=wait_for_locks) as connection:
             try:
-                if self._is_pooled:
+                if self.is_pooled:
                     return _execute(connection, [(POOLED, {}), *statements])[1:]
                 return _execute(connection, statements)
             except psycopg.Error as error:
@@ -238,12 +245,12 @@ class Connections:
         pool.retire()
 
     def _open(self) -> Connection:
-        threshold = None if self._is_pooled else 0
+        threshold = None if self.is_pooled else 0
         connection = Connection.connect(
             self._conninfo, autocommit=True, prepare_threshold=threshold, cursor_factory=psycopg.RawCursor
         )
         try:
-            for command in () if self._is_pooled else SESSION:
+            for command in () if self.is_pooled else SESSION:
                 connection.execute(command)
             self._prepare(connection)
         except BaseException:

@@ -11,6 +11,39 @@ clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now,
     case when not cast(:joins as boolean) then set_config('synchronous_commit', 'off', true) end
 )
+-- name: is_plain
+-- Whether a route is the name of a queue, whose workers can take the job from the ledger.
+-- in: a job
+left(jobs.route, 1) not in ('', '[')
+-- name: is_offered
+-- The condition of the index of the jobs that workers take from the ledger when they are due.
+-- in: a job
+jobs.published_at is null and jobs.lease_until is null and jobs.finished_at is null and not jobs.queued_next
+    and jobs.follows_id is null and {is_plain}
+-- name: notify_workers
+-- Wake the workers of its queue, with the commit, unless they look for themselves before it is due.
+-- in: a job that was just written, :look_interval (seconds) :due_channel
+case
+    when {is_offered} and jobs.run_at
+      <= coalesce(cast(:now as float8), extract(epoch from clock_timestamp())::float8) + cast(:look_interval as float8)
+      then pg_notify(cast(:due_channel as text), jobs.route)
+  end
+-- name: places
+-- The ranks of the jobs that are offered to the workers of queues, found one by one in the index.
+-- in: :queues (array)
+places as (
+  select given.queue, (
+    select priority_rank from onejob.jobs as jobs
+    where jobs.route = given.queue and {is_offered} order by priority_rank desc limit 1
+  ) as rank
+  from unnest((select cast(:queues as text[]))) as given (queue)
+  union all
+  select places.queue, (
+    select priority_rank from onejob.jobs as jobs
+    where jobs.route = places.queue and {is_offered} and priority_rank < places.rank order by priority_rank desc limit 1
+  )
+  from places where places.rank is not null
+)
 -- name: given
 -- in: the fields of the submission
 given as (
@@ -42,9 +75,13 @@ given.id, given.task, given.identity, given.fingerprint, given.nonce, given.subm
 -- name: holder_columns
 {new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
 -- name: holder_values
--- in: `given`, now, :wake_after (seconds until a sweep processes a job that is due at once; 0: a sweep publishes it)
+-- in: `given`, now, :wake_after (seconds until a sweep processes a job that is due at once; 0: a sweep publishes it),
+--     :offers (whether workers take it from the ledger)
 {new_job_values}, true, now, now + given.delay, now + given.expires_in,
-    case when given.delay <= 0 and cast(:wake_after as float8) > 0 then now end,
+    case
+      when given.delay <= 0 and cast(:wake_after as float8) > 0 and not (cast(:offers as boolean) and left(given.route, 1) not in ('', '['))
+        then now
+    end,
     least(
       now + case when given.delay > 0 then given.delay else cast(:wake_after as float8) end,
       now + given.expires_in
@@ -57,13 +94,13 @@ select {holder_values}
 from given, clock
 /* charged: where not exists (select from exceeded) */
 on conflict do nothing
-returning id, created_at
+returning id, created_at, {notify_workers}
 -- name: key_retained_until
 case when cast(:key as text) is not null then now + cast(:key_for as float8) end
 -- name: history_columns
 job_id, seq, at, event, state, attempt, node, detail
 -- name: answer_duplicate
--- The rules of `onejob.uniqueness.on_duplicate.resolve`, applied to the locked row, which may be newer than the
+-- The rules of `onejob.jobs.on_duplicate.resolve`, applied to the locked row, which may be newer than the
 -- statement's snapshot: the holder of the identity, or the job that is queued next.
 (
     outcome, rescheduled, fingerprint, payload, route, tag_lines, expires_at, run_at, priority_rank, wake_at, published_at,
@@ -90,7 +127,7 @@ job_id, seq, at, event, state, attempt, node, detail
       end,
       case
         when not reschedules or jobs.queued_next then jobs.published_at
-        when new_run_at <= locked_at then locked_at
+        when new_run_at <= locked_at and not (cast(:offers as boolean) and {is_plain}) then locked_at
       end,
       case when answer.outcome in ('rejected', 'queued_next') then jobs.key_retained_until
         else greatest(jobs.key_retained_until, excluded.key_retained_until) end
@@ -271,3 +308,20 @@ update onejob.quotas as quotas set
     until = case when quotas.until > now then quotas.until else now + charges.period end
   from charges, clock
   where quotas.name = charges.name
+-- name: ready_messages
+-- The first copies of messages in some queues that nobody has taken, locked. Rows that another consumer has locked are skipped.
+-- in: :queues (array) :limit
+ready as (
+  select due.id
+  from unnest((select cast(:queues as text[]))) as known (queue)
+  cross join lateral (
+    select id, priority from onejob.messages
+    where messages.queue = known.queue and taken_until is null
+      and (expires_at is null or expires_at > (select now from clock))
+    order by priority desc, id
+    limit (select cast(:limit as bigint))
+    for update skip locked
+  ) as due
+  order by priority desc, id
+  limit (select cast(:limit as bigint))
+)

@@ -1,23 +1,27 @@
 -- name: increment
 -- Add to totals and to the current bucket of each period, in the order of the key, so that concurrent processes do not
 -- deadlock; delete some of the expired buckets whose rows are not locked.
+-- The subqueries keep the arrays out of the plan, which is then made once for all.
 -- in: :names :amounts, :recent_names :recent_amounts, :periods :kept_for (seconds) (arrays, pairwise) :now
 with {unsynchronized_clock},
 periods as (
   select period, kept_for
-  from unnest(cast(:periods as integer[]), cast(:kept_for as float8[])) as each_period (period, kept_for)
+  from unnest((select cast(:periods as integer[])), (select cast(:kept_for as float8[])))
+    as each_period (period, kept_for)
 ),
 added (period, name, amount) as (
-  select 0, name, amount from unnest(cast(:names as text[]), cast(:amounts as float8[])) as total (name, amount)
+  select 0, name, amount
+  from unnest((select cast(:names as text[])), (select cast(:amounts as float8[]))) as total (name, amount)
   union all
   select period, name, amount
-  from periods, unnest(cast(:recent_names as text[]), cast(:recent_amounts as float8[])) as recent (name, amount)
+  from periods,
+    unnest((select cast(:recent_names as text[])), (select cast(:recent_amounts as float8[]))) as recent (name, amount)
 ),
 expired as (
   select found.period, found.starts_at, found.name from periods, clock, lateral (
     select period, starts_at, name from onejob.metric_buckets as buckets
     where buckets.period = periods.period and starts_at <= now - kept_for
-    order by starts_at limit 2 * cardinality(cast(:recent_names as text[]))
+    order by starts_at limit 2 * cardinality((select cast(:recent_names as text[])))
     for update skip locked
   ) as found
 ),

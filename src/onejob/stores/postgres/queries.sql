@@ -6,6 +6,25 @@ select now from clock
 -- in: :job_ids (array)
 -- out: those of the jobs that exist
 select jobs.* from onejob.jobs where id = any(cast(:job_ids as text[]))
+-- name: get_awaited
+-- Jobs whose ends are signaled from now on, in a commit that nobody has to wait for. A row that stays locked is an error.
+-- in: :job_ids (array)
+-- out: those of the jobs that exist, except for those that a concurrent transaction has changed
+with unmarked as (
+  select id from onejob.jobs
+  where id = any(cast(:job_ids as text[])) and finished_at is null and not awaited
+    and (select set_config('lock_timeout', '100ms', true) || set_config('synchronous_commit', 'off', true)) <> ''
+  order by id
+  for no key update
+),
+marked as (
+  update onejob.jobs as jobs set awaited = true from unmarked where jobs.id = unmarked.id
+  returning jobs.*
+)
+select marked.* from marked
+union all
+select jobs.* from onejob.jobs as jobs
+where id = any(cast(:job_ids as text[])) and (finished_at is not null or awaited)
 -- name: get
 -- Separate from get_many, whose generic plan, made for a small table, would scan it for one job.
 -- in: :job_id
@@ -101,19 +120,29 @@ select case
 end as created_at
 from equal
 -- name: backlog
--- in: :tasks (array) :limit (jobs of each task) :submitter (null for any)
--- out: task, route, state, count and oldest_run_at of the jobs that wait for a run, and not for another job
-select waiting.task, route, state, count(*) as count, min(run_at) as oldest_run_at
-from unnest((select cast(:tasks as text[]))) as known (task)
-cross join lateral (
-  select jobs.task, route, state, run_at, follows_id, finished_at, submitter from onejob.jobs
-  where coalesce(publisher_task, jobs.task) = known.task and {is_waiting}
-  order by wake_at
-  limit (select cast(:limit as bigint))
-) as waiting
-where follows_id is null and finished_at is null
-  and (cast(:submitter as text) is null or submitter = cast(:submitter as text))
-group by waiting.task, route, state
+-- in: :tasks (array) :limit (waiting jobs of each task) :submitter (null for any) :now
+-- out: task, route, state, count, due and oldest_run_at of the jobs that wait for a run, and not for another job, and of
+--      those that run
+with {clock},
+found as (
+  select waiting.task, route, state, run_at, submitter, run_at <= now as is_due
+  from unnest((select cast(:tasks as text[]))) as known (task)
+  cross join lateral (
+    select jobs.task, route, state, run_at, follows_id, finished_at, submitter from onejob.jobs
+    where coalesce(publisher_task, jobs.task) = known.task and {is_waiting}
+    order by wake_at
+    limit (select cast(:limit as bigint))
+  ) as waiting
+  cross join clock
+  where follows_id is null and finished_at is null
+  union all
+  select task, route, state, run_at, submitter, false from onejob.jobs
+  where lease_until is not null and coalesce(publisher_task, task) = any(cast(:tasks as text[]))
+)
+select task, route, state, count(*) as count, count(*) filter (where is_due) as due, min(run_at) as oldest_run_at
+from found
+where cast(:submitter as text) is null or submitter = cast(:submitter as text)
+group by task, route, state
 -- name: followers
 -- in: :job_id :limit
 -- out: the jobs that follow it, oldest first

@@ -33,3 +33,4 @@ update onejob.jobs as jobs set
 from clock
 where id = any(cast(:ids as text[])) and {is_waiting}
   and not (cast(:lost as boolean) and (published_at is null or run_at > now))
+returning {notify_workers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -13,12 +14,14 @@ from onejob.jobs.records import REDELIVERED
 from onejob.stores.protocol import (
     DUPLICATE_LIMIT,
     HISTORY_LIMIT,
+    LOOK_INTERVAL,
     OTHER_SUBMITTERS,
     SUBMITTER_LIMIT,
     WINDOW_OVER,
 )
 from onejob.stores.rows import COLUMNS, job_in
 from onejob.stores.schema import in_schema
+from onejob.stores.signals import Channel
 from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ MAY_WAIT = frozenset(
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """SQL with parameters written as `:name`, and their values."""
+NAME_LIMIT = 63
+"""How many bytes the name of a channel may have."""
 _STAR = re.compile(r"(?<!returning )\b(\w+)\.\*")
 
 
@@ -61,6 +66,11 @@ class Statements:
     joins: bool = False
     """Whether they are part of a user's transaction."""
 
+    @property
+    def channels(self) -> Mapping[Channel, str]:
+        """The names of the channels of the ledger."""
+        return channels_of(self.schema)
+
     def run(self, *names: str, **values: Any) -> Rows:
         """Run statements with the same values as one transaction, and return the rows of the first."""
         return self.run_each([(name, values) for name in names])[0]
@@ -76,6 +86,9 @@ class Statements:
             "submitter_limit": SUBMITTER_LIMIT,
             "other_submitters": OTHER_SUBMITTERS,
             "redelivered": REDELIVERED,
+            "look_interval": LOOK_INTERVAL,
+            "due_channel": self.channels[Channel.DUE],
+            "end_channel": self.channels[Channel.END],
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
         return self.runner.run(statements, wait_for_locks=not MAY_WAIT.isdisjoint([name for name, _ in calls]))
@@ -84,6 +97,15 @@ class Statements:
         """Run a statement that returns at most one job."""
         rows = self.run(name, **values)
         return job_in(rows[0]) if rows else None
+
+
+@cache
+def channels_of(schema: str) -> Mapping[Channel, str]:
+    """Return PostgreSQL's names of the channels of the ledger in a schema: those of one database are shared."""
+    names = {channel: f"{schema}.{channel}" for channel in Channel}
+    if max(map(len, names.values())) <= NAME_LIMIT:
+        return names
+    return channels_of(hashlib.sha256(schema.encode()).hexdigest()[:32])
 
 
 @cache

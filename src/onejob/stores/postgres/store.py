@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, StoreBusyError
 from onejob.jobs.history import full_history
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal
@@ -18,19 +18,22 @@ from onejob.jobs.records import (
     DuplicateCount,
     Entry,
     Period,
+    ScheduleState,
     Tombstone,
     WorkerInfo,
     group_backlog,
 )
 from onejob.stores.postgres.connection import Connections
+from onejob.stores.postgres.messages import Messages
+from onejob.stores.postgres.signals import PostgresSignals
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
 from onejob.stores.protocol import HISTORY_LIMIT, indexed_state, is_indexed
-from onejob.stores.rows import completion_of, job_in, row_implies_entry
+from onejob.stores.rows import completion_of, in_order, job_in, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
     from onejob.jobs.records import Backlog, Query, Registration
@@ -41,16 +44,20 @@ if TYPE_CHECKING:
 Row: TypeAlias = "dict[str, Any]"
 
 
-class PostgresStore:
+class PostgresStore(Messages):
     """A store in one schema of a PostgreSQL database. Safe to use from many threads; survives a fork.
 
     `clock` (seconds since the epoch) replaces the server's, for tests only. Raises `ConfigurationError`.
     """
 
+    _is_pooled = False
+
     def __init__(self, url: str, *, schema: str = "onejob", clock: Callable[[], float] | None = None) -> None:
         self._connections = Connections(url, self._check_version)
+        self._is_pooled = self._connections.is_pooled
         self._sql = Statements(self._connections, checked_schema(schema), clock)
         self._submitter = Submitter(self._sql)
+        self.signals = PostgresSignals(self._connections, self._sql.channels)
         self._own_ledger: Row | None = None
         self._verified: WeakSet[Any] = WeakSet()
         """The connections of users that are on the database of this ledger."""
@@ -59,9 +66,10 @@ class PostgresStore:
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_after: float, wait_for_locks: bool = True,
-        message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
+        message_of: MessageOf | None = None,
     ) -> list[Admission]:  # fmt: skip
-        return self._submitter.submit_many(submissions, wake_after, wait_for_locks=wait_for_locks)
+        when_due = {"wake_after": wake_after, "offers": message_of is not None}
+        return self._submitter.submit_many(submissions, when_due, wait_for_locks=wait_for_locks)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         values = sql_values(submission) | {"follows_id": follows_id}
@@ -106,7 +114,9 @@ class PostgresStore:
             completed = _parse_applied(self._sql.run("complete", sources=sources, **completion))
             if completed.applied:
                 return completed
-        values = sql_values(change) | {"sources": sources, "keeps_entry": not row_implies_entry(change)}
+        values = sql_values(change) | {
+            "sources": sources, "offers": change.message is not None, "keeps_entry": not row_implies_entry(change),
+        }  # fmt: skip
         also = ("wake_followers",) if change.ends else ()
         return _parse_applied(self._sql.run("apply", *also, **values))
 
@@ -122,6 +132,13 @@ class PostgresStore:
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._sql.run("steps", job_id=job_id)}
 
+    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
+        return in_order([job_in(row) for row in self._sql.run("deliver", queues=[*queues], limit=limit)])
+
+    def next_delivery(self, queues: Collection[str]) -> float | None:
+        seconds: float | None = self._sql.run("next_delivery", queues=[*queues])[0]["seconds"]
+        return seconds
+
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [job_in(row) for row in rows]
@@ -135,6 +152,17 @@ class PostgresStore:
         else:
             rows = self._sql.run("get_many", job_ids=list(job_ids))
         return {row["id"]: job_in(row) for row in rows}
+
+    def get_awaited(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        if self._is_pooled:  # nobody would get the signals
+            return self.get_many(job_ids)
+        try:
+            rows = self._sql.run("get_awaited", job_ids=list(job_ids))
+        except StoreBusyError:  # a user's transaction has locked one of them: the caller looks again
+            return self.get_many(job_ids)
+        found = {row["id"]: job_in(row) for row in rows}
+        missing = [job_id for job_id in job_ids if job_id not in found]
+        return found | self.get_many(missing) if missing else found
 
     def read_clock(self) -> float:
         return float(self._sql.run("read_clock")[0]["now"])
@@ -226,8 +254,19 @@ class PostgresStore:
         rows = self._sql.run("audit", limit=limit, before=before, keep_for=keep_for)
         return [AuditEntry.from_row(**row) for row in rows]
 
+    def schedules(self) -> list[ScheduleState]:
+        return [ScheduleState.from_row(**row) for row in self._sql.run("schedules")]
+
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+        values = {"name": state.name, "nonce": state.nonce, "state": state.to_json()}
+        return bool(self._sql.run("put_schedule", expected=expected, **values))
+
+    def delete_schedule(self, name: str, *, expected: str) -> None:
+        self._sql.run("delete_schedule", name=name, expected=expected)
+
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""
+        self.signals.close()
         self._connections.close()
 
     # --- taking part in a user's transaction ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,16 +46,20 @@ class Submitter:
         self._holder_cache = HolderCache()
 
     def submit_many(
-        self, submissions: Sequence[Submission], wake_after: float, *, wait_for_locks: bool
+        self, submissions: Sequence[Submission], when_due: dict[str, Any], *, wait_for_locks: bool
     ) -> list[Admission]:
-        """Submit in this order; return the admissions in this order."""
-        batch = _Batch(submissions, self._sql, wake_after, wait_for_locks=wait_for_locks)
+        """Submit in this order; return the admissions in this order.
+
+        `when_due`: the values `wake_after` and `offers` of the statements.
+        """
+        batch = _Batch(submissions, self._sql, when_due, wait_for_locks=wait_for_locks)
         if not self._sql.joins:
             held = {each.identity for each in submissions if self._holder_cache.get(each.identity)}
             keyed = {each.identity for each in submissions if each.key is not None}
             special = {each.identity for each in submissions if _is_special(each, is_held=each.identity in held)}
-            batch.admit(held | keyed)
-            batch.attach(special)
+            ambiguous = _ambiguous_identities(submissions)
+            batch.admit(held | keyed | ambiguous)
+            batch.attach(special | ambiguous)
         for _ in range(SUBMIT_TRIES):
             if not batch.submit():
                 break
@@ -78,11 +83,11 @@ class _Batch:
     """The submissions of one call, and the admissions of those that are done."""
 
     def __init__(
-        self, submissions: Sequence[Submission], sql: Statements, wake_after: float, *, wait_for_locks: bool
+        self, submissions: Sequence[Submission], sql: Statements, when_due: dict[str, Any], *, wait_for_locks: bool
     ) -> None:
         self._submissions = submissions
         self._sql = sql
-        self._wake_after = wake_after
+        self._when_due = when_due
         self._wait_for_locks = wait_for_locks
         self._found: dict[int, Result] = {}
         self._order = _lock_order(submissions)
@@ -95,13 +100,13 @@ class _Batch:
         """Write those with other identities that have no holder, unless their quotas are too small for all of them."""
         wanted = self._remaining(excluded)
         given = [self._submissions[number] for number in wanted]
-        calls = _admit_calls(given, self._wake_after)
+        calls = _admit_calls(given, self._when_due)
         if not calls:
             return
         written = {row["id"]: row["created_at"] for row in self._run(calls)[-1]}
         for number, each in zip(wanted, given, strict=True):
             if each.id in written:
-                job = new_job(each, now=written.pop(each.id), wake_after=self._wake_after)
+                job = new_job(each, now=written.pop(each.id), **self._when_due)
                 self._found[number] = Admission(job, Outcome.ADMITTED)
 
     def attach(self, excluded: set[str]) -> None:
@@ -123,9 +128,8 @@ class _Batch:
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         calls += lock_quotas(given)
-        values = {"wake_after": self._wake_after}
         answers = self._run(
-            [*calls, *(submit_call(self._statement(each), each, values_of(each) | values) for each in given)]
+            [*calls, *(submit_call(self._statement(each), each, values_of(each) | self._when_due) for each in given)]
         )
         for number, each, rows in zip(wanted, given, answers[len(calls) :], strict=True):
             result = _parse_result(rows, each)
@@ -163,28 +167,38 @@ def _is_special(submission: Submission, *, is_held: bool) -> bool:
     )
 
 
+def _ambiguous_identities(submissions: Sequence[Submission]) -> set[str]:
+    """Return the identities of ids that several submissions have, with different ones."""
+    if len(submissions) == 1:
+        return set()
+    pairs = {(submission.id, submission.identity) for submission in submissions}
+    counts = Counter(job_id for job_id, _ in pairs)
+    return {identity for job_id, identity in pairs if counts[job_id] > 1}
+
+
 def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     """Return the order in which to submit: by identity, so that concurrent batches do not deadlock.
 
-    If a key is used with several identities, the first of them wins, and quotas are charged in the given order, so
-    that is kept.
+    If a key or an id is used with several identities, the first of them wins, and quotas are charged in the given
+    order, so that is kept.
     """
     if len(submissions) == 1:
         return (0,)
+    if _ambiguous_identities(submissions):
+        return range(len(submissions))
     keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
     if len(keyed) > len({key for key, _ in keyed}) or any(submission.charges for submission in submissions):
         return range(len(submissions))
     return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
 
 
-def _admit_calls(submissions: Sequence[Submission], wake_after: float) -> list[Call]:
+def _admit_calls(submissions: Sequence[Submission], when_due: dict[str, Any]) -> list[Call]:
     """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
-    values = {"wake_after": wake_after}
     if len(submissions) > 1:
         texts = json.dumps([_given_values(each) for each in submissions])
-        call = _charged_call("admit_many", values | {"submissions": texts}, submissions)
+        call = _charged_call("admit_many", when_due | {"submissions": texts}, submissions)
         return [*lock_quotas(submissions), call]
-    return [("admit", values_of(each) | values) for each in submissions if not each.charges]
+    return [("admit", values_of(each) | when_due) for each in submissions if not each.charges]
 
 
 def _given_values(submission: Submission) -> dict[str, Any]:

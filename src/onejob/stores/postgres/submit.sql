@@ -2,7 +2,7 @@
 -- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
 -- follower, which is due when the followed job ends.
 -- variants: charged
--- in: the fields of the submission, :wake_after (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
+-- in: the fields of the submission, :wake_after (seconds) :offers, :joins :duplicate_limit :window_over :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
 --      With :charges "exceeded", with the quota as its outcome, when a new job would exceed that.
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
@@ -79,7 +79,7 @@ inserted as (
   on conflict (identity) where holds_identity do update set
     duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}, {answer_duplicate}
   where jobs.id <> excluded.id and not {is_repeated}
-  returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
+  returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job, {notify_workers}
 ),
 queued as (
   insert into onejob.jobs as jobs (

@@ -3,7 +3,7 @@
 -- retained longer than that job. With :follows a duplicate gets a row of its own, as a follower, which is due at once:
 -- the followed job may end before the commit, and its end cannot see uncommitted rows.
 -- variants: charged
--- in: the fields of the submission, :wake_after (seconds), :window_over :now; take_keys ran before
+-- in: the fields of the submission, :wake_after (seconds) :offers, :window_over :now; take_keys ran before
 -- out: as submit, over a quota also when an equal job is not visible yet; nothing when the existing job is not visible yet, and no follower when another row got its id
 --      meanwhile
 with {clock},
@@ -32,7 +32,7 @@ inserted as (
   where (select count(*) from expired) >= 0 -- which must run first
     /* charged: and not exists (select from exceeded) */
   on conflict do nothing
-  returning *
+  returning *, {notify_workers}
 ),
 existing as (
   select * from onejob.jobs where id = (select job_id from keyed) and not exists (select from own)

@@ -1,7 +1,8 @@
 -- Make the followers of a job due that this request has ended, unless they run, and give its identity, if it is free, to
 -- the job that is queued next. It is a separate statement of the same transaction, because its snapshot must include the
 -- followers that were committed while `apply` waited for the row lock.
--- in: :job_id :request_id :now
+-- A follower whose end somebody waits for, which a webhook is not, is signaled: no queue is named.
+-- in: :job_id :request_id :due_channel :now
 with {clock},
 ended as (
   select not exists (
@@ -20,7 +21,7 @@ updated as (
     entries = entries + (queued_next and is_free)::integer
   from ended, clock
   where follows_id = :job_id and finished_at is null and lease_until is null
-  returning jobs.*
+  returning jobs.*, case when publisher_task is null then pg_notify(cast(:due_channel as text), '') end, {notify_workers}
 )
 insert into onejob.history ({history_columns})
 select id, entries, now, 'promote', state, attempt, node, 'promoted when ' || cast(:job_id as text) || ' ended'

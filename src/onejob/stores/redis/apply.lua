@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Compare and set: one change of one job. The end of a job makes its followers due, and gives its identity to the job
--- that is queued next. A reopened job takes its identity. A message is pushed if the job waits for a run and is due.
+-- that is queued next, and is signaled. A reopened job takes its identity. A message is pushed if the job waits for a run and is due.
 -- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps; the broker's list, if the
 --       change has a message; the sets of `indexed`
 -- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, lapsed, overdue, unnotified, ends,
@@ -95,8 +95,8 @@ if releases then
   row[HOLDS_IDENTITY] = false
 end
 local waits = not (row[FINISHED_AT] or row[LEASE_UNTIL] or row[QUEUED_NEXT])
-local pushes = message ~= '' and waits and run_at_of(row) <= now
-row[REQUESTS] = add_request(row[REQUESTS], pushes and request_id .. '+' or request_id)
+local pushed = message ~= '' and waits and run_at_of(row) <= now and push(destination, message)
+row[REQUESTS] = add_request(row[REQUESTS], pushed and request_id .. '+' or request_id)
 write_row(key, row)
 local wake_at = wake_after and now + wake_after or previous_wake_at
 if wake_after and not row[FINISHED_AT] then
@@ -113,6 +113,7 @@ if (ends or reopens) and has_followed then
   redis.call('HDEL', follows_ids, job_id)
 end
 if ends then
+  signal('end', job_id)
   if row[FOLLOWED] then
     for follower, task in pairs(read_hash(followers)) do
       if redis.call('HGET', follows_ids, follower) == job_id then
@@ -124,7 +125,4 @@ if ends then
 elseif releases then
   redis.call('DEL', identity)
 end
-if pushes then
-  redis.call('LPUSH', destination, message)
-end
-return { 'applied', reply(job), pushes and '1' or '', holder_id }
+return { 'applied', reply(job), pushed and '1' or '', holder_id }

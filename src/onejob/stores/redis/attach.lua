@@ -1,12 +1,13 @@
 #!lua
 -- Resolve a duplicate: a submission whose idempotency key or identity belongs to an existing job. The rules are those
--- of `onejob.uniqueness.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
+-- of `onejob.jobs.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
 -- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, follows_ids, duplicate_counts,
 --       duplicate_sums; the existing job with its history, duplicates and followers; the job queued next and its
---       followers; the idempotency key, if any; the quotas
+--       followers; the idempotency key, if any; the quotas; with `has_holder` the job that holds the identity, and its
+--       duplicates
 -- ARGV: clock, existing and queued (the ids of the two other jobs), wake_after (seconds), submitter_limit; of the submission
 --       id, row (`GIVEN`, packed), payload, options, delay, expires_in, key_for ('' without a key), max_wait, rejects,
---       replaces, queue_next, follows, origin (what its duplicate records), limits (of its quotas, see `charge`)
+--       replaces, queue_next, follows, origin (what its duplicate records), limits (of its quotas, see `charge`), has_holder
 -- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, the id of the job whose
 --          row follows, its row and, for a follower, the follower's row. A repeated submission gets its first answer,
 --          with the row of the existing job
@@ -16,7 +17,7 @@
 local own_key, own_history, identity, next_key, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
   existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS, 4)
 local existing_id, queued_id, wake_after, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
-  rejects, replaces, queue_next, follows, origin, limits = unpack(ARGV, 2)
+  rejects, replaces, queue_next, follows, origin, limits, has_holder = unpack(ARGV, 2)
 local now, created_at = clock()
 wake_after, submitter_limit, max_wait = number(wake_after), number(submitter_limit), number(max_wait)
 delay, expires_in, key_for = number(delay) or 0, number(expires_in), number(key_for)
@@ -120,10 +121,17 @@ end
 if keyed.submission_nonce == nonce then
   return { 'duplicate', keyed.outcome, keyed.rescheduled, '0', existing_id, existing_id, reply(existing), false }
 end
-local stored = find_duplicate(duplicates, nonce)
+local stored, stored_in = find_duplicate(duplicates, nonce), duplicates
+if not stored and has_holder == '1' then -- the key had another job at first, or none
+  local holder = read_row(KEYS[#KEYS - 1])
+  if holder and holder[HOLDS_IDENTITY] and tonumber(holder[IDENTITY_UNTIL] or math.huge) > now then
+    stored, stored_in = find_duplicate(KEYS[#KEYS], nonce), KEYS[#KEYS]
+    key_reused = stored and '0' or key_reused
+  end
+end
 if stored then
   local _, outcome, _, rescheduled, answered_by =
-    string.match(redis.call('LINDEX', duplicates, stored + 1), '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+    string.match(redis.call('LINDEX', stored_in, stored + 1), '^(%S+) (%S+) (%S+) (%S+) (.*)$')
   return { 'duplicate', outcome, rescheduled, key_reused, answered_by, existing_id, reply(existing), false }
 end
 

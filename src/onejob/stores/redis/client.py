@@ -53,7 +53,7 @@ class Client:
     """Sends requests to the Redis at `url`. `clock` replaces the server's clock, for tests."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
-        pool = pool_of(url)
+        self.pool = pool = pool_of(url)
         self.address = address_of(pool)
         self._location = location_of(pool)
         self._connections = Connections(pool)
@@ -67,28 +67,37 @@ class Client:
         """Return the replies to commands that read. They are not atomic together. Raises `StoreError`."""
         return self.send(commands)
 
-    def send(self, requests: Sequence[Request], *, partial: bool = False) -> list[Any]:
+    def send(self, requests: Sequence[Request], *, partial: bool = False, by_digest: bool = True) -> list[Any]:
         """Send requests in one round trip, in this order, and return their replies. Raises `StoreError`.
 
-        `partial`: the reply to a call that the server refuses is the `StoreError`.
+        `partial`: the reply to a call that the server refuses is the `StoreError`. `by_digest`: name scripts by their
+        digests; those that the server does not have (it was restarted, or flushed) are sent again as texts, and
+        with them, unless `partial`, what was sent beside them.
         """
-        number, by_digest = 1, True
+        number = 1
         while True:
             clock = "" if self._clock is None else str(self._clock())
             try:
                 replies = self._connections.execute(commands_of(requests, clock, by_digest=by_digest), partial=partial)
             except (exceptions.RedisError, OSError) as error:
                 if isinstance(error, exceptions.NoScriptError) and by_digest:
-                    by_digest = False  # the server does not have the script: it was restarted, or flushed
+                    by_digest = False
                     continue
                 if number == ATTEMPTS or not isinstance(error, RETRYABLE):
                     raise self._translate(error) from error
             else:
-                if partial:
-                    return [self._translate(reply) if isinstance(reply, Exception) else reply for reply in replies]
-                return replies
+                return self._answers(requests, replies) if partial else replies
             time.sleep(_BACKOFF.compute(number))
             number += 1
+
+    def _answers(self, requests: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
+        """Return the replies with a `StoreError` for each error; calls of unknown scripts have run by then."""
+        unknown = [
+            each for each, reply in zip(requests, replies, strict=True) if isinstance(reply, exceptions.NoScriptError)
+        ]
+        again = iter(self.send(unknown, partial=True, by_digest=False) if unknown else ())
+        answers = (next(again) if isinstance(reply, exceptions.NoScriptError) else reply for reply in replies)
+        return [self._translate(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
     def close(self) -> None:
         """Close the idle connections now. The next request opens new ones."""

@@ -73,7 +73,8 @@ class Connections:
                 self.close()  # the others have probably lost the server as well
             raise
         self._idle.append((connection, monotonic()))
-        _raise_first(replies, exceptions.NoScriptError if partial else exceptions.RedisError)
+        if not partial:
+            _raise_first(replies, exceptions.RedisError)
         return replies
 
     def close(self) -> None:
@@ -150,6 +151,28 @@ class Connection:
             else:
                 replies.append(reply)
         return replies
+
+    def send(self, commands: Iterable[Sequence[str | bytes]]) -> None:
+        """Send commands, whose replies `receive_available` returns."""
+        for command in commands:
+            self._write(bytearray(pack_command(tuple(command))), None)  # type: ignore[arg-type]  # as above
+
+    def receive_available(self) -> list[Any]:
+        """Return what has arrived, without waiting; an error is an exception in its place."""
+        with suppress(*_WOULD_BLOCK):
+            while data := self._socket.recv(RECEIVE_SIZE):
+                self._reader.feed(data)
+            msg = "the server has closed the connection"
+            raise exceptions.ConnectionError(msg)
+        replies: list[Any] = []
+        while (reply := self._reader.gets()) is not Ellipsis:
+            replies.append(reply)
+        return replies
+
+    def fileno(self) -> int:
+        """Return the socket."""
+        number: int = self._socket.fileno()
+        return number
 
     def is_usable(self) -> bool:
         """Return whether the connection is open, and has nothing to read."""

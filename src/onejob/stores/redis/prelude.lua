@@ -35,6 +35,11 @@ local function format_integer(count)
   return string.format('%.0f', count)
 end
 
+-- Publish a signal; its channel is named after the first key of the script. A user whose ACL refuses it writes all the same.
+local function signal(channel, key)
+  redis.pcall('PUBLISH', string.sub(KEYS[1], 1, -6) .. 'signals:' .. channel, key)
+end
+
 -- Whether a word is in a space-separated list.
 local function contains(words, word)
   return string.find(' ' .. words .. ' ', ' ' .. word .. ' ', 1, true) ~= nil
@@ -110,7 +115,7 @@ end
 
 -- The sorted set that has the `wake_at` of a job: each job is in one of them. They are the first keys of each script
 -- that reads or writes it: the prefix of the sets of the waiting jobs of each task, that of the running jobs, and that
--- of the ended ones.
+-- of the ended ones. The prefix itself is a sorted set, too: of the sets of all tasks, see `keep_earliest`.
 local function wake_set(row)
   if row[LEASE_UNTIL] then
     return KEYS[2]
@@ -128,6 +133,11 @@ local function read_wake_at(job)
   return job.wake_at
 end
 
+-- Note that a job of a wake set is due at a time: the score of the set in `wake` is at most the earliest of these times.
+local function keep_earliest(set, wake_at)
+  redis.call('ZADD', KEYS[1], 'LT', wake_at, set)
+end
+
 -- Set a job's `wake_at`, in Redis and in the Lua table; `previous`: the sorted set that it was in before the change.
 local function set_wake_at(job, seconds, previous)
   local set = wake_set(job[1])
@@ -136,6 +146,9 @@ local function set_wake_at(job, seconds, previous)
   end
   job.wake_at = format_time(seconds)
   redis.call('ZADD', set, job.wake_at, job.id)
+  if set ~= KEYS[2] and set ~= KEYS[3] then
+    keep_earliest(set, job.wake_at)
+  end
 end
 
 -- Move a job from the sorted set of its previous state to that of its state. `indexed`: the states that are among them
@@ -179,6 +192,12 @@ local function insert_job(key, jobs, id, row, payload, options)
   return { row, '', payload, options, '', '', key = key, id = id }
 end
 
+-- Push a message to the broker's list. Returns whether it was pushed: a key of another type is the error of whoever
+-- publishes the message instead, and not of the job.
+local function push(destination, message)
+  return type(redis.pcall('LPUSH', destination, message)) == 'number'
+end
+
 -- When a job may run.
 local function run_at_of(row)
   return tonumber(row[RUN_AT] or row[CREATED_AT])
@@ -204,6 +223,8 @@ end
 -- Make a follower due now, unless it runs. Its row is not a key of this script; the job that it follows has its task.
 local function wake_follower(follower_id, task, now)
   redis.call('ZADD', KEYS[1] .. task, 'XX', format_time(now), follower_id)
+  keep_earliest(KEYS[1] .. task, format_time(now))
+  signal('due', '')
 end
 
 -- Append an entry to the history of a job, which keeps its newest entries.

@@ -75,12 +75,13 @@ class Queries(Part):
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
         due_first = ("-inf", "+inf", "LIMIT", "0", str(limit))
-        found = self._client.read(*(("ZRANGEBYSCORE", self._keys.wake(task), *due_first) for task in sorted(tasks)))
-        ids = [job_id for each in found for job_id in each]
-        values = ("" if submitter is None else f"={submitter}",)
+        waiting = (("ZRANGEBYSCORE", self._keys.wake(task), *due_first) for task in sorted(tasks))
+        found = self._client.read(("ZRANGEBYSCORE", self._keys.leases, "-inf", "+inf"), *waiting)
+        ids = list(dict.fromkeys(job_id for each in found for job_id in each))  # one may be claimed meanwhile
+        values = ("" if submitter is None else f"={submitter}", *tasks)
         calls = [Call("backlog", tuple(map(self._keys.job, page)), values) for page in pages_of(ids, PAGE_SIZE)]
         replies = self._client.send(calls)
-        return group_backlog(flat[start : start + 5] for flat in replies for start in range(0, len(flat), 5))
+        return group_backlog(flat[start : start + 6] for flat in replies for start in range(0, len(flat), 6))
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         (flat,) = self._client.read(("HGETALL", self._keys.followers(job_id)))

@@ -16,6 +16,7 @@ from onejob.jobs.records import (
     Bucket,
     DuplicateCount,
     Period,
+    ScheduleState,
     WorkerInfo,
 )
 from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, GroupBy
@@ -113,6 +114,17 @@ class Records(Part):
         texts = self._client.call("audit", tuple(self._keys.audit.values()), values)
         found = [AuditEntry.from_row(*text.split(" ", 2)) for text in texts]
         return sorted(found, key=lambda entry: entry.id, reverse=True)[:limit]
+
+    def schedules(self) -> list[ScheduleState]:
+        (found,) = self._client.read(("HGETALL", self._keys.schedules))
+        return [ScheduleState.from_row(name, *text.split(" ", 1)) for name, text in sorted(pairs_of(found).items())]
+
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+        values = (state.name, state.nonce, state.to_json(), expected)
+        return self._client.call("put_schedule", (self._keys.schedules,), values) is not None
+
+    def delete_schedule(self, name: str, *, expected: str) -> None:
+        self._client.call("delete_schedule", (self._keys.schedules,), (name, expected))
 
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         periods = [str(seconds) for period in Period for seconds in (period.seconds, period.kept_for)]

@@ -18,6 +18,7 @@ from onejob.jobs.model import Cancel, Job
 from onejob.jobs.records import AUDIT_KINDS
 from onejob.jobs.transitions import SUBMITTED
 from onejob.stores.protocol import INDEXED_STATES
+from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +36,14 @@ class Keys:
         tag = f"{{{prefix}}}"
         wake, self.leases, self.ended = (f"{tag}:{name}" for name in ("wake:", "leases", "ended"))
         self.wake_sets = (wake, self.leases, self.ended)
-        """The sorted sets of `wake_at`; of the waiting jobs, the prefix of the sets of all tasks."""
+        """The sorted sets of `wake_at`; of the waiting jobs, the prefix of the sets of all tasks.
+
+        The prefix itself is the sorted set of these sets, by the earliest `wake_at` of each or before it.
+        """
         self.state_sets = {state: f"{tag}:{state}" for state in INDEXED_STATES}
         """The sorted sets of the jobs in a state, by `created_at`."""
+        self.channels = {channel: f"{tag}:signals:{channel}" for channel in Channel}
+        """The channels of the ledger's signals, which are no keys."""
         self.jobs = f"{tag}:jobs"
         self.follows_ids = f"{tag}:follows_ids"
         self.duplicate_counts = f"{tag}:duplicate_counts"
@@ -46,6 +52,7 @@ class Keys:
         self.registrations = f"{tag}:registrations"
         self.metrics = f"{tag}:metrics"
         self.audit = {kind: f"{tag}:audit:{kind}" for kind in AUDIT_KINDS}
+        self.schedules = f"{tag}:schedules"
         self.tombstones = f"{tag}:tombstones"
         self.tombstone_expiry = f"{tag}:tombstone_expiry"
         # The others belong to a name: a bound `str.__add__` returns the prefix with the name, quicker than a function.

@@ -18,6 +18,7 @@ from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_o
 from onejob.stores.redis.queries import Queries
 from onejob.stores.redis.records import Records
 from onejob.stores.redis.rows import POSITIONS, Keys, arguments_of, format_value, given, job_of
+from onejob.stores.redis.signals import RedisSignals
 from onejob.stores.redis.submission import Submitting, exceeded_quota, limits_of, quota_keys, split_batch
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class RedisStore(Queries, Records):
     def __init__(self, client: Client, keys: Keys) -> None:
         super().__init__(client, keys)
         self._holder_cache = HolderCache()
+        self.signals = RedisSignals(client, keys)
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
@@ -62,6 +64,7 @@ class RedisStore(Queries, Records):
 
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""
+        self.signals.close()
         self._client.close()
 
     # The methods are documented in onejob.stores.protocol.
@@ -140,7 +143,7 @@ class RedisStore(Queries, Records):
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         keys = self._keys
-        sets = (keys.leases, keys.ended, *map(keys.wake, sorted(tasks)))
+        sets = (*keys.wake_sets, *map(keys.wake, sorted(tasks)))
         values = (str(limit), str(hold), format_value(expired_runs))
         wake_at, ids, found_in = self._client.call("take_due", sets, values)
         calls = []
@@ -163,6 +166,8 @@ class RedisStore(Queries, Records):
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         return {job.id: job for job in self._read_jobs(job_ids)}
+
+    get_awaited = get_many  # scripts signal every end
 
     def delete(
         self,

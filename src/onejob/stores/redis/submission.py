@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from onejob.errors import StoreError
+from onejob.errors import StoreError, StoreRefusedError
 from onejob.jobs.model import Admission, Outcome
 from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import SUBMITTER_LIMIT
@@ -47,6 +47,8 @@ class _Pending:
     """The job that holds the identity, and the one that is queued next, or ""."""
     answer: Admission | QuotaExceededError | StoreError | None = None
     tries: int = 1
+    is_alone: bool = False
+    """Whether it needs a call of its own: one with others was refused, after it may have written some of them."""
 
 
 @dataclass(slots=True)
@@ -104,22 +106,26 @@ class Submitting:
         """Send the next calls of submissions, the new jobs first, and handle the replies."""
         new = [pending for pending in waiting if pending.request is None]
         others = [(pending, pending.request) for pending in waiting if pending.request is not None]
-        pages = pages_of(new, CALL_SIZE)
+        alone = [[pending] for pending in new if pending.is_alone]
+        pages = [*pages_of([pending for pending in new if not pending.is_alone], CALL_SIZE), *alone]
         writes = [partial(self.new_jobs, [pending.submission for pending in page]) for page in pages]
         replies = self.client.send([*writes, *(request for _, request in others)], partial=True)
         answers: list[Any] = []
         for page, reply in zip(pages, replies, strict=False):
             answers += [reply] * len(page) if isinstance(reply, StoreError) else reply
+            for pending in page:
+                pending.is_alone = isinstance(reply, StoreRefusedError) and len(page) > 1
         answers += replies[len(pages) :]
-        for pending, answer in zip((*new, *(pending for pending, _ in others)), answers, strict=True):
-            if isinstance(answer, StoreError):
-                pending.answer = answer
-            else:
+        sent = (*(pending for page in pages for pending in page), *(pending for pending, _ in others))
+        for pending, answer in zip(sent, answers, strict=True):
+            if not isinstance(answer, StoreError):
                 self._handle(pending, answer)
+            elif not pending.is_alone:
+                pending.answer = answer
 
     def new_jobs(self, submissions: Sequence[Submission]) -> Call:
         """Return the call that writes new jobs. Its reply has one answer for each."""
-        keys, script_keys = self.keys, [self.keys.jobs]
+        keys, script_keys = self.keys, [self.keys.wake(""), self.keys.jobs]
         values: list[str | bytes] = [str(self.wake_after)]
         for submission in submissions:
             key, identity = submission.key, submission.identity
@@ -156,8 +162,8 @@ class Submitting:
                 self._meet_holder(each, holder, queued)
             case ["uncommon"]:
                 self._attach_to_holder(each)
-            case ["keyed", job_id]:
-                each.request = self._attach(submission, job_id, "")
+            case ["keyed", job_id, holder]:
+                each.request = self._attach(submission, job_id, "", holder if holder != job_id else "")
             case ["duplicate", *found]:
                 self._answer_duplicate(each, found)
             case ["exceeded", *found]:
@@ -198,8 +204,11 @@ class Submitting:
         )  # fmt: skip
         return Call("attach_plain", script_keys, values)
 
-    def _attach(self, submission: Submission, existing: str, queued: str) -> Call:
-        """Return the call that resolves any duplicate. `queued`: the job that will be queued next then; "" for none."""
+    def _attach(self, submission: Submission, existing: str, queued: str, holder: str = "") -> Call:
+        """Return the call that resolves any duplicate. `queued`: the job that will be queued next then; "" for none.
+
+        `holder`: the job that holds the identity, if it is not the existing one, which the idempotency key has.
+        """
         keys, identity, queued_id = self.keys, submission.identity, queued or submission.id
         script_keys = (
             *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.identity(identity),
@@ -207,12 +216,13 @@ class Submitting:
             keys.job(existing), keys.history(existing), keys.duplicates(existing), keys.followers(existing),
             keys.job(queued_id), keys.followers(queued_id),
             *(() if submission.key is None else (keys.key(submission.key),)), *quota_keys(keys, submission),
+            *((keys.job(holder), keys.duplicates(holder)) if holder else ()),
         )  # fmt: skip
         flags = (submission.rejects, submission.replaces, submission.queue_next, submission.follows)
         values = (
             existing, queued, str(self.wake_after), str(SUBMITTER_LIMIT), *arguments_of(submission),
             "" if submission.key is None else str(submission.key_for), str(submission.max_wait),
-            *map(format_value, flags), origin_of(submission), limits_of(submission),
+            *map(format_value, flags), origin_of(submission), limits_of(submission), format_value(holder != ""),
         )  # fmt: skip
         return Call("attach", script_keys, values)
 

@@ -1,16 +1,17 @@
 #!lua
 -- Write queued jobs that hold their identities, and push their messages.
--- KEYS: jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one),
+-- KEYS: wake, jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one),
 --       the broker's list (if it has a message) and its quotas
 -- ARGV: clock, wake_after (seconds; 0: a sweep publishes the jobs); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
 --       message ('' for none), key_for (seconds; '' without a key), limits (of its quotas, see `charge`)
 -- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the row
 --          that is written here
--- refusal: "own" when a job has this id already; "keyed" and the id of the job that answers the idempotency key;
+-- refusal: "own" when a job has this id already; "keyed", the id of the job that answers the idempotency key, and the id
+--          of the job that holds the identity, or "";
 --          "held", the id of the job that holds the identity, and the id of the job that is queued next, or "";
 --          "exceeded", see `charge`
 local ARGUMENTS = 9
-local jobs, next_number = KEYS[1], 2
+local jobs, next_number = KEYS[2], 3
 local now, created_at = clock()
 local wake_after = number(ARGV[2])
 local due = format_time(now + wake_after)
@@ -36,7 +37,7 @@ local function submit(first)
   end
   local keyed = key and read_key(key, now).job_id
   if keyed then
-    return { 'keyed', keyed }
+    return { 'keyed', keyed, redis.call('GET', identity) or '' }
   end
   local exceeded = limits ~= '' and redis.call('EXISTS', identity) == 0 and charge(limits, first_quota, now)
   if exceeded then
@@ -61,14 +62,12 @@ local function submit(first)
   redis.call('RPUSH', job, row, '', payload, options, '', '', '')
   redis.call('ZADD', jobs, created_at, id)
   redis.call('ZADD', wake_set, wake_at, id)
+  keep_earliest(wake_set, wake_at)
   if key then
     keep_key(key, id, cmsgpack.unpack(row), now, now + key_for, 'admitted', '0')
   end
-  local pushes = destination and not is_delayed and not is_expired
-  if pushes then
-    redis.call('LPUSH', destination, message)
-  end
-  return { 'admitted', created_at, pushes and '1' or '' }
+  local pushed = destination and not is_delayed and not is_expired and push(destination, message)
+  return { 'admitted', created_at, pushed and '1' or '' }
 end
 
 local replies = {}

@@ -1,7 +1,9 @@
 -- name: take_due
 #!lua flags=allow-oom
--- Take the jobs whose `wake_at` is due, and postpone it: first runs whose lease has expired, then the others.
--- KEYS: leases, ended, and the wake sets of the tasks whose waiting jobs are taken
+-- Take the jobs whose `wake_at` is due, and postpone it: first runs whose lease has expired, then the others. Only the
+-- wake sets are read that may have a due job by the scores in `wake`, which are corrected then: an idle sweep executes
+-- the same three commands for any number of tasks.
+-- KEYS: wake, leases, ended, and the wake sets of the tasks whose waiting jobs are taken
 -- ARGV: clock, limit, hold (seconds), expired_runs ("1", or "": not these)
 -- returns: their new `wake_at`, their ids, the longest due first, and the number of the key that has each
 local limit, now = number(ARGV[2]), clock()
@@ -20,12 +22,36 @@ local function take(head)
   return next_head(head.key, head.taken + 1)
 end
 
-local expired = ARGV[4] == '1' and next_head(1, 0)
+-- The numbers of the keys of the wake sets that may have a due job.
+local function find_due_sets()
+  local numbers, found = {}, {}
+  for i = 4, #KEYS do
+    numbers[KEYS[i]] = i
+  end
+  for _, set in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', format_time(now))) do
+    found[#found + 1] = numbers[set]
+  end
+  return found
+end
+
+-- Set the score of a wake set in `wake` to the earliest `wake_at` of its jobs.
+local function correct_earliest(set)
+  local _, earliest = unpack(redis.call('ZRANGEBYSCORE', set, '-inf', '+inf', 'WITHSCORES', 'LIMIT', '0', '1'))
+  if earliest then
+    redis.call('ZADD', KEYS[1], earliest, set)
+  else
+    redis.call('ZREM', KEYS[1], set)
+  end
+end
+
+local expired = ARGV[4] == '1' and next_head(2, 0)
 while expired and #ids < limit do
   expired = take(expired)
 end
-for i = 2, #KEYS do
-  heads[#heads + 1] = next_head(i, 0)
+local due_sets = find_due_sets()
+heads[1] = next_head(3, 0)
+for _, number_of_key in ipairs(due_sets) do
+  heads[#heads + 1] = next_head(number_of_key, 0)
 end
 while #heads > 0 and #ids < limit do
   local first = 1
@@ -43,6 +69,9 @@ while #heads > 0 and #ids < limit do
 end
 for i, id in ipairs(ids) do
   redis.call('ZADD', KEYS[found_in[i]], wake_at, id)
+end
+for _, number_of_key in ipairs(due_sets) do
+  correct_earliest(KEYS[number_of_key])
 end
 return { wake_at, ids, found_in }
 -- name: read_due

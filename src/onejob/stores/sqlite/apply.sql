@@ -1,5 +1,5 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged.
--- in: the fields of the change, :now
+-- in: the fields of the change, :offers (whether workers take the job from the ledger) :now
 -- out: the job; nothing when a condition does not hold, or when the request is repeated
 update jobs set
   state = coalesce(:target, state),
@@ -21,7 +21,10 @@ update jobs set
   retries = coalesce(:retries, retries),
   crashes = coalesce(:crashes, crashes),
   published = coalesce(:published, published),
-  published_at = case when :publishes then :now when :publishes is null then published_at end,
+  published_at = case
+    when :publishes and not (:offers and substr(route, 1, 1) not in ('', '[')) then :now
+    when :publishes is null then published_at
+  end,
   publish_error = coalesce(:publish_error, publish_error),
   cancel = coalesce(:cancel, cancel),
   canvas_pending = coalesce(:canvas_pending, canvas_pending),

@@ -72,13 +72,7 @@ class ForkSafeConnection:
                 time.sleep(RETRY_SECONDS)
 
     def _open(self) -> sqlite3.Connection:
-        is_uri = is_uri_path(self.path)  # a database in memory that connections share, as Django's tests have it
-        if not is_uri:
-            create_private(self.path)
-        connection = sqlite3.connect(
-            str(self.path), timeout=self._busy_timeout, isolation_level=None, check_same_thread=False,
-            cached_statements=STATEMENTS, uri=is_uri,
-        )  # fmt: skip
+        connection = connect(self.path, timeout=self._busy_timeout)
         try:
             self._prepare(connection)
         except BaseException:
@@ -87,9 +81,24 @@ class ForkSafeConnection:
         return connection
 
 
+def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
+    """Open a database for all threads, without implicit transactions; create its file, readable by its owner only.
+
+    `timeout`: seconds to wait for a lock.
+    """
+    is_uri = is_uri_path(path)  # a database in memory that connections share, as Django's tests have it
+    if not is_uri:
+        create_private(path)
+        path = path.absolute()  # which SQLite never takes for a URI, however it was built
+    return sqlite3.connect(
+        str(path), timeout=timeout, isolation_level=None, check_same_thread=False,
+        cached_statements=STATEMENTS, uri=is_uri,
+    )  # fmt: skip
+
+
 def is_uri_path(path: Path) -> bool:
-    """Return whether a path is SQLite's URI of a database (`file:name?mode=memory`)."""
-    return str(path).startswith("file:")
+    """Return whether a path is SQLite's URI of a database, as `file:name?mode=memory`, and not the file `file:name`."""
+    return str(path).startswith("file:") and "?" in str(path)
 
 
 def create_private(path: Path) -> None:

@@ -23,6 +23,26 @@ nullif(max(
 -- The condition of the index of waiting jobs, which also has ended ones whose canvas is to be notified.
 -- in: a job
 lease_until is null and (finished_at is null or canvas_pending)
+-- name: is_offered
+-- The condition of the index of the jobs that workers take from the ledger when they are due.
+-- in: a job
+published_at is null and lease_until is null and finished_at is null and not queued_next and follows_id is null
+    and substr(route, 1, 1) not in ('', '[')
+-- name: places
+-- The ranks of the jobs that are offered to the workers of queues, found one by one in the index.
+-- in: :queues (JSON array)
+places (queue, rank) as (
+  select value, (
+    select priority_rank from jobs where route = value and {is_offered} order by priority_rank desc limit 1
+  )
+  from json_each(:queues)
+  union all
+  select queue, (
+    select priority_rank from jobs
+    where route = queue and {is_offered} and priority_rank < rank order by priority_rank desc limit 1
+  )
+  from places where rank is not null
+)
 -- name: queue
 -- in: a job, of whose route `Route.decode` returns the queue
 iif(substr(route, 1, 1) = '[', json_extract(route, '$[2]'), route)

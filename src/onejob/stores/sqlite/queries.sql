@@ -75,14 +75,23 @@ from listed
 -- out: created_at of the job that is :skip places after the position; the index has all but the ids of equal times
 select created_at from jobs where {position} order by created_at desc limit 1 offset :skip
 -- name: backlog
--- in: :tasks (JSON array) :limit (jobs of each task) :submitter (null for any)
--- out: task, route, state, count and oldest_run_at of the jobs that wait for a run, and not for another job
-select jobs.task, route, state, count(*) as count, min(run_at) as oldest_run_at
-from json_each(:tasks) as known join jobs on jobs.rowid in (
-  select rowid from jobs where coalesce(publisher_task, task) = known.value and {is_waiting} order by wake_at limit :limit
+-- in: :tasks (JSON array) :limit (waiting jobs of each task) :submitter (null for any) :now
+-- out: task, route, state, count, due and oldest_run_at of the jobs that wait for a run, and not for another job, and of
+--      those that run
+with found as materialized (
+  select jobs.rowid as number from json_each(:tasks) as known join jobs on jobs.rowid in (
+    select rowid from jobs where coalesce(publisher_task, task) = known.value and {is_waiting} order by wake_at limit :limit
+  )
+  where follows_id is null and finished_at is null
+  union all
+  select rowid from jobs where lease_until is not null
 )
-where follows_id is null and finished_at is null and (:submitter is null or submitter = :submitter)
-group by jobs.task, route, state
+select
+  task, route, state, count(*) as count, sum(lease_until is null and run_at <= :now) as due, min(run_at) as oldest_run_at
+from found join jobs on jobs.rowid = number
+where coalesce(publisher_task, task) in (select value from json_each(:tasks))
+  and (:submitter is null or submitter = :submitter)
+group by task, route, state
 -- name: followers
 -- in: :job_id :limit
 -- out: the jobs that follow it, oldest first

@@ -23,6 +23,7 @@ from onejob.jobs.records import (
     DuplicateCount,
     Entry,
     Period,
+    ScheduleState,
     Tombstone,
     WorkerInfo,
     group_backlog,
@@ -36,14 +37,24 @@ from onejob.stores.protocol import (
     indexed_state,
     is_indexed,
 )
-from onejob.stores.rows import completion_of, row_implies_entry
+from onejob.stores.rows import completion_of, in_order, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.submission import admit, follow, is_likely_new, record, release_expired, submit_charged
+from onejob.stores.sqlite.messages import Messages, matches
+from onejob.stores.sqlite.signals import SQLiteSignals
+from onejob.stores.sqlite.submission import (
+    WhenDue,
+    admit,
+    follow,
+    is_likely_new,
+    record,
+    release_expired,
+    submit_charged,
+)
 from onejob.stores.sqlite.transaction import JoinedTransaction, Transaction, check_same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
     from onejob.jobs.records import Backlog, Query, Registration
@@ -66,7 +77,7 @@ def _now() -> float:
     return time.time_ns() // 1000 / 1e6
 
 
-class SQLiteStore:
+class SQLiteStore(Messages):
     """A store in one SQLite file. `clock` returns seconds since the epoch, and is replaced in tests only."""
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
@@ -74,6 +85,7 @@ class SQLiteStore:
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
         self._holders = HolderCache()
+        self.signals = SQLiteSignals(self.path)
 
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
@@ -83,15 +95,16 @@ class SQLiteStore:
         *,
         wake_after: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
-        message_of: MessageOf | None = None,  # noqa: ARG002 - a database pushes no messages
+        message_of: MessageOf | None = None,
     ) -> list[Admission]:
+        due = WhenDue(wake_after, offers=message_of is not None)
         if len(submissions) == 1 and is_likely_new(submissions[0], self._holders):
             with self._statement() as tx:
-                admission = admit(tx, submissions[0], wake_after)
+                admission = admit(tx, submissions[0], due)
             if admission is not None:
                 return [admission]
         with self._transaction() as tx:
-            results = [submit_charged(tx, submission, wake_after, self._holders) for submission in submissions]
+            results = [submit_charged(tx, submission, due, self._holders) for submission in submissions]
         return PartlySubmittedError.checked(results)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
@@ -147,7 +160,7 @@ class SQLiteStore:
         with self._transaction() as tx:
             if change.reopens:
                 release_expired(tx, change.identity)
-            job = tx.job("apply", **values_of(change) | {"sources": sources, "message": None})
+            job = tx.job("apply", **values_of(change) | {"sources": sources, "offers": change.message is not None})
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
             if not row_implies_entry(change):
@@ -169,6 +182,13 @@ class SQLiteStore:
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._rows("steps", job_id=job_id)}
 
+    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
+        return in_order(self._jobs("deliver", queues=json.dumps([*queues]), limit=limit))
+
+    def next_delivery(self, queues: Collection[str]) -> float | None:
+        seconds: float | None = self._rows("next_delivery", queues=json.dumps([*queues]))[0]["seconds"]
+        return seconds
+
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         return self._jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
@@ -181,6 +201,8 @@ class SQLiteStore:
         else:
             jobs = self._jobs("get_many", job_ids=json.dumps(list(job_ids)))
         return {job.id: job for job in jobs}
+
+    get_awaited = get_many  # any write is a signal
 
     def read_clock(self) -> float:
         return self._clock()
@@ -289,12 +311,23 @@ class SQLiteStore:
         rows = self._rows("audit", limit=limit, before=before, keep_for=keep_for)
         return [AuditEntry.from_row(**row) for row in rows]
 
+    def schedules(self) -> list[ScheduleState]:
+        return [ScheduleState.from_row(**row) for row in self._rows("schedules")]
+
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+        values = {"name": state.name, "nonce": state.nonce, "state": state.to_json()}
+        return bool(self._rows("put_schedule", expected=expected, **values))
+
+    def delete_schedule(self, name: str, *, expected: str) -> None:
+        self._rows("delete_schedule", name=name, expected=expected)
+
     def in_transaction(self, transaction: UserTransaction) -> SQLiteStore:
         check_same_file(transaction, self.path)
         return _JoinedStore(self.path, self._clock, transaction.connection)
 
     def close(self) -> None:
         """Close the connection; the next operation opens a new one."""
+        self.signals.close()
         self._connection.close()
 
     def _transaction(self) -> Transaction:
@@ -324,6 +357,7 @@ class SQLiteStore:
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")
         connection.execute(f"pragma cache_size = -{CACHE_KIB}")
+        connection.create_function("regexp", 2, matches, deterministic=True)
         schema = LedgerSchema(connection.cursor(), "sqlite")
         if schema.version() is None:
             with connection:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onejob.errors import QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
+from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import REDELIVERED
+from onejob.jobs.route import is_plain
 from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.transaction import positional
-from onejob.uniqueness.on_duplicate import resolve
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
@@ -24,16 +25,25 @@ _SUBMIT, _FIELDS = positional("submit")
 _values_of_new = attrgetter(*_FIELDS)
 
 
+class WhenDue(NamedTuple):
+    """How a job that is due gets to a worker."""
+
+    wake_after: float
+    """Seconds until a sweep processes it."""
+    offers: bool
+    """Whether workers take it from the ledger."""
+
+
 def submit_charged(
-    tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache
+    tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache
 ) -> Admission | QuotaExceededError:
     """Submit, and charge a new job; over a quota write nothing, and return the error."""
     if not submission.charges:
-        return submit(tx, submission, wake_after, holders)
+        return submit(tx, submission, when_due, holders)
     result: Admission | QuotaExceededError
     tx.execute("savepoint charged")
     try:
-        result = submit(tx, submission, wake_after, holders)
+        result = submit(tx, submission, when_due, holders)
     except QuotaExceededError as error:
         tx.execute("rollback to savepoint charged")
         result = error
@@ -41,10 +51,10 @@ def submit_charged(
     return result
 
 
-def submit(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission:
+def submit(tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache) -> Admission:
     """Write a new job, unless the submission is repeated or a duplicate."""
     keyed = tx.rows("find_key", key=submission.key) if submission.key is not None else []
-    admission = None if keyed else _try_all(tx, submission, wake_after, holders)
+    admission = None if keyed else _try_all(tx, submission, when_due, holders)
     if admission is not None:
         return _keep_key(tx, submission, admission)
     own = tx.job("get", job_id=submission.id)
@@ -54,7 +64,7 @@ def submit(tx: Transaction, submission: Submission, wake_after: float, holders: 
     if keyed:
         return _answer_by_key(tx, submission, keyed[0])
     if release_expired(tx, submission.identity):
-        return submit(tx, submission, wake_after, holders)
+        return submit(tx, submission, when_due, holders)
     holder = tx.existing_job("get_holder", identity=submission.identity)
     repeated = _repeated_admission(tx, holder, submission)
     if repeated is None:  # pragma: no cover - no other transaction writes meanwhile
@@ -68,12 +78,12 @@ def is_likely_new(submission: Submission, holders: HolderCache) -> bool:
     return submission.key is None and not submission.charges and holders.get(submission.identity) is None
 
 
-def _try_all(tx: Transaction, submission: Submission, wake_after: float, holders: HolderCache) -> Admission | None:
+def _try_all(tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache) -> Admission | None:
     """Write a new job or resolve a duplicate, what is more likely first; None for a repetition or an expired window."""
     if holders.get(submission.identity) is None:
-        admission = admit(tx, submission, wake_after) or _resolve_duplicate(tx, submission, wake_after)
+        admission = admit(tx, submission, when_due) or _resolve_duplicate(tx, submission, when_due)
     else:
-        admission = _resolve_duplicate(tx, submission, wake_after) or admit(tx, submission, wake_after)
+        admission = _resolve_duplicate(tx, submission, when_due) or admit(tx, submission, when_due)
     if admission is not None and admission.outcome is Outcome.ADMITTED:
         holders.discard(submission.identity)
     elif admission is not None:
@@ -108,9 +118,9 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     )  # fmt: skip
 
 
-def admit(tx: Transaction, submission: Submission, wake_after: float) -> Admission | None:
+def admit(tx: Transaction, submission: Submission, when_due: WhenDue) -> Admission | None:
     """Write a new job; None when its id exists or another job holds its identity."""
-    job = new_job(submission, now=tx.now, wake_after=wake_after)
+    job = new_job(submission, now=tx.now, **when_due._asdict())
     if not tx.execute(_SUBMIT, _values_of_new(job)).rowcount:
         return None
     _charge(tx, submission)
@@ -147,7 +157,7 @@ class _Answer:
     rescheduled: bool = False
 
 
-def _resolve_duplicate(tx: Transaction, submission: Submission, wake_after: float) -> Admission | None:
+def _resolve_duplicate(tx: Transaction, submission: Submission, when_due: WhenDue) -> Admission | None:
     """Count and store a duplicate of the job that holds the identity, and let it have its effect.
 
     None without such a job, for a repetition, and for a job whose uniqueness window is over.
@@ -156,9 +166,9 @@ def _resolve_duplicate(tx: Transaction, submission: Submission, wake_after: floa
     holder = tx.job("bump_holder", **values)
     if holder is None:
         return None
-    answer = _update_job(tx, holder, submission, wake_after)
+    answer = _update_job(tx, holder, submission, when_due)
     if answer.outcome is Outcome.QUEUED_NEXT:
-        answer = _queue_next(tx, holder, submission, wake_after)
+        answer = _queue_next(tx, holder, submission, when_due)
     return _record_duplicate(tx, submission, holder, answer)
 
 
@@ -171,23 +181,23 @@ def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Ad
     return Admission(answer, duplicate.outcome, rescheduled=duplicate.rescheduled)
 
 
-def _update_job(tx: Transaction, job: Job, submission: Submission, wake_after: float) -> _Answer:
+def _update_job(tx: Transaction, job: Job, submission: Submission, when_due: WhenDue) -> _Answer:
     """Apply a duplicate to the job that answers it."""
     resolution = resolve(job, submission, now=tx.now)
     rescheduled, run_at = resolution.reschedules(job), resolution.run_at
     if resolution.changes(job):
-        wake_at = max(run_at, tx.now + wake_after if run_at <= tx.now else 0.0)
+        wake_at = max(run_at, tx.now + when_due.wake_after if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
             payload=submission.payload, route=submission.route, tag_lines=submission.tag_lines,
             expires_at=resolution.expires_at, run_at=run_at, priority_rank=resolution.priority_rank,
             wake_at=wake_at if (rescheduled or run_at > tx.now) and not job.queued_next else None,
-            published_at=tx.now if run_at <= tx.now else None,
+            published_at=tx.now if run_at <= tx.now and not (when_due.offers and is_plain(job.route)) else None,
         )  # fmt: skip
     return _Answer(job, resolution.outcome, rescheduled=rescheduled)
 
 
-def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_after: float) -> _Answer:
+def _queue_next(tx: Transaction, holder: Job, submission: Submission, when_due: WhenDue) -> _Answer:
     """Queue a run after the holder's; if one is queued already, update that job."""
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
@@ -195,7 +205,7 @@ def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_after
         tx.append_history(job.id, "queue_next", f"runs after {holder.id}")
         return _Answer(job, Outcome.QUEUED_NEXT)
     queued = tx.existing_job("get_queued_next", identity=submission.identity)
-    return _update_job(tx, queued, submission, wake_after)
+    return _update_job(tx, queued, submission, when_due)
 
 
 def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: _Answer) -> Admission:
@@ -235,6 +245,10 @@ def _answer_by_key(tx: Transaction, submission: Submission, keyed: dict[str, Any
     key_reused = keyed["fingerprint"] != submission.fingerprint
     admission = _repeated_admission(tx, job, submission)
     if admission is None:
+        holder = tx.job("find_existing", identity=submission.identity, key=None)
+        repeated = holder and _repeated_admission(tx, holder, submission)
+        if repeated:
+            return repeated
         outcome = Outcome.REPLAYED if job.finished_at is not None else Outcome.ATTACHED
         job = tx.existing_job("bump_job", job_id=job.id)
         answer = _Answer(job, Outcome.REJECTED if key_reused else outcome)

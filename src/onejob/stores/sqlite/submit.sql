@@ -48,7 +48,7 @@ update jobs set holds_identity = 0
 where identity = :identity and holds_identity and identity_until <= :now
 returning id
 -- name: attach
--- Update the job that answers a duplicate, as `onejob.uniqueness.on_duplicate.resolve` decided.
+-- Update the job that answers a duplicate, as `onejob.jobs.on_duplicate.resolve` decided.
 -- in: :job_id :takes_over :fingerprint :payload :route :tag_lines :expires_at :run_at :priority_rank :wake_at (null:
 --     unchanged, as is published_at) :published_at
 -- out: the job

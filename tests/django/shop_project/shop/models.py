@@ -4,8 +4,6 @@ from django.db import models
 
 
 class Order(models.Model):
-    """An order."""
-
     customer = models.CharField(max_length=100, unique=True)
 
     def __str__(self) -> str:

@@ -15,57 +15,48 @@ from shop.models import Order
 
 @app.task(base=onejob.Task)
 def greet(name: str) -> str:
-    """Return a greeting."""
     return f"hello {name}"
 
 
 @task
 def count(*args: object, **kwargs: object) -> list[int]:
-    """Return the numbers of the arguments."""
     return [len(args), len(kwargs)]
 
 
 @task
 async def count_async(*args: object, **kwargs: object) -> list[int]:
-    """Return the numbers of the arguments, from a coroutine."""
     return [len(args), len(kwargs)]
 
 
 @task
 def customer_of(order_id: int) -> str:
-    """Read an order."""
     return Order.objects.get(pk=order_id).customer
 
 
 @task(priority=-100, queue_name="slow", takes_context=True)
 def context_of(context: TaskContext, number: int) -> list[object]:
-    """Return what the context says."""
     result = context.task_result
     return [context.attempt, result.id, str(result.status), number, result.worker_ids]
 
 
 @task
 def fail(message: str) -> None:
-    """Raise an error."""
     raise LookupError(message)
 
 
 @task
 def leave() -> None:
-    """Raise what Celery takes for the end of the process."""
     sys.exit("no more")
 
 
 @task
 def odd() -> object:
-    """Return what JSON cannot express."""
     return object()
 
 
 @task(takes_context=True)
 @job_options(autoretry_for=(LookupError,), retry_backoff=False, default_retry_delay=0, max_retries=3)
 def third_time(context: TaskContext) -> int:
-    """Succeed in the third run."""
     if context.attempt < 3:
         raise LookupError
     return context.attempt

@@ -66,7 +66,9 @@ create table onejob.jobs (
   -- whether it rescheduled the job: RETURNING has access to the new row only.
   entries integer not null default 1,
   outcome text not null default '',
-  rescheduled boolean not null default false
+  rescheduled boolean not null default false,
+  -- Whether anybody waits for the end, which is signaled then: a notification serializes the commits of all that send one.
+  awaited boolean not null default false
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
 -- The invariant: one live job per identity.
@@ -78,6 +80,11 @@ create unique index jobs_queued_next on onejob.jobs (identity) where queued_next
 create index jobs_lease on onejob.jobs (wake_at) where lease_until is not null;
 create index jobs_wake on onejob.jobs (coalesce(publisher_task, task), wake_at)
   where lease_until is null and (finished_at is null or canvas_pending);
+-- Workers take jobs from the ledger by queue, the most urgent first, where it delivers them itself: those that no broker
+-- was sent. Most jobs of an app with a broker are never in it.
+create index jobs_offered on onejob.jobs (route, priority_rank desc, run_at)
+  where published_at is null and lease_until is null and finished_at is null and not queued_next and follows_id is null
+    and left(route, 1) not in ('', '[');
 create index jobs_ended on onejob.jobs (wake_at) where finished_at is not null and not canvas_pending;
 -- Lists are in the order of `created_at`; equal times are rare, and are sorted.
 create index jobs_created on onejob.jobs (created_at);
@@ -201,4 +208,48 @@ create table onejob.metric_buckets (
   name text not null,
   amount double precision not null,
   primary key (period, starts_at, name)
+) with (fillfactor = 50);
+
+-- The broker of `broker_url = "onejob://"`: queues, and which of them get the messages of an exchange.
+create table onejob.message_queues (
+  name text primary key,
+  -- For how many seconds a temporary queue exists without a consumer, and until when (null: it is none).
+  expires_after double precision,
+  until double precision,
+  -- For how many seconds its messages wait at most.
+  message_ttl double precision
+);
+create table onejob.message_bindings (
+  exchange text not null,
+  queue text not null,
+  routing_key text not null,
+  -- A regular expression of further routing keys (null: none).
+  pattern text,
+  primary key (exchange, queue, routing_key)
+);
+create index message_bindings_queue on onejob.message_bindings (queue);
+
+-- The messages that are no jobs, a row for each queue that has one. A taken one has a consumer, which renews its deadline.
+create table onejob.messages (
+  id bigint generated always as identity primary key,
+  message_id text not null,
+  queue text not null,
+  priority integer not null,
+  body text not null,
+  redelivered boolean not null default false,
+  consumer text not null default '',
+  taken_until double precision,
+  expires_at double precision
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+create unique index messages_message on onejob.messages (message_id, queue);
+create index messages_ready on onejob.messages (queue, priority desc, id) where taken_until is null;
+create index messages_taken on onejob.messages (taken_until) where taken_until is not null;
+create index messages_expire on onejob.messages (expires_at) where expires_at is not null and taken_until is null;
+
+-- The state of each entry of the beat schedule, as JSON: its last tick, and from when on ticks are due. A change compares
+-- and sets the nonce.
+create table onejob.schedules (
+  name text primary key,
+  nonce text not null,
+  state text not null
 ) with (fillfactor = 50);

@@ -71,6 +71,11 @@ create unique index jobs_queued_next on jobs (identity) where queued_next;
 create index jobs_lease on jobs (wake_at) where lease_until is not null;
 create index jobs_wake on jobs (coalesce(publisher_task, task), wake_at)
   where lease_until is null and (finished_at is null or canvas_pending);
+-- Workers take jobs from the ledger by queue, the most urgent first, where it delivers them itself: those that no broker
+-- was sent. Most jobs of an app with a broker are never in it.
+create index jobs_offered on jobs (route, priority_rank desc, run_at)
+  where published_at is null and lease_until is null and finished_at is null and not queued_next and follows_id is null
+    and substr(route, 1, 1) not in ('', '[');
 create index jobs_ended on jobs (wake_at) where finished_at is not null and not canvas_pending;
 -- Lists are in the order of `created_at`; equal times are rare, and are sorted.
 create index jobs_created on jobs (created_at);
@@ -195,4 +200,48 @@ create table metric_buckets (
   name text not null,
   amount real not null,
   primary key (period, starts_at, name)
+) strict, without rowid;
+
+-- The broker of `broker_url = "onejob://"`: queues, and which of them get the messages of an exchange.
+create table message_queues (
+  name text primary key,
+  -- For how many seconds a temporary queue exists without a consumer, and until when (null: it is none).
+  expires_after real,
+  until real,
+  -- For how many seconds its messages wait at most.
+  message_ttl real
+) strict, without rowid;
+create table message_bindings (
+  exchange text not null,
+  queue text not null,
+  routing_key text not null,
+  -- A regular expression of further routing keys (null: none).
+  pattern text,
+  primary key (exchange, queue, routing_key)
+) strict, without rowid;
+create index message_bindings_queue on message_bindings (queue);
+
+-- The messages that are no jobs, a row for each queue that has one. A taken one has a consumer, which renews its deadline.
+create table messages (
+  id integer primary key autoincrement,
+  message_id text not null,
+  queue text not null,
+  priority integer not null,
+  body text not null,
+  redelivered integer not null default 0,
+  consumer text not null default '',
+  taken_until real,
+  expires_at real
+) strict;
+create unique index messages_message on messages (message_id, queue);
+create index messages_ready on messages (queue, priority desc, id) where taken_until is null;
+create index messages_taken on messages (taken_until) where taken_until is not null;
+create index messages_expire on messages (expires_at) where expires_at is not null and taken_until is null;
+
+-- The state of each entry of the beat schedule, as JSON: its last tick, and from when on ticks are due. A change compares
+-- and sets the nonce.
+create table schedules (
+  name text primary key,
+  nonce text not null,
+  state text not null
 ) strict, without rowid;

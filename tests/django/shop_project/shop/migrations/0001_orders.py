@@ -4,8 +4,6 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    """The first version."""
-
     initial = True
     dependencies = ()
     operations = (

@@ -1,0 +1,444 @@
+"""Beat without a process of its own: the workers submit the ticks of `app.conf.beat_schedule`, each once.
+
+Every worker computes the same moments from the state of an entry in the ledger (`onejob.ledger.schedules`), and submits
+them under the same idempotency key, so it does not matter how many of them look, or which of them dies when.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from copy import copy
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from celery import beat, schedules
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import Broker
+from onejob.celery.call import Call
+from onejob.celery.options import options_of, tasks_of
+from onejob.celery.submit import submit
+from onejob.config import check_missed
+from onejob.errors import (
+    ConfigurationError,
+    DuplicateJobError,
+    KeyReuseMismatchError,
+    OneJobError,
+    ScheduleEntryNotFoundError,
+    StoreError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    describe,
+)
+from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger.schedules import Timetable, advance, due_ticks, follow, forget, latest_moment, pause, tick_id, write
+from onejob.observability.logs import log_warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from celery import Celery
+
+    from onejob.celery.options import BoundTask
+    from onejob.jobs.records import ScheduleState
+    from onejob.ledger.ledger import Ledger
+    from onejob.ledger.schedules import Missed
+
+LOOK_INTERVAL = 10.0
+"""After how many seconds an entry is looked at again at the latest: it may have been paused or resumed."""
+TICK_HEADER = "onejob_tick"
+"""The header that has the moment of a tick, as RFC 3339."""
+SOURCE = "beat"
+"""The source of the jobs of ticks."""
+OWN_OPTIONS = ("missed", "identity")
+"""The options of an entry that are not Celery's."""
+IDENTITIES = (None, "tick", "task")
+"""What makes the job of a tick unique; None: its task decides."""
+INTERVAL: Any = schedules.schedule
+BRACKETS = str.maketrans("", "", "<>")
+HOP, HOPS = 60.0, 180
+"""Seconds, and how often: how far a moment is looked for where local time was set back and a schedule finds none."""
+
+
+class Entry:
+    """One entry of the beat schedule: Celery's own, with the options of onejob. Raises `ConfigurationError`."""
+
+    def __init__(self, app: Celery, entry: Any) -> None:
+        self.name, self.task, self.schedule = str(entry.name), str(entry.task), entry.schedule
+        self._entry, self._app = entry, app
+        self.options = {name: value for name, value in entry.options.items() if name not in OWN_OPTIONS}
+        settings = app_state_of(app).settings
+        missed = check_missed(
+            f"missed of the schedule entry {self.name}", entry.options.get("missed", settings.beat_missed)
+        )
+        self.identity = entry.options.get("identity")
+        if self.identity not in IDENTITIES:
+            msg = f"identity of the schedule entry {self.name} must be 'tick' or 'task', not {self.identity!r:.100}"
+            raise ConfigurationError(msg)
+        self.timetable = Timetable(self.name, describe_schedule(self.schedule), self._next_after, missed)
+
+    @property
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a tick; those that are computed for each are computed now."""
+        args, kwargs = self._entry.args or (), self._entry.kwargs or {}
+        return [_evaluate(value) for value in args], {name: _evaluate(value) for name, value in kwargs.items()}
+
+    def is_over(self, state: ScheduleState) -> bool:
+        """Return whether an entry of django-celery-beat was to run once, and has."""
+        return bool(getattr(getattr(self._entry, "model", None), "one_off", False)) and state.last_tick is not None
+
+    def begins_at(self) -> float:
+        """Return the time before which an entry of django-celery-beat has no ticks; 0 without one."""
+        start = getattr(getattr(self._entry, "model", None), "start_time", None)
+        return 0.0 if start is None else float(start.timestamp())
+
+    def _next_after(self, after: float) -> float | None:
+        for hop in range(HOPS):
+            moment = _next_moment(self.schedule, after + hop * HOP, self._app)
+            if moment > after:
+                return moment
+        return None
+
+
+def _evaluate(value: Any) -> Any:
+    return value() if isinstance(value, beat.BeatLazyFunc) else value
+
+
+def _next_moment(schedule: Any, after: float, app: Celery) -> float:
+    """Return when Celery's scheduler would start an entry next that it has started at `after`, to the microsecond."""
+    started_at = datetime.fromtimestamp(after, app.timezone)
+    schedule = copy(schedule)
+    schedule.nowfun, schedule.app = lambda: started_at, app
+    remaining: float = schedule.remaining_estimate(started_at).total_seconds()
+    return round(after + remaining, 6)
+
+
+def describe_schedule(schedule: Any) -> str:
+    """Return a schedule as text, equal for equal ones: Celery's own text of an interval is rounded."""
+    if schedule.__class__ is INTERVAL:
+        return f"every {schedule.run_every.total_seconds():g} s{', by the clock' if schedule.relative else ''}"
+    text = " ".join(str(schedule).translate(BRACKETS).split())
+    return f"{text} {schedule.tz}"
+
+
+def entries_of(app: Celery) -> dict[str, Entry]:
+    """Return the schedule entries of an app: of its tasks, its configuration, and the tables of django-celery-beat.
+
+    An entry of the configuration replaces that of the task with its name. Raises `ConfigurationError`.
+    """
+    scheduler: Any = beat.Scheduler(app, schedule={}, lazy=True)
+    scheduler.install_default_entries({})
+    scheduler.merge_inplace({**_task_entries(app), **scheduler.schedule, **app.conf.beat_schedule})
+    return {str(entry.name): Entry(app, entry) for entry in (*scheduler.schedule.values(), *_django_entries(app))}
+
+
+def _task_entries(app: Celery) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, task in tasks_of(app).items():
+        schedule = options_of(task).schedule
+        if schedule is not None:
+            entry = schedule if isinstance(schedule, dict) else {"schedule": schedule}
+            found[name] = {**entry, "task": name}
+    return found
+
+
+def _django_entries(app: Celery) -> Iterator[Any]:
+    """Yield the enabled entries of django-celery-beat, if it is installed."""
+    try:
+        from django.apps import apps
+    except ImportError:
+        return
+    if apps.ready and apps.is_installed("django_celery_beat"):
+        from django.db import close_old_connections
+        from django_celery_beat.models import PeriodicTask
+        from django_celery_beat.schedulers import ModelEntry
+
+        close_old_connections()  # that of a worker's thread may be broken
+        for model in PeriodicTask.objects.enabled():
+            yield ModelEntry(model, app=app)
+
+
+class Beat:
+    """Submits the ticks of an app that are due. Any number of processes may do it at the same time."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._broker = Broker(app, app_state_of(app).settings.publish_timeout)
+        self._next_look = 0.0
+        self._failures: dict[str, str] = {}
+        """The last error of each entry that is tried again, which is logged once."""
+
+    def run(self) -> None:
+        """Look, if an entry can be due."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self.look()
+
+    def look(self) -> float:
+        """Submit the ticks that are due, and return the seconds until the next ones, at most `LOOK_INTERVAL`."""
+        ledger = app_state_of(self._app).ledger
+        states, now = {state.name: state for state in ledger.store.schedules()}, ledger.read_clock()
+        entries = entries_of(self._app)
+        following = [self._try_entry(ledger, entry, states.get(name), now) for name, entry in entries.items()]
+        forget(ledger, [state for name, state in states.items() if name not in entries], now)
+        return max(0.0, min([LOOK_INTERVAL, *(at - now for at in following if at is not None)]))
+
+    def _try_entry(self, ledger: Ledger, entry: Entry, state: ScheduleState | None, now: float) -> float | None:
+        """Submit the ticks of one entry, whose errors must not keep the others from theirs; return its next moment."""
+        try:
+            following = self._submit_due(ledger, entry, state, now)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of a schedule, or a broker
+            text = describe(error)
+            if self._failures.get(entry.name) != text:
+                log_warning("the schedule entry %s cannot be submitted: %s", entry.name, text)
+            self._failures[entry.name] = text
+            return None
+        self._failures.pop(entry.name, None)
+        return following
+
+    def _submit_due(self, ledger: Ledger, entry: Entry, state: ScheduleState | None, now: float) -> float | None:
+        followed = follow(ledger, entry.timetable, state, now)
+        if followed is None:
+            return now  # another process was first, which may die before it submits what is due
+        if followed.paused or entry.is_over(followed):
+            return None
+        since = max(followed.since, entry.begins_at())
+        due = due_ticks(entry.timetable, since, now)
+        for tick in due.ticks:
+            until = due.until if tick == due.ticks[-1] else tick
+            advanced = self._submit(ledger, entry, followed, tick, until)
+            if advanced is None:
+                return now  # another process was first
+            followed = advanced
+        if not due.ticks and due.until > since:
+            advance(ledger, followed, until=due.until)
+        return entry.timetable.next_after(due.until)
+
+    def _submit(
+        self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
+    ) -> ScheduleState | None:
+        """Submit a tick, and return the state after it; None if another process has changed it."""
+        task = tasks_of(self._app).get(entry.task)
+        if task is None:
+            return self._send(ledger, entry, state, tick, until)
+        return advance(ledger, state, until=until, tick=tick, job_id=self._admit(task, entry, tick))
+
+    def _admit(self, task: BoundTask, entry: Entry, tick: float) -> str:
+        """Submit the job of a tick, which every process may repeat, and return the id of the job that answers."""
+        args, kwargs = entry.arguments
+        call = Call(task, args, kwargs, entry.options)
+        try:
+            return str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
+        except (DuplicateJobError, KeyReuseMismatchError) as error:
+            return error.job_id
+        except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
+                raise
+            _log_skipped(entry, tick, error)  # what is wrong with the call is wrong with it later, too
+            return ""
+
+    def _send(
+        self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
+    ) -> ScheduleState | None:
+        """Send the message of a task that is not of class `onejob.Task`, if this process is the first to note its tick.
+
+        Nothing recognises a second message, so it is noted first: the process may die in between. A tick whose message
+        the broker did not get is due again.
+        """
+        task_id = str(uuid.uuid5(uuid.NAMESPACE_OID, tick_id(entry.name, tick)))
+        advanced = advance(ledger, state, until=until, tick=tick, job_id=task_id)
+        if advanced is None:
+            return None
+        try:
+            with self._broker.producer(confirms=True) as producer:
+                send(self._app, entry, task_id=task_id, producer=producer, **with_tick(entry.options, tick))
+        except Exception as error:
+            if self._broker.is_outage(error):
+                write(ledger, advanced, state)
+                raise
+            _log_skipped(entry, tick, error)
+        return advanced
+
+
+def _log_skipped(entry: Entry, tick: float, error: Exception) -> None:
+    at = format_timestamp(tick)
+    log_warning("the tick %s of the schedule entry %s is left out: %s", at, entry.name, describe(error))
+
+
+def as_tick(call: Call, entry: Entry, tick: float) -> Call:
+    """Return the call of a tick, which may be repeated.
+
+    It is a job of its own, or equal to other calls of its task, if the entry says so or the task has `unique_on` or
+    `unique_for`.
+    """
+    identity = tick_id(entry.name, tick)
+    options = {name: value for name, value in call.options.items() if name not in OWN_OPTIONS}
+    call = call._replace(options=with_tick(options, tick), source=SOURCE, key=identity)
+    task = options_of(call.task)
+    has_own_rule = task.unique_on is not None or task.unique_for is not None
+    if entry.identity == "task" or (entry.identity is None and has_own_rule):
+        return call
+    return call._replace(identity=identity, on_duplicate="attach")
+
+
+def with_tick(options: Mapping[str, Any], tick: float) -> dict[str, Any]:
+    """Return the options of a message with its tick, which its task finds in `request.headers`."""
+    return {**options, "headers": {**(options.get("headers") or {}), TICK_HEADER: format_timestamp(tick)}}
+
+
+def send(app: Celery, entry: Entry, **options: Any) -> Any:
+    """Send the call of an entry as Celery's beat does, and return its result; `options` are those of `apply_async`."""
+    args, kwargs = entry.arguments
+    options = {**entry.options, **options}
+    if entry.task in app.tasks:
+        return app.tasks[entry.task].apply_async(tuple(args), kwargs, **options)
+    return app.send_task(entry.task, tuple(args), kwargs, **options)
+
+
+# --- the operations of the HTTP API, the command line and the dashboard -----------------------------------------------
+
+
+CHANGE_TRIES = 20
+"""How often a change is tried while workers change the same entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleEntry:
+    """An entry of the beat schedule: what the app says of it, and what the ledger knows. Times in seconds."""
+
+    name: str
+    task: str
+    schedule: str
+    """The schedule as text."""
+    missed: Missed
+    paused: bool
+    last_tick_at: float | None
+    last_job: str
+    """The id of the job that answered the last tick; "" without one."""
+    next_tick_at: float | None
+    """None for a paused entry, for one that no worker has looked at yet, and for one without further ticks."""
+    error: str = ""
+    """Why the next tick cannot be computed."""
+
+
+def list_entries(app: Celery, ledger: Ledger) -> list[ScheduleEntry]:
+    """Return the entries of an app, by name. Raises `ConfigurationError` for an entry that cannot work."""
+    states = {state.name: state for state in ledger.store.schedules()}
+    return [_describe(entry, states.get(name)) for name, entry in sorted(entries_of(app).items())]
+
+
+def _describe(entry: Entry, state: ScheduleState | None) -> ScheduleEntry:
+    next_tick, error = None, ""
+    if state is not None and not state.paused and not entry.is_over(state):
+        try:
+            next_tick = entry.timetable.next_after(max(state.since, entry.begins_at()))
+        except Exception as failed:  # noqa: BLE001 - a schedule of the user's
+            error = describe(failed)
+    return ScheduleEntry(
+        entry.name, entry.task, entry.timetable.spec, entry.timetable.missed, state is not None and state.paused,
+        state.last_tick if state else None, state.last_job if state else "", next_tick, error,
+    )  # fmt: skip
+
+
+def find_entry(app: Celery, ledger: Ledger, name: str) -> ScheduleEntry:
+    """Return an entry of an app. Raises `ScheduleEntryNotFoundError`."""
+    return _describe(_entry_of(app, name), _state_of(ledger, name))
+
+
+def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> ScheduleEntry:
+    """Pause an entry, or resume it, and return it afterwards. The ticks of a pause are not made up for.
+
+    Raises `ScheduleEntryNotFoundError`, and `StoreUnavailableError` if workers change the entry all the time.
+    """
+    entry = _entry_of(app, name)
+    for _ in range(CHANGE_TRIES):
+        state = _state_of(ledger, name)
+        state = follow(ledger, entry.timetable, state, ledger.read_clock()) if state is None else state
+        changed = state and pause(ledger, state, paused=paused)
+        if changed is not None:
+            return _describe(entry, changed)
+    msg = f"the schedule entry {name!r} changes all the time: try again"
+    raise StoreUnavailableError(msg)
+
+
+def run_entry(app: Celery, name: str) -> str:
+    """Submit the call of an entry now, besides its ticks, and return the id of the job that answers.
+
+    An equal job that is live answers, as for any call. Raises `ScheduleEntryNotFoundError`, and as `apply_async` does.
+    """
+    entry = _entry_of(app, name)
+    try:
+        return str(send(app, entry, **entry.options).id)
+    except OneJobError:
+        raise
+    except Exception as error:
+        msg = f"the task {entry.task} of the schedule entry {name!r} cannot be submitted: {describe(error)}"
+        raise OneJobError(msg) from error
+
+
+def _state_of(ledger: Ledger, name: str) -> ScheduleState | None:
+    return next((state for state in ledger.store.schedules() if state.name == name), None)
+
+
+def _entry_of(app: Celery, name: str) -> Entry:
+    entries = entries_of(app)
+    if name not in entries:
+        raise ScheduleEntryNotFoundError(name)
+    return entries[name]
+
+
+# --- Celery's own beat ------------------------------------------------------------------------------------------------
+
+
+class Scheduler(beat.Scheduler):
+    """For `celery beat --scheduler onejob`: a process that submits the same ticks as the workers, each once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._beat = Beat(self.app)
+
+    def setup_schedule(self) -> None:
+        """Read the entries, whose errors end beat. They are in the ledger, not in a file."""
+        entries_of(self.app)
+
+    def tick(self, *_: Any, **__: Any) -> float:
+        """Submit what is due, and return the seconds to sleep."""
+        try:
+            return max(self._beat.look(), app_state_of(self.app).settings.sweep)
+        except StoreError as error:
+            log_warning("the beat schedule waits for the ledger: %s", describe(error))
+            return LOOK_INTERVAL
+
+
+def find_tick(call: Call) -> Call:
+    """Return a call of Celery's own beat as that of its entry's latest tick, if the workers run the schedule.
+
+    Such a call names neither its entry nor its moment: the entry is one with the same task and arguments, and its tick
+    is the latest one. So a beat that still runs beside the workers submits no job of its own. Raises `OneJobError` for
+    a call, not for a message, of a paused entry.
+    """
+    app = call.task.app
+    app_state = app_state_of(app)
+    if not app_state.settings.beat:
+        return call
+    states, now = {state.name: state for state in app_state.ledger.store.schedules()}, app_state.ledger.read_clock()
+    ticks = [
+        (latest_moment(entry.timetable, states[entry.name].since, now), entry)
+        for entry in entries_of(app).values()
+        if entry.name in states and _is_of(entry, call)
+    ]
+    if not ticks:
+        return call
+    moment, entry = max(ticks, key=lambda tick: tick[0])
+    if states[entry.name].paused and not call.is_message:
+        msg = f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it"
+        raise OneJobError(msg)
+    return as_tick(call, entry, moment)
+
+
+def _is_of(entry: Entry, call: Call) -> bool:
+    args, kwargs = entry.arguments
+    return entry.task == call.task.name and [*args] == [*call.args] and kwargs == {**call.kwargs}

@@ -1,0 +1,422 @@
+"""The channels of the transport `onejob://`: queues, bindings and messages are rows of the ledger's database."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+from amqp.protocol import queue_declare_ok_t
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # missing in the published types
+from kombu.utils.json import dumps, loads
+
+from onejob.celery.option_names import is_priority
+from onejob.errors import StoreError
+from onejob.jobs.messages import NewMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from onejob.jobs.messages import Delivery
+    from onejob.stores.protocol import MessageStore
+
+BATCH = 100
+"""How many messages are taken together, at most."""
+TRANSIENT = 1
+"""The delivery mode of messages that a broker may lose when it restarts."""
+VirtualQoS: Any = virtual.QoS  # the published types know a part of the classes only
+VirtualChannel: Any = virtual.Channel
+
+
+# --- where the messages come from: of each connection, one object for each kind of messages --------------------------
+
+
+class Taken(NamedTuple):
+    """A message that a consumer has got."""
+
+    tag: str
+    queue: str
+    payload: dict[str, Any]
+    """As kombu's virtual transports have it."""
+    counts: bool = True
+    """Whether it takes a place of those that its consumer prefetches."""
+
+
+class Source:
+    """Where messages come from. One transport uses it, from several threads."""
+
+    has_loop = False
+    """Whether the consumers' thread runs an event loop, which must not be blocked."""
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether it limits by itself how many messages a consumer has."""
+        return False
+
+    def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
+        """Return the first messages in these queues, and whether there may be more; `no_ack`: they are acknowledged."""
+        raise NotImplementedError
+
+    def ack(self, tags: Sequence[str]) -> None:
+        """Acknowledge messages; tags of other sources are ignored."""
+        raise NotImplementedError
+
+    def requeue(self, tags: Sequence[str]) -> None:
+        """Return messages to their queues; tags of other sources are ignored."""
+        raise NotImplementedError
+
+    def renew(self, queues: Sequence[str]) -> bool:
+        """Keep what this transport has taken, and the queues from which it consumes. Return whether it has any."""
+        raise NotImplementedError
+
+    def note_arrival(self) -> None:
+        """Note that messages may have come since the latest `take` began; any thread may call it."""
+
+    def cancel(self) -> None:
+        """Return what was taken, and given to no consumer: one of them has ended."""
+
+    def close(self) -> None:
+        """End what the source has started."""
+
+    def next_due(self) -> float | None:
+        """Return the seconds until a message becomes due of which no signal tells; None: there is none."""
+        return None
+
+    def size(self, queue: str) -> int | None:  # noqa: ARG002 - for those that have messages in queues
+        """Return how many messages a queue has; None if there is no such queue, or the ledger counts them."""
+        return None
+
+    def purge(self, queue: str) -> int:  # noqa: ARG002 - as `size`
+        """Delete the messages of a queue that nobody has taken, and return how many there were; no jobs."""
+        return 0
+
+
+def take_from(
+    sources: Sequence[Source], queues: Sequence[str], limit: int, *, no_ack: bool
+) -> tuple[list[Taken], list[Source]]:
+    """Take messages, of the first source first; return them, and the sources that may have more."""
+    taken: list[Taken] = []
+    left: list[Source] = []
+    for source in sources:
+        has_more, places = True, limit - sum(each.counts for each in taken)
+        if places > 0 or source.has_limit:
+            found, has_more = source.take(queues, places, no_ack=no_ack)
+            taken += found
+        left += [source] if has_more else []
+    return taken, left
+
+
+class PlainMessages(Source):
+    """The source of the messages that are no jobs."""
+
+    def __init__(self, store: MessageStore, hold: float) -> None:
+        self._store = store
+        self._hold = hold
+        """Seconds after which the messages of a dead consumer are delivered again."""
+        self._consumer = uuid4().hex
+        self._held: set[int] = set()
+
+    def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
+        """Take messages."""
+        hold = 0.0 if no_ack else self._hold
+        found = self._store.take_messages(queues, limit=limit, consumer=self._consumer, hold=hold)
+        if not no_ack:
+            self._held.update(each.id for each in found)
+        return [Taken(f"{each.id}", each.queue, _payload(each)) for each in found], len(found) == limit
+
+    def ack(self, tags: Sequence[str]) -> None:
+        """Delete messages."""
+        if ids := self._held_of(tags):
+            self._store.delete_messages(ids, consumer=self._consumer)
+            self._held.difference_update(ids)
+
+    def requeue(self, tags: Sequence[str]) -> None:
+        """Return messages to their places."""
+        if ids := self._held_of(tags):
+            self._store.release_messages(ids, consumer=self._consumer)
+            self._held.difference_update(ids)
+
+    def renew(self, queues: Sequence[str]) -> bool:
+        """Extend the deadlines of all messages that are held."""
+        self._store.renew_messages([*self._held], queues, consumer=self._consumer, hold=self._hold)
+        return bool(self._held)
+
+    def size(self, queue: str) -> int | None:
+        """Count the messages that nobody has taken."""
+        return self._store.queue_size(queue)
+
+    def purge(self, queue: str) -> int:
+        """Delete the messages that nobody has taken."""
+        return self._store.purge_queue(queue)
+
+    def _held_of(self, tags: Sequence[str]) -> list[int]:
+        return [int(tag) for tag in tags if tag.isdecimal() and int(tag) in self._held]
+
+
+def _payload(delivery: Delivery) -> dict[str, Any]:
+    payload: dict[str, Any] = loads(delivery.body)
+    payload["properties"]["delivery_tag"] = f"{delivery.id}"
+    if delivery.redelivered:
+        payload["headers"]["redelivered"] = payload["properties"]["delivery_info"]["redelivered"] = True
+    return payload
+
+
+# --- channels -------------------------------------------------------------------------------------------------------
+
+
+class QoS(VirtualQoS):  # type: ignore[misc]
+    """The messages that a channel has taken and not acknowledged."""
+
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self._on_collect.cancel()  # what a lost process has taken is delivered again after a while
+        self._uncounted: set[str] = set()
+        """The tags of the messages that take no place of those that are prefetched."""
+
+    def add(self, message: Any, taken: Taken) -> None:
+        """Keep a message until it is acknowledged."""
+        self.append(message, taken.tag)
+        if not taken.counts:
+            self._uncounted.add(taken.tag)
+
+    def free_places(self) -> int:
+        """Return how many more messages the channel may have."""
+        self._flush()
+        used = len(self._delivered) - len(self._uncounted)
+        return BATCH if not self.prefetch_count else min(BATCH, max(0, self.prefetch_count - used))
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message."""
+        super().ack(delivery_tag)
+        self._end(delivery_tag, requeue=False)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's signature
+        """Delete a message, or return it to its queue."""
+        super().ack(delivery_tag)
+        self._end(delivery_tag, requeue=requeue)
+
+    def restore_unacked(self) -> list[Any]:
+        """Return all messages to their queues."""
+        self._flush()
+        tags = [*self._delivered]
+        self._delivered.clear()
+        self._uncounted.clear()
+        self.channel.connection.requeue(tags)
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:  # noqa: ARG002 - kombu's signature
+        """Return all messages to their queues; those of a store that is away are delivered again after a while."""
+        with suppress(StoreError):
+            self.restore_unacked()
+
+    def _end(self, tag: str, *, requeue: bool) -> None:
+        self._uncounted.discard(tag)
+        transport = self.channel.connection
+        if transport is not None:  # otherwise its messages were returned
+            if requeue:
+                transport.requeue([tag])
+            else:
+                transport.ack(tag)
+            self.channel.on_free_place()
+
+
+class Consumer(NamedTuple):
+    """What one consumer tag stands for."""
+
+    queue: str
+    no_ack: bool
+    callback: Callable[[Any], object]
+    unsubscribe: Callable[[], None]
+
+
+class Channel(VirtualChannel):  # type: ignore[misc]
+    """A channel whose queues, bindings and messages are rows."""
+
+    QoS = QoS
+    supports_fanout = True
+
+    def __init__(self, connection: Any, **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._consumers: dict[str, Consumer] = {}
+        self._pending: deque[tuple[Consumer, Any]] = deque()
+        """What was taken, and not delivered yet."""
+        self.due: dict[bool, Sequence[Source]] = {}
+        """Where more messages may be, for the consumers that need not acknowledge (True), and for the others."""
+
+    # --- queues and bindings ----------------------------------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """Return the arguments of a queue, as RabbitMQ names them."""
+        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments or {}, **options)
+        return prepared
+
+    def queue_declare(self, queue: str | None = None, *, passive: bool = False, **options: Any) -> queue_declare_ok_t:
+        """Create a queue; with `passive` only look for it. Raises `ChannelError` 404 if there is none."""
+        name = queue or f"amq.gen-{uuid4()}"
+        size = self.connection.size(name)
+        if not passive:
+            self._new_queue(name, **options)
+        elif size is None:
+            msg = f"NOT_FOUND - no queue {name!r}"
+            raise ChannelError(msg, (50, 10), "Channel.queue_declare", 404)
+        return queue_declare_ok_t(name, size or 0, 0)
+
+    def _new_queue(
+        self,
+        queue: str,
+        *,
+        arguments: dict[str, Any] | None = None,
+        auto_delete: bool = False,
+        exclusive: bool = False,
+        **_: Any,
+    ) -> None:
+        given = arguments or {}
+        expires, ttl = given.get("x-expires"), given.get("x-message-ttl")
+        is_temporary = auto_delete or exclusive or expires is not None
+        if auto_delete or exclusive:
+            self.connection.deleted_at_end.add(queue)
+        self.connection.store.declare_queue(
+            queue,
+            expires_after=max(self.connection.hold, (expires or 0) / 1000) if is_temporary else None,
+            message_ttl=None if ttl is None else ttl / 1000,
+        )
+
+    def _size(self, queue: str) -> int:
+        return self.connection.size(queue) or 0
+
+    def _purge(self, queue: str) -> int:
+        return sum(source.purge(queue) for source in self.connection.sources)
+
+    def queue_delete(self, queue: str, *_: Any, if_empty: bool = False, **__: Any) -> None:
+        """Delete a queue."""
+        if not (if_empty and self._size(queue)):
+            self.connection.store.delete_queue(queue)
+
+    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "", **_: Any) -> None:
+        """Have a queue get the messages of an exchange."""
+        exchange = exchange or "amq.direct"
+        kind = self.typeof(exchange)
+        pattern = kind.key_to_pattern(routing_key) if kind.type == "topic" else "" if kind.type == "fanout" else None
+        self.connection.store.bind_queue(queue, exchange, routing_key, pattern)
+
+    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = "", **_: Any) -> None:
+        """Remove a binding."""
+        self.connection.store.unbind_queue(queue, exchange or "amq.direct", routing_key)
+
+    def exchange_delete(self, exchange: str, **_: Any) -> None:
+        """Remove the bindings of an exchange."""
+        for _exchange, routing_key, queue in self.connection.store.bindings(exchange):
+            self.connection.store.unbind_queue(queue, exchange, routing_key)
+        self.state.exchanges.pop(exchange, None)
+
+    def list_bindings(self) -> list[tuple[str, str, str]]:
+        """Return queue, exchange and routing key of each binding."""
+        return [(queue, exchange, key) for exchange, key, queue in self.connection.store.bindings()]
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        """Return a body as JSON can have it: only bytes need an encoding."""
+        encoded: tuple[Any, str | None] = super().encode_body(body, encoding if isinstance(body, bytes) else None)
+        return encoded
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **_: Any) -> None:
+        """Write a message to its queues."""
+        self._inplace_augment_message(message, exchange, routing_key)
+        properties = message["properties"]
+        expiration = properties.get("expiration")
+        new = NewMessage(
+            id=properties["delivery_tag"], exchange=exchange, routing_key=routing_key, body=dumps(message),
+            priority=priority if is_priority(priority := properties.get("priority")) else 0,
+            expires_in=None if expiration is None else int(expiration) / 1000,
+        )  # fmt: skip
+        is_event = bool(exchange) and self.typeof(exchange).type == "topic"
+        self.connection.publish(new, durable=properties.get("delivery_mode") != TRANSIENT, wake=not is_event)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:  # noqa: FBT001, FBT002 - kombu's signature
+        """Return the first message of a queue, or None."""
+        taken, _left = take_from(self.connection.sources, [queue], 1, no_ack=no_ack)
+        return self._received(taken[0], no_ack=no_ack) if taken else None
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,  # noqa: FBT001 - kombu's signature
+        callback: Callable[[Any], object],
+        consumer_tag: str,
+        **_: Any,
+    ) -> None:
+        """Pass the messages of a queue to a function from now on."""
+        unsubscribe = self.connection.subscribe(partial(self.look, no_ack), queue)
+        self._consumers[consumer_tag] = Consumer(queue, no_ack, callback, unsubscribe)
+        self.connection.keep()
+        self.look(no_ack)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """End a consumer, and the queue if it has no other."""
+        consumer = self._consumers.pop(consumer_tag, None)
+        if consumer is None:
+            return
+        consumer.unsubscribe()
+        for source in self.connection.sources:
+            source.cancel()
+        if consumer.queue in self.connection.deleted_at_end:
+            self.connection.deleted_at_end.discard(consumer.queue)
+            with suppress(StoreError):  # it expires
+                self.queue_delete(consumer.queue)
+
+    def consumed(self) -> list[str]:
+        """Return the queues from which this channel consumes."""
+        return [consumer.queue for consumer in [*self._consumers.values()]]
+
+    @property
+    def has_acks(self) -> bool:
+        """Whether all messages of its consumers are acknowledged, as those of tasks are, unlike those of commands."""
+        return not any(consumer.no_ack for consumer in [*self._consumers.values()])
+
+    def look(self, no_ack: bool, _payload: str = "") -> None:  # noqa: FBT001 - for `partial`
+        """Have the thread of the consumers look for messages; any thread may call it."""
+        for source in self.connection.sources:
+            source.note_arrival()
+        self.due[no_ack] = self.connection.sources
+        self.connection.wake()
+
+    def look_in(self, source: Source) -> None:
+        """Have the thread of the consumers take from a source; any thread may call it."""
+        self.due[False] = [*dict.fromkeys((*self.due.get(False, ()), source))]
+
+    def on_free_place(self) -> None:
+        """Take more if there was no place for all messages; the consumers' thread may be another one."""
+        if self.due:
+            self.connection.wake()
+
+    def deliver(self) -> bool:
+        """Pass one message to its consumer, and return whether there was one."""
+        if not self._pending and self.due:
+            self._take()
+        if not self._pending:
+            return False
+        consumer, message = self._pending.popleft()
+        consumer.callback(message)
+        return True
+
+    def _take(self) -> None:
+        for no_ack in [*self.due]:
+            sources = self.due.pop(no_ack)
+            consumers = {each.queue: each for each in [*self._consumers.values()] if each.no_ack is no_ack}
+            limit = BATCH if no_ack else self.qos.free_places()
+            taken, left = take_from(sources if consumers else (), [*consumers], limit, no_ack=no_ack)
+            if left:
+                self.due.setdefault(no_ack, left)  # unless a signal has come meanwhile
+            self._pending.extend((consumers[each.queue], self._received(each, no_ack=no_ack)) for each in taken)
+
+    def _received(self, taken: Taken, *, no_ack: bool) -> Any:
+        message = self.Message(taken.payload, channel=self)
+        if not no_ack:
+            self.qos.add(message, taken)
+            self.connection.keep()
+        return message

@@ -1,0 +1,73 @@
+"""How many jobs a worker takes from the ledger: as many as it has free processes, and of short jobs some more.
+
+So no process waits for the next job, and a job that was taken waits `AHEAD_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state as worker_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+AHEAD_SECONDS = 0.1
+"""For how many seconds of work a worker takes jobs that its processes cannot run yet."""
+MAX_AHEAD = 32
+"""How many such jobs it takes at most, for each process."""
+MAX_LIMITED = 4
+"""How many jobs with a rate limit may wait beside others, for each process."""
+SMOOTHING = 0.5
+"""The weight of the latest runs in the average time of a run."""
+
+
+class Slots:
+    """How many more jobs a worker can run, for its consumer's thread.
+
+    `rate_limited` returns the ids of the jobs that wait in the worker for their rate limits.
+    """
+
+    def __init__(
+        self, worker: Any, rate_limited: Callable[[], set[str]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._worker = worker
+        self._rate_limited = rate_limited
+        self._clock = clock
+        self._average = 1.0
+        """The seconds of a run, on average, with the time in which its process was idle: at first, as of a long run."""
+        self._seen = clock(), _count_runs()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process runs a job."""
+        return bool(worker_state.active_requests)
+
+    def count_wanted(self, held: Collection[str]) -> int:
+        """Return how many jobs to take; `held`: the ids of those that were taken and may wait for a process.
+
+        None until half of the window is free, so that short jobs are taken several at once. Some jobs may wait for
+        their rate limit besides.
+        """
+        processes = int(getattr(self._worker.pool, "num_processes", 0) or self._worker.concurrency or 1)
+        self._observe(processes)
+        ahead = min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._average, 0.001))) * processes
+        limited = self._rate_limited()
+        waiting = {*held} if len(limited) > MAX_LIMITED * processes else {*held} - limited
+        used = len(waiting | {str(request.id) for request in [*worker_state.active_requests]})
+        free = processes + ahead - used
+        return free if used < processes or 2 * free >= processes + ahead else 0
+
+    def _observe(self, processes: int) -> None:
+        """Note how long the latest runs took, once each process has had two, or after a second."""
+        (since, before), now, count = self._seen, self._clock(), _count_runs()
+        if count - before >= 2 * processes or now - since >= 1.0:
+            seconds = (now - since) * processes / max(1, count - before)
+            self._average += SMOOTHING * (seconds - self._average)
+            self._seen = now, count
+
+
+def _count_runs() -> int:
+    """Return how many runs the processes of this worker have begun."""
+    return int(worker_state.all_total_count[0])

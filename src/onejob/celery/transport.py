@@ -1,0 +1,393 @@
+"""The kombu transport of `broker_url = "onejob://"`: its queues are in the ledger's database.
+
+A channel takes as many messages as its consumers have free places for, in one statement. Signals of the store wake it,
+and it looks for itself after `LOOK_INTERVAL` in a worker, and after a second elsewhere, so that a lost signal delays a
+message, and loses none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary, ref
+
+import kombu
+from celery import current_app
+from celery.app.amqp import AMQP
+from kombu.transport import TRANSPORT_ALIASES, virtual
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import SCHEME
+from onejob.celery.channel import Channel, PlainMessages
+from onejob.celery.delivery import JobMessages
+from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.stores.protocol import LOOK_INTERVAL, MessageStore
+from onejob.stores.signals import BACKSTOP
+from onejob.stores.signals import Channel as Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from celery import Celery
+
+    from onejob.celery.channel import Source
+    from onejob.jobs.messages import NewMessage
+
+HOLD = 30.0
+"""Seconds after which a dead consumer's messages are delivered again: the transport option `visibility_timeout`."""
+HEARTBEAT = "worker.heartbeat"
+"""The routing key of the events that each worker of Celery sends every two seconds."""
+UNHEARD_FOR = 5.0
+"""For how many seconds a worker sends no such event after one that no queue has got."""
+SHORTEST_PAUSE = 0.001
+"""Seconds between two looks at least, when what is due is locked by another consumer."""
+PLACE_INTERVAL = 0.01
+"""Seconds between two looks for a free place in a worker whose pool tells no event loop of the ends of its runs."""
+APP = "onejob_app"
+"""The transport option with the app of a connection."""
+NO_BROKER = (
+    "broker_url = 'onejob://' needs a ledger in PostgreSQL or SQLite. With a ledger in Redis, set the URL of that "
+    "Redis as broker_url, too: the ledger then pushes the message of each job in the operation that writes the job"
+)
+
+
+class Waker:
+    """Ends the wait of a consumers' thread, in an event loop or not. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.settimeout(0)
+        self._writer.settimeout(0)
+        self._event = threading.Event()
+
+    def wake(self) -> None:
+        """End the current wait, or the next one."""
+        if not self._event.is_set():
+            self._event.set()
+            with suppress(OSError):  # it is closed, or full
+                self._writer.send(b"x")
+
+    def clear(self) -> None:
+        """Begin to look for messages: later calls of `wake` end the next wait."""
+        if self._event.is_set():
+            with suppress(OSError):
+                self.reader.recv(4096)
+            self._event.clear()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a call of `wake`."""
+        self._event.wait(seconds)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self.reader.close()
+        self._writer.close()
+
+
+VirtualTransport: Any = virtual.Transport  # the published types know a part of the class only
+
+
+class Transport(VirtualTransport):  # type: ignore[misc]
+    """One connection of kombu to the ledger's store."""
+
+    Channel = Channel
+    driver_type = driver_name = SCHEME
+    can_parse_url = True  # it has no host
+    default_connection_params: ClassVar[dict[str, Any]] = {}
+    connection_errors = (*VirtualTransport.connection_errors, StoreUnavailableError)
+    recoverable_connection_errors = (StoreUnavailableError,)
+    recoverable_channel_errors = ()
+    implements = VirtualTransport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
+    )
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        self.hold = float(client.transport_options.get("visibility_timeout", HOLD))
+        """For how many seconds what this connection has taken, and its temporary queues, survive it."""
+        self._process = os.getpid()
+        self.deleted_at_end: set[str] = set()
+        """The queues that end with their consumer here."""
+        self._waker: Waker | None = None
+        self._renewal: Any = None
+        self._renewal_lock = threading.Lock()
+        self._acks: deque[str] = deque()
+        self._loop: Any = None
+        self._loop_thread: int | None = None
+        self._timer: Any = None
+        self._looked_at = self._look_at = 0.0
+        """When the consumers looked for messages without a signal, and when they do it next."""
+        self._unheard_until = 0.0
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's signature
+        """Return the URL, which has no secrets."""
+        return uri
+
+    @cached_property
+    def store(self) -> Any:
+        """The store of the app's ledger. Raises `ConfigurationError` if it is no broker."""
+        store = app_state_of(_app_of(self.client)).ledger.store
+        if not isinstance(store, MessageStore):
+            raise ConfigurationError(NO_BROKER)
+        return store
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        """Where the messages come from."""
+        return [PlainMessages(self.store, self.hold), JobMessages(_app_of(self.client), self.announce)]
+
+    def establish_connection(self) -> Any:
+        """Return the connection. Raises `StoreUnavailableError`."""
+        self.store.read_clock()
+        return super().establish_connection()
+
+    def close_connection(self, connection: Any) -> None:
+        """Return what was taken, and end all consumers; not in a forked child, whose parent goes on with them."""
+        if self._process != os.getpid():
+            return
+        self._leave_loop()
+        with suppress(StoreError):
+            self.flush()
+        super().close_connection(connection)
+        for source in self.sources:
+            with suppress(StoreError):
+                source.close()
+        if self._renewal is not None:
+            self._renewal.stop()
+        if self._waker is not None:
+            self._waker.close()
+        self._renewal = self._waker = None
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def publish(self, message: NewMessage, *, durable: bool, wake: bool) -> None:
+        """Write a message to its queues. Most heartbeats of workers that nobody receives cost no statement."""
+        is_heartbeat = message.routing_key == HEARTBEAT
+        if is_heartbeat and time.monotonic() < self._unheard_until:
+            return
+        if not self.store.put_messages([message], durable=durable, wake=wake) and is_heartbeat:
+            self._unheard_until = time.monotonic() + UNHEARD_FOR
+
+    def ack(self, tag: str) -> None:
+        """Acknowledge a message: those of one round of the event loop together."""
+        self._acks.append(tag)
+        if self._loop_thread != threading.get_ident():
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the acknowledgements."""
+        tags = []
+        with suppress(IndexError):
+            while True:
+                tags.append(self._acks.popleft())
+        try:
+            for source in self.sources if tags else ():
+                source.ack(tags)
+        except StoreError:
+            self._acks.extendleft(reversed(tags))
+            raise
+
+    def requeue(self, tags: Iterable[str]) -> None:
+        """Return messages to their queues."""
+        given = [*tags]
+        for source in self.sources if given else ():
+            source.requeue(given)
+
+    def size(self, queue: str) -> int | None:
+        """Return how many messages a queue has; None if there is no such queue."""
+        sizes = [size for source in self.sources if (size := source.size(queue)) is not None]
+        return sum(sizes) if sizes else None
+
+    def announce(self, source: Source) -> None:
+        """Have the consumers take from a source, which has found something; any thread may call it."""
+        for channel in [*self.channels]:
+            channel.look_in(source)
+        self.wake()
+
+    def subscribe(self, look: Callable[[str], object], queue: str) -> Callable[[], None]:
+        """Call a function when a queue may have got messages; return how to end this."""
+        self._new_waker()
+        unsubscribe: Callable[[], None] = self.store.signals.subscribe(Signal.DUE, queue, look)
+        return unsubscribe
+
+    def keep(self) -> None:
+        """Renew from now on what was taken, and the queues that have consumers."""
+        with self._renewal_lock:
+            if self._renewal is None:
+                from onejob.celery.worker.heartbeat import Loop  # imports Celery's worker
+
+                self._renewal = Loop("onejob-messages", self.hold / 3, self._renew)
+                self._renewal.start()
+
+    def _renew(self) -> None:
+        """Renew in a thread, since tasks may keep an event loop busy; end it without consumers and messages."""
+        holds = [source.renew(self._consumed()) for source in self.sources]
+        with self._renewal_lock:
+            if not any(holds) and not self._consumed() and self._renewal is not None:
+                self._renewal.stop()
+                self._renewal = None
+
+    def _consumed(self) -> list[str]:
+        return [queue for channel in [*self.channels] for queue in channel.consumed()]
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have the consumers' thread deliver."""
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
+
+    def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's signature
+        """Deliver one message. Raises `TimeoutError`."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        waker = self._new_waker()
+        waker.clear()
+        while not self._deliver_one():
+            left = min(deadline - time.monotonic(), self._pause())
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            waker.wait(left)
+            waker.clear()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's signature
+        """Deliver in an event loop of kombu, which is a worker's."""
+        self._leave_loop()
+        self._loop, self._loop_thread = loop, threading.get_ident()
+        for source in self.sources:
+            source.has_loop = True
+        loop.add_reader(self._new_waker().reader, self._deliver_all)
+        loop.on_tick.add(self._on_tick)
+        self.wake()
+
+    def _leave_loop(self) -> None:
+        loop, self._loop, self._loop_thread = self._loop, None, None
+        if loop is not None:
+            for source in self.sources:
+                source.has_loop = False
+            loop.on_tick.discard(self._on_tick)
+            if self._waker is not None:
+                loop.remove_reader(self._waker.reader)
+            self._cancel_timer(loop)
+
+    def _on_tick(self) -> None:
+        """Write the acknowledgements of a round of the event loop, and look for more: a process may be free."""
+        self.flush()
+        timer_at = self._look_at
+        if self._has_due() and (self._deliver_found() or self._next_look() < timer_at):
+            # The pool may have looked in this round already for what it has to write to its processes, and the loop
+            # for how long it may wait: `_deliver_all` sets an earlier timer in the next one.
+            self.wake()
+
+    def _has_due(self) -> bool:
+        """Return whether more messages may be there, which wait for free places."""
+        return any(channel.due for channel in self.channels)
+
+    def _deliver_all(self) -> None:
+        """Deliver what there is, and look again in time."""
+        self._new_waker().clear()
+        self._deliver_found()
+        if self._loop is not None:  # a consumer may have closed the connection
+            self._cancel_timer(self._loop)
+            self._timer = self._loop.call_later(self._pause(), self.wake)
+
+    def _deliver_found(self) -> bool:
+        """Deliver what there is, and return whether there was anything."""
+        found = False
+        while self._deliver_one():
+            found = True
+        return found
+
+    def _cancel_timer(self, loop: Any) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            loop.timer.cancel(timer)
+
+    def _deliver_one(self) -> bool:
+        """Deliver one message of any channel, and return whether there was one."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._looked_at, self._look_at = now, now + self._interval
+            for channel in self.channels:
+                channel.due = dict.fromkeys((True, False), self.sources)
+        # A command that was sent before a job, such as its revocation, reaches a worker before it.
+        return any(channel.deliver() for channel in sorted(self.channels, key=lambda channel: channel.has_acks))
+
+    def _pause(self) -> float:
+        """Return for how many seconds the consumers wait for a signal, once they have no messages."""
+        pause = self._next_look() - time.monotonic()
+        return min(pause, PLACE_INTERVAL) if self._has_due() and not self._hears_ends else pause
+
+    def _next_look(self) -> float:
+        """Return when the consumers look for messages without a signal, once they have none."""
+        now = time.monotonic()
+        dues = [now + due for source in self.sources if (due := source.next_due()) is not None]
+        self._look_at = max(now + SHORTEST_PAUSE, min([self._looked_at + self._interval, *dues]))
+        return self._look_at
+
+    @property
+    def _hears_ends(self) -> bool:
+        """Whether the end of each run begins a round of the event loop: processes send their results to it."""
+        return self._loop is not None and app_state_of(_app_of(self.client)).can_kill
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two looks. Signals are lost with their connection only, and the next one wakes everybody."""
+        interval = float(self.store.signals.interval)
+        is_of_worker = self._loop is not None or any(source.has_limit for source in self.sources)
+        return LOOK_INTERVAL if interval == BACKSTOP and is_of_worker else interval
+
+    def _new_waker(self) -> Waker:
+        self._waker = self._waker or Waker()
+        return self._waker
+
+
+# --- the app of a connection ------------------------------------------------------------------------------------------
+
+
+_next_number = count(1)
+_numbers: WeakKeyDictionary[Celery, int] = WeakKeyDictionary()
+"""The numbers of apps. An `id` may be that of an earlier app, whose pool of connections kombu keeps."""
+
+
+class AppReference(str):
+    """The app of a connection, as a transport option: pools compare the texts of options, and reports show them."""
+
+    __slots__ = ("app",)
+    app: Callable[[], Celery | None]
+
+    @classmethod
+    def of(cls, app: Celery) -> AppReference:
+        """Return a reference to an app. A copy of it in another process is a text, and refers to no app."""
+        reference = cls(f"{app.main} {_numbers.setdefault(app, next(_next_number))}")
+        reference.app = ref(app)
+        return reference
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+def _app_of(client: Any) -> Celery:
+    given = (client.transport_options or {}).get(APP)
+    app = given.app() if isinstance(given, AppReference) else None
+    return app or current_app
+
+
+def connect(amqp: Any, hostname: Any = None, *args: Any, **options: Any) -> kombu.Connection:
+    """Return a connection, as `AMQP.Connection` does; one to the ledger has the app as an option."""
+    if f"{SCHEME}://" in str(hostname):
+        options["transport_options"] = {**(options.get("transport_options") or {}), APP: AppReference.of(amqp.app)}
+    return kombu.Connection(hostname, *args, **options)
+
+
+def install() -> None:
+    """Make the transport known to kombu, and the app to its connections. Repeating the call changes nothing."""
+    TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
+    AMQP.Connection = connect  # type: ignore[assignment] # a method in place of a class

@@ -1,0 +1,307 @@
+"""Notices that a worker hears nothing from its broker while jobs wait for it, and heals that.
+
+A connection that is dead without a reset, or a consumer that its broker has forgotten, looks like an empty queue: the
+worker is alive, its heartbeats arrive, and it receives nothing. The ledger knows better. A worker with free slots that
+has received nothing for `onejob_silence` seconds looks there for jobs that were published as long ago, to a queue that
+it consumes, and that no live worker holds. It takes them from there; and when it has run one, which the broker has
+given to nobody, it renews its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from celery.worker.consumer.control import Control
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import timeout_options
+from onejob.celery.current_job import draining
+from onejob.celery.options import tasks_of
+from onejob.celery.worker.heartbeat import LATE_FACTOR, active_requests
+from onejob.celery.worker.request import LedgerMessage, log_errors, members_of, message_of_job
+from onejob.jobs.lifecycle import State
+from onejob.jobs.records import Query
+from onejob.observability.events import WORKER_SILENT, JobEvent, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
+
+    from onejob.jobs.model import Job
+
+logger = logging.getLogger("onejob")
+WAITING = frozenset({State.QUEUED, State.RETRYING})
+LOOKS = 3
+"""How often a silent worker looks into the ledger in `onejob_silence` seconds."""
+JOBS_LIMIT = 100
+"""How many jobs of a task or a queue it looks at."""
+MAX_PAUSE = 300.0
+"""Seconds between two renewals, at most; after each one that did not help they double."""
+SHORTEST_TIMEOUT = 5.0
+"""Seconds for which a worker waits for a reply of its broker, at least."""
+STALL = 2.0
+"""Seconds after which an event loop that has not taken a job may be waiting for a dead connection."""
+SAME_LOOKS = 2
+"""After so many looks at the same call it is."""
+RESOURCE_LOCKED = 405
+"""The code of RabbitMQ's channel error for the exclusive queue of another connection."""
+MAILBOX_RETRY = 10.0
+"""Seconds after which a worker tries again to declare the queue of its remote control."""
+
+
+class Silence:
+    """The silence of a worker's broker: how long it lasts, and what is done about it.
+
+    `consumed` returns the names of the queues that the worker consumes, `reserved` the ids of the jobs that it holds.
+    `clock` returns seconds that only grow.
+    """
+
+    def __init__(
+        self, worker: Any, consumed: Callable[[], Iterable[str]], reserved: Callable[[], tuple[str, ...]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._app_state = app_state_of(worker.app)
+        self._worker = worker
+        self._consumed = consumed
+        self._reserved = reserved
+        self._clock = clock
+        settings = self._app_state.settings
+        self._enabled = settings.silence > 0 and not self._app_state.publisher.delivers
+        # Another worker has registered by then that it holds a message which this one did not get.
+        self._patience = max(settings.silence, LATE_FACTOR * settings.heartbeat)
+        self.since = 0.0
+        """Since when jobs have waited that the broker has not delivered, on the store's clock; 0.0 without silence."""
+        self._heard_at = clock()
+        self._connection: Any = None
+        self._connections = WeakSet[Any]()
+        """All connections of the consumer, also those of events."""
+        self._handed: dict[str, Job] = {}
+        """The jobs that were handed over and are not known to run, as they were before."""
+        self._taking_since: float | None = None
+        """When the event loop was given what it has still to take."""
+        self._loop_thread = 0
+        self._frame: tuple[FrameType, int] | None = None
+        """Where the event loop was at the last look, while it did not take jobs."""
+        self._same_looks = 0
+        self._next_look = self._next_renewal = 0.0
+        self._renewals = 0
+        """How many renewals in a row did not help."""
+
+    def listen(self, consumer: Any) -> None:
+        """Prepare a worker's consumer before it starts: note what it receives, and bound its waits for the broker."""
+        if self._enabled:
+            consumer.create_task_handler = partial(self._create_task_handler, consumer.create_task_handler)
+            timeout = max(self._patience, SHORTEST_TIMEOUT)
+            consumer.ensure_connected = partial(_connect, consumer.ensure_connected, self._connections, timeout)
+            keep_without_mailbox(consumer)
+
+    def look(self) -> None:
+        """Heal a silence. Raises `StoreError`."""
+        connection, now = getattr(self._worker.consumer, "connection", None), self._clock()
+        if connection is not self._connection:  # a new one may hear
+            self._connection, self._heard_at = connection, now
+            self._note_taken()
+        if not self._enabled or connection is None or now - self._heard_at < self._patience or draining.is_set():
+            self.since, self._handed = 0.0, {}
+            return
+        if self._handed:
+            self._judge(now)
+        free = self._worker.pool.num_processes - len(self._reserved())
+        taking_since = self._taking_since  # which the event loop changes meanwhile
+        if taking_since is not None:
+            if self._is_waiting() and now - taking_since > STALL and now >= self._next_renewal:
+                self._renew(now, taken=0)
+        elif free > 0 and now >= self._next_look:
+            self._next_look = now + self._patience / LOOKS
+            self._take(free, now)
+
+    def _is_waiting(self) -> bool:
+        """Return whether the event loop is in the same call as at the last looks: it waits, and is not merely busy."""
+        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
+        seen, self._frame = self._frame, frame and (frame, frame.f_lasti)
+        self._same_looks = self._same_looks + 1 if seen and seen == self._frame else 0
+        return self._same_looks >= SAME_LOOKS
+
+    # --- what a worker hears ----------------------------------------------------------------------------------------
+
+    def _create_task_handler(self, create: Callable[[], Callable[[Any], object]]) -> Callable[[Any], object]:
+        handle = create()
+        self._loop_thread = threading.get_ident()
+
+        def on_task_received(message: Any) -> object:
+            if not isinstance(message, LedgerMessage):
+                self._heard_at, self._renewals = self._clock(), 0
+            return handle(message)
+
+        return on_task_received
+
+    # --- what it takes from the ledger ------------------------------------------------------------------------------
+
+    def _take(self, free: int, now: float) -> None:
+        """Hand over as many waiting jobs as there are free slots."""
+        consumer = self._worker.consumer
+        for job in [*self._find_waiting()][:free]:
+            with log_errors(job.id):
+                hand_over(consumer, job)
+                self._handed[job.id] = job
+        if self._handed:
+            waiting_since = min(job.published_at or 0.0 for job in self._handed.values())
+            self.since = self.since or max(waiting_since, self._app_state.ledger.read_clock() - (now - self._heard_at))
+            self._taking_since = now
+            consumer.call_soon(self._note_taken)
+
+    def _note_taken(self) -> None:
+        self._taking_since = self._frame = None
+
+    def _find_waiting(self) -> Iterator[Job]:
+        """Yield the jobs that were due and published long ago, and that no live worker is known to hold."""
+        ledger, consumed = self._app_state.ledger, {*self._consumed()} - {*self._exclusive_queues()}
+        until = ledger.read_clock() - self._patience
+        backlog = ledger.backlog(tasks=frozenset(tasks_of(self._worker.app)), limit=JOBS_LIMIT)
+        late = [each for each in backlog if each.queue in consumed and each.oldest_run_at <= until]
+        if not late:
+            return
+        held = {*self._reserved(), *self._handed}
+        others = [worker for worker in ledger.workers() if worker.name != str(self._worker.hostname)]
+        for queue in dict.fromkeys(each.queue for each in late):
+            tasks = frozenset(each.task for each in late if each.queue == queue)
+            for job in ledger.find(Query(states=WAITING, tasks=tasks, queue=queue, until=until, limit=JOBS_LIMIT)):
+                is_published = job.published_at is not None and max(job.published_at, job.run_at) <= until
+                if is_published and job.id not in held and not any(other.has_message_of(job) for other in others):
+                    yield job
+
+    def _exclusive_queues(self) -> Iterator[str]:
+        """Yield the names of the queues that deliver to one of their consumers only, which may be another one."""
+        for name, queue in self._worker.app.amqp.queues.consume_from.items():
+            if (queue.queue_arguments or {}).get("x-single-active-consumer"):
+                yield str(name)
+
+    def _judge(self, now: float) -> None:
+        """Renew the connection if this worker has run what was handed over; if another one has, there is no silence."""
+        node, reserved = str(self._worker.hostname), self._reserved()
+        found = self._app_state.ledger.get_many([*self._handed])
+        started = [job for job in found.values() if job.token != self._handed[job.id].token]
+        waiting = found.keys() - {job.id for job in started}
+        if self._taking_since is None:
+            waiting &= {*reserved}
+        self._handed = {job_id: self._handed[job_id] for job_id in waiting}
+        if taken := sum(job.node == node for job in started):
+            self._renew(now, taken)
+        elif not waiting:
+            self.since = 0.0
+
+    # --- the connection ---------------------------------------------------------------------------------------------
+
+    def _renew(self, now: float, taken: int) -> None:
+        """Report the silence, and have the consumer connect anew, unless it did so lately, or that would end runs.
+
+        `taken`: how many jobs the worker has taken; 0 if its event loop waits for the broker, and takes none.
+        """
+        self._report(taken)
+        consumer = self._worker.consumer
+        cancels = consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+        if now < self._next_renewal or (taken and cancels and any(map(_is_unacknowledged, active_requests()))):
+            return
+        self._next_renewal = now + min(self._patience * 2**self._renewals, MAX_PAUSE)
+        self._renewals += 1
+        logger.warning("the broker has delivered nothing, while jobs waited for this worker: it connects anew")
+        if taken:
+            consumer.call_soon(_fail, consumer, self._connection, self._connections)
+        else:
+            _shut_down(self._connections)  # which ends a read of the event loop
+
+    def _report(self, taken: int) -> None:
+        ledger = self._app_state.ledger
+        node, seconds = one_line(str(self._worker.hostname)), ledger.read_clock() - self.since
+        ledger.emit(JobEvent(WORKER_SILENT, fields={"node": node, "seconds": seconds, "taken": taken}))
+
+
+def _is_unacknowledged(request: Any) -> bool:
+    return bool(request.task.acks_late and not request.acknowledged)
+
+
+def _connect(ensure: Callable[[Any], Any], connections: WeakSet[Any], timeout: float, connection: Any) -> Any:
+    """Connect as Celery does, with timeouts in place of none: a read that never ends would stop the event loop."""
+    connection.transport_options = timeout_options(connection, timeout) | (connection.transport_options or {})
+    connections.add(connection)
+    return ensure(connection)
+
+
+def _fail(consumer: Any, connection: Any, connections: Iterable[Any]) -> None:
+    """Have the event loop, which runs this, find a connection lost. Closing it waits for no reply."""
+    if consumer.connection is not connection:
+        return
+    _shut_down(connections)
+    if consumer.hub is not None and issubclass(ConnectionResetError, consumer.connection_errors):
+        msg = "the broker was silent, while jobs waited"
+        raise ConnectionResetError(msg)
+
+
+def _shut_down(connections: Iterable[Any]) -> None:
+    """End what waits for the other side of connections, in any thread: they are lost for those that use them."""
+    for sock in [sock for each in [*connections] for sock in _sockets_of(each)]:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets_of(connection: Any) -> Iterator[Any]:
+    """Yield the open sockets of a connection of kombu, of RabbitMQ or Redis; those of other brokers are not known."""
+    transport = vars(connection).get("_transport")
+    for channel in [*(getattr(transport, "channels", None) or ())]:
+        for name in ("_pool", "_async_pool"):
+            pool = vars(channel).get(name)
+            for kind in ("_in_use_connections", "_available_connections"):
+                yield from filter(None, [getattr(each, "_sock", None) for each in members_of(getattr(pool, kind, ()))])
+    amqp = getattr(vars(connection).get("_connection"), "_transport", None)
+    yield from filter(None, [getattr(amqp, "sock", None)])
+
+
+# --- jobs of the ledger, as if their messages had arrived from the broker --------------------------------------------
+
+
+def hand_over(consumer: Any, job: Job) -> None:
+    """Have a worker's consumer receive the message of a job, in the thread of its event loop, and soon.
+
+    A handed job is a hint like any message: it runs if its claim succeeds, and a copy that the broker delivers later is
+    refused. Call it from any thread of the worker's parent. Raises as `message_of_job` does.
+    """
+    consumer.call_soon(_receive, consumer, message_of_job(consumer.app, job))
+
+
+def _receive(consumer: Any, message: LedgerMessage) -> None:
+    try:
+        consumer.create_task_handler()(message)
+    except Exception:  # an exception would end the event loop
+        logger.exception("job %s: its worker could not take it from the ledger", message.headers.get("id"))
+
+
+# --- remote control: its queue on RabbitMQ is exclusive ---------------------------------------------------------------
+
+
+def keep_without_mailbox(consumer: Any) -> None:
+    """Let a worker start while RabbitMQ has not noticed yet that its former connection is dead.
+
+    The queue of its remote control is exclusive to that one until then. Celery would end the worker.
+    """
+    for step in consumer.steps if consumer.hub is not None else ():
+        if isinstance(step, Control):
+            box: Any = step  # whose `start` is that of its mailbox
+            box.start = partial(_start_mailbox, box.start)
+
+
+def _start_mailbox(start: Callable[[Any], object], consumer: Any) -> None:
+    try:
+        start(consumer)
+    except consumer.channel_errors as error:
+        if getattr(error, "code", None) != RESOURCE_LOCKED:
+            raise
+        logger.warning("no remote control until the broker has closed the former connection: %s", error)
+        consumer.timer.call_after(MAILBOX_RETRY, _start_mailbox, (start, consumer))

@@ -1,0 +1,90 @@
+"""The commands on the beat schedule: `beat list`, `pause`, `resume` and `run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onejob.cli.access import Access, access, audited, json_access
+from onejob.cli.printing import echo, print_list
+from onejob.errors import ConfigurationError
+from onejob.jobs.public_view import fields_of
+from onejob.jobs.timestamps import local_text
+
+if TYPE_CHECKING:
+    from onejob.celery.beat import ScheduleEntry
+
+COLUMNS = ("entry", "task", "schedule", "missed", "last tick", "last job", "next tick")
+
+
+@click.group()
+def beat() -> None:
+    """Inspect and operate the schedule that the workers run with `onejob_beat`."""
+
+
+@beat.command("list")
+@json_access
+def list_(access: Access, *, as_json: bool) -> None:
+    """List the entries of the app's schedule with their last and next ticks."""
+    from onejob.celery.beat import list_entries
+
+    found = list_entries(_app_of(access), access.ledger())
+    rows = (
+        (each.name, each.task, each.schedule, each.missed, _time(each.last_tick_at), each.last_job, _next(each))
+        for each in found
+    )
+    print_list([fields_of(each) for each in found], COLUMNS, rows, as_json=as_json)
+
+
+@beat.command()
+@click.argument("entry")
+@access
+def pause(access: Access, entry: str) -> None:
+    """Pause ENTRY: it has no ticks until it is resumed."""
+    _set_paused(access, entry, paused=True)
+    echo(f"{entry} is paused.")
+
+
+@beat.command()
+@click.argument("entry")
+@access
+def resume(access: Access, entry: str) -> None:
+    """Resume ENTRY. The ticks of the pause are not made up for."""
+    _set_paused(access, entry, paused=False)
+    echo(f"{entry} goes on.")
+
+
+@beat.command()
+@click.argument("entry")
+@access
+def run(access: Access, entry: str) -> None:
+    """Submit the call of ENTRY now, besides its ticks."""
+    from onejob.celery.beat import run_entry
+
+    app, ledger = _app_of(access), access.ledger()
+    with audited(ledger, "beat run", entry):
+        job_id = run_entry(app, entry)
+    echo(f"Submitted: job {job_id}.")
+
+
+def _set_paused(access: Access, entry: str, *, paused: bool) -> None:
+    from onejob.celery.beat import set_paused
+
+    app, ledger = _app_of(access), access.ledger()
+    with audited(ledger, "beat pause" if paused else "beat resume", entry):
+        set_paused(app, ledger, entry, paused=paused)
+
+
+def _app_of(access: Access) -> Any:
+    if access.app is None:
+        raise ConfigurationError("only an app knows its schedule: name one with -A module")
+    return access.app
+
+
+def _time(at: float | None) -> str:
+    return "" if at is None else local_text(at)
+
+
+def _next(entry: ScheduleEntry) -> str:
+    return "paused" if entry.paused else entry.error or _time(entry.next_tick_at)

@@ -1,0 +1,336 @@
+"""Traces and metrics of jobs for OpenTelemetry. Requires `pip install "onejob[opentelemetry]"`, and an SDK of yours.
+
+Spans are of submissions, runs, steps and webhook deliveries; metrics have the names that `/metrics` has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from importlib.metadata import version
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+from celery import Celery, signals
+from celery.exceptions import Ignore, Reject, Retry
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TracerProvider,
+    set_span_in_context,
+)
+from opentelemetry.trace import Tracer as OpenTelemetryTracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.batching import TTLCache
+from onejob.errors import DuplicateJobError, JobInterrupted, describe
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Admission, Job
+from onejob.ledger.stats import accumulate, read_metrics
+from onejob.observability import tracing
+from onejob.observability.events import EVENT_NAMES, JobEvent, one_line
+from onejob.observability.metrics import PREFIX, SERIES, SUM, Key, Kind, end_of
+from onejob.observability.tracing import EMPTY, SubmissionSpan, Tracer, WebhookSpan, trace_of
+
+LINK_LIMIT = 128
+"""How many links one span gets, which is the default limit of SDKs."""
+NO_ERRORS = (Retry, Ignore, Reject, JobInterrupted, DuplicateJobError)
+"""Exceptions that say how a run or a submission goes on, and are no errors of it."""
+FAILURES = frozenset({EVENT_NAMES[Transition.FAIL], EVENT_NAMES[Transition.DEAD_LETTER]})
+_W3C = TraceContextTextMapPropagator()
+
+
+class _Run(NamedTuple):
+    """The run in this context, and its span."""
+
+    job_id: str
+    span: Span
+
+
+_run: ContextVar[_Run | None] = ContextVar("onejob_run_span", default=None)
+
+
+class SpanTracer(Tracer):
+    """Makes spans with a tracer of OpenTelemetry."""
+
+    def __init__(self, tracer: OpenTelemetryTracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def submit(
+        self, task: str, source: str, *, count: int | None = None, carrier: Mapping[str, str] = EMPTY
+    ) -> Iterator[SubmissionSpan]:
+        """Yield the span of a submission."""
+        came = _span_context(carrier) if not _current().is_valid else _current()
+        attributes: dict[str, Any] = {"onejob.task": task, "onejob.source": source}
+        if count is not None:
+            attributes["messaging.batch.message_count"] = count
+        with self._start(f"submit {task}", SpanKind.PRODUCER, "send", attributes, parent=came) as span:
+            yield _SubmissionSpan(span, is_batch=count is not None)
+
+    def context(self) -> Mapping[str, str]:
+        """Return the current trace context."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier)
+        return carrier
+
+    @contextmanager
+    def run(self, job: Job) -> Iterator[Span]:
+        """Yield the span of a run: in the trace of the job, below the worker's span if that is in the same trace."""
+        attributes = _job_attributes(job) | {
+            "onejob.attempt": job.attempt, "onejob.token": job.token, "onejob.retries": job.retries,
+            "onejob.crashes": job.crashes, "onejob.node": job.node,
+        }  # fmt: skip
+        with self._start(f"run {job.task}", SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)) as span:
+            reset_token = _run.set(_Run(one_line(job.id), span))
+            try:
+                yield span
+            except Retry as error:
+                if isinstance(error.exc, Exception):
+                    span.record_exception(error.exc)
+                raise
+            finally:
+                _run.reset(reset_token)
+
+    @contextmanager
+    def step(self, name: str, *, memoised: bool) -> Iterator[Span]:
+        """Yield the span of a step, a child of the run's."""
+        attributes = {"onejob.step": name, "onejob.step.memoised": memoised}
+        with self._start(f"step {name}", SpanKind.INTERNAL, None, attributes) as span:
+            yield span
+
+    @contextmanager
+    def deliver(self, webhook: Job, job_id: str, url: str) -> Iterator[WebhookSpan]:
+        """Yield the span of one attempt to deliver a webhook, in the trace of the job that it reports."""
+        attributes = {
+            "onejob.job.id": job_id, "onejob.webhook.id": webhook.id, "onejob.attempt": webhook.attempt,
+            "http.request.method": "POST",
+        }  # fmt: skip
+        with suppress(ValueError):  # of an invalid URL, which the delivery reports
+            attributes["server.address"] = urlsplit(url).hostname or ""
+        with self._start("deliver webhook", SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
+            yield _WebhookSpan(span, self.context())
+
+    def on_event(self, event: JobEvent) -> None:
+        """Add what happened to the job of the run in this context; an end of the run is an attribute, too."""
+        run = _run.get()
+        if run is None or run.job_id != event.job_id:
+            return
+        run.span.add_event(event.name, {f"onejob.{name}": value for name, value in event.fields.items()})
+        if "run_seconds" in event.fields:
+            run.span.set_attribute("onejob.end", end_of(event.name))
+        if event.name in FAILURES:
+            run.span.set_status(StatusCode.ERROR)
+
+    @contextmanager
+    def _start(
+        self, name: str, kind: SpanKind, operation: str | None, attributes: Mapping[str, Any],
+        *, parent: SpanContext | None = None,
+    ) -> Iterator[Span]:  # fmt: skip
+        """Yield a span that is current in the block.
+
+        `parent`: the current span stays the parent if it is in the same trace, and gets a link otherwise.
+        """
+        current, context, links = _current(), None, []
+        if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
+            context = set_span_in_context(NonRecordingSpan(parent))
+            links = [Link(current)] if current.is_valid else []
+        messaging = {"messaging.system": "celery", "messaging.operation.type": operation} if operation else {}
+        if operation:
+            messaging["messaging.operation.name"] = name.partition(" ")[0]
+        with self._tracer.start_as_current_span(
+            name, context, kind, messaging | {**attributes}, links, record_exception=False,
+            set_status_on_exception=False,
+        ) as span:  # fmt: skip
+            try:
+                yield span
+            except BaseException as error:
+                if not isinstance(error, NO_ERRORS):
+                    span.record_exception(error)
+                    span.set_status(Status(StatusCode.ERROR, describe(error)))
+                raise
+
+
+class _SubmissionSpan(SubmissionSpan):
+    """The span of one call that submits."""
+
+    def __init__(self, span: Span, *, is_batch: bool) -> None:
+        self._span = span
+        self._is_batch = is_batch
+
+    def activate(self) -> Any:
+        """Make it current in the block."""
+        return trace.use_span(self._span, record_exception=False, set_status_on_exception=False)
+
+    def record(self, admissions: Sequence[Admission]) -> None:
+        """Add the outcomes and the links."""
+        span, own = self._span, self._span.get_span_context()
+        if not span.is_recording():
+            return
+        if self._is_batch:
+            for outcome, count in Counter(each.outcome.value for each in admissions).items():
+                span.set_attribute(f"onejob.outcome.{outcome}", count)
+        else:
+            for each in admissions:
+                span.set_attributes(_job_attributes(each.job) | {"onejob.outcome": each.outcome.value})
+        linked: set[int] = {own.span_id}
+        for each in admissions:
+            if each.outcome.makes_job and each.follower is None:
+                continue
+            context = _kept_in(each.job)
+            if context.is_valid and context.span_id not in linked and len(linked) <= LINK_LIMIT:
+                linked.add(context.span_id)
+                span.add_link(context, {"onejob.job.id": each.job.id, "onejob.outcome": each.outcome.value})
+
+
+class _WebhookSpan(WebhookSpan):
+    """The span of one attempt to deliver a webhook."""
+
+    def __init__(self, span: Span, headers: Mapping[str, str]) -> None:
+        self._span = span
+        self.headers = headers
+
+    def record(self, status: int) -> None:
+        """Add the status of the response, which is an error unless the receiver has accepted."""
+        self._span.set_attribute("http.response.status_code", status)
+        if not 200 <= status < 300:  # noqa: PLR2004 - of HTTP
+            self._span.set_status(StatusCode.ERROR)
+
+
+def _current() -> SpanContext:
+    return trace.get_current_span().get_span_context()
+
+
+def _span_context(carrier: Mapping[str, str]) -> SpanContext:
+    """Return the span context in a carrier; an invalid one if it has none."""
+    return trace.get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+
+
+def _kept_in(job: Job) -> SpanContext:
+    """Return the span context of the submission that made a job; an invalid one if it had none."""
+    return _span_context(trace_of(job.options))
+
+
+def _job_attributes(job: Job) -> dict[str, Any]:
+    own = {"onejob.task": job.task, "onejob.job.id": job.id, "messaging.message.id": job.id}
+    return own | ({"messaging.destination.name": job.queue} if job.queue else {})
+
+
+FLUSH_MILLISECONDS = 2000
+"""Limit for the export of the last spans of a pool's child."""
+
+
+def instrument(tracer_provider: TracerProvider | None = None) -> None:
+    """Trace the submissions, runs, steps and webhooks of this process, and of the children that it forks.
+
+    `tracer_provider`: None for OpenTelemetry's global one, which may also be set later. A repeated call replaces the
+    provider.
+    """
+    tracing.install(SpanTracer(trace.get_tracer("onejob", version("onejob"), tracer_provider)))
+
+    def flush(**_: Any) -> None:
+        """Export the last spans of a pool's child, whose exit runs no `atexit` handlers."""
+        provider: Any = tracer_provider or trace.get_tracer_provider()
+        if hasattr(provider, "force_flush"):  # only that of an SDK
+            provider.force_flush(FLUSH_MILLISECONDS)
+
+    signals.worker_process_shutdown.disconnect(dispatch_uid=_UID)
+    signals.worker_process_shutdown.connect(flush, weak=False, dispatch_uid=_UID)
+
+
+def uninstrument() -> None:
+    """Make no more spans. Spans that have begun are finished."""
+    tracing.install(None)
+    signals.worker_process_shutdown.disconnect(dispatch_uid=_UID)
+
+
+_UID = "onejob.opentelemetry.flush"
+
+
+class OneJobInstrumentor:
+    """Calls `instrument` for `opentelemetry-instrument`, which finds this class by its entry point."""
+
+    def instrument(self, *, tracer_provider: TracerProvider | None = None, **_: Any) -> None:
+        """Call `instrument`. Options of other instrumentors are ignored."""
+        instrument(tracer_provider)
+
+    def uninstrument(self, **_: Any) -> None:
+        """Call `uninstrument`."""
+        uninstrument()
+
+
+Values: TypeAlias = dict[Key, float]
+Snapshot: TypeAlias = TTLCache[dict[str, Values]]
+Callback: TypeAlias = Callable[[CallbackOptions], Iterator[Observation]]
+CACHE_SECONDS = 1.0
+"""For so long all instruments observe the same values: those of one collection."""
+
+
+def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> None:
+    """Report the metrics of an app's ledger, read from the store at each collection.
+
+    They are totals of all processes, so one process is to report them: in a pool, or from several servers, backends
+    would add them up. `meter_provider`: None for OpenTelemetry's global one. Nothing is observed while the store does
+    not answer.
+    """
+    snapshot = TTLCache(lambda: read_metrics(app_state_of(app).ledger), CACHE_SECONDS)
+    meter = metrics.get_meter("onejob", version("onejob"), meter_provider)
+    for name, series in SERIES.items():
+        unit = "s" if name.endswith("_seconds") else "1"
+        if series.kind is Kind.HISTOGRAM:
+            _report_histogram(meter, snapshot, name, unit)
+            continue
+        create = meter.create_observable_counter if series.kind is Kind.COUNTER else meter.create_observable_gauge
+        create(PREFIX + name, [_observe(snapshot, name)], unit, series.meaning)
+
+
+def _observe(snapshot: Snapshot, name: str) -> Callback:
+    labels = SERIES[name].labels
+
+    def observe(_: CallbackOptions) -> Iterator[Observation]:
+        values = snapshot().get(name) or ({} if labels else {(name,): 0.0})
+        for (_name, *texts), value in values.items():
+            yield Observation(value, dict(zip(labels, texts, strict=True)))
+
+    return observe
+
+
+def _report_histogram(meter: Meter, snapshot: Snapshot, name: str, unit: str) -> None:
+    """Report a histogram as the series that Prometheus has: OpenTelemetry has no observable histogram.
+
+    Up-down counters, because exporters to Prometheus add `_total` to the names of others.
+    """
+    parts: dict[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]] = {
+        "bucket": lambda found: [({"le": bound}, count) for bound, count in accumulate(found)],
+        "count": lambda found: [({}, accumulate(found)[-1][1])],
+        "sum": lambda found: [({}, found.get(SUM, 0.0))],
+    }
+
+    def observe(part: str, _: CallbackOptions) -> Iterator[Observation]:
+        for texts, found in _by_labels(snapshot().get(name, {})).items():
+            for more, value in parts[part](found):
+                yield Observation(value, dict(zip(SERIES[name].labels, texts, strict=True)) | more)
+
+    for part in parts:
+        create, unit_of_part = meter.create_observable_up_down_counter, unit if part == "sum" else "1"
+        create(f"{PREFIX}{name}_{part}", [partial(observe, part)], unit_of_part, SERIES[name].meaning)
+
+
+def _by_labels(values: Values) -> dict[Key, dict[str, float]]:
+    """Return the amounts of a histogram by its labels, and by bound."""
+    found: dict[Key, dict[str, float]] = {}
+    for key, amount in values.items():
+        found.setdefault(key[1:-1], {})[key[-1]] = amount
+    return found

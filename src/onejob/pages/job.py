@@ -1,0 +1,193 @@
+"""One job: its attempts as a picture, its values, its duplicates, its followers and webhooks, and what happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from onejob.api.api_keys import Role
+from onejob.api.problems import Problem
+from onejob.celery.operations import Operation, curl_call, python_call
+from onejob.celery.options import options_of, tasks_of
+from onejob.celery.payload import loads, read_message
+from onejob.errors import NoDeadLetterError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Duplicate, Job
+from onejob.jobs.public_view import fields_of
+from onejob.jobs.records import Entry
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.explain import explain
+from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
+from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.pages.context import UNREADABLE, Context, PageRequest, job_row, parse_json
+from onejob.pages.rendering import Page, Redirect, View, pretty
+from onejob.webhooks.job import WebhookPayload
+
+FOLLOWER_LIMIT = 100
+"""How many followers are shown."""
+CUT = 4000
+"""Characters of a value that are shown without the parameter `all`."""
+SHOWN = (
+    "lease_until", "expires_at", "identity_until", "key_retained_until", "wake_at", "source", "retries", "lease",
+    "token", "holds_identity", "run_seconds", "publish_error", "canvas_pending",
+)  # fmt: skip
+"""The fields of a job that its page has besides the public ones."""
+CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
+
+
+def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
+    if not request.path["job_id"]:
+        return Redirect("/jobs")
+    job, now = context.job(request.path["job_id"]), request.now
+    redact = None if context.redact is None else context.reason
+
+    def format_time(at: float) -> str:
+        return datetime.fromtimestamp(at, request.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+    explanation = explain(context.ledger, job.id, format_time=format_time, redact=redact)
+    job = explanation.job
+    data = {
+        "job": _fields(context, job),
+        "now": to_datetime(now),
+        "lease_left": None if job.lease_until is None else job.lease_until - now,
+        "stuck": explanation.stuck,
+        "sentences": explanation.sentences,
+        **_timeline(job, explanation.history, now),
+        "history": [fields_of(entry) for entry in explanation.history],
+        "steps": [
+            {"name": name, "value": context.redacted(job, f"step {name}", json.loads(value))}
+            for name, value in context.ledger.steps(job).items()
+        ],
+        "duplicates": [_duplicate(each) for each in reversed(explanation.duplicates)],
+        **_related(context, job),
+        "operations": [operation.value for operation in Operation if job.state in operation.states],
+        "can_edit": job.state is State.FAILED
+        and job.task in tasks_of(context.app)
+        and context.redact is None
+        and read_message(job) is not None,
+        "show_all": request.parameters.text("all") == "1",
+        "cut": CUT,
+    }
+    return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
+
+
+def _fields(context: Context, job: Job) -> dict[str, Any]:
+    """Return the fields of a job, its values as they may be shown."""
+    fields = context.fields(job) | {"error": parse_json(job.error)}
+    fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
+    return fields | fields_of(job, *SHOWN) | {
+        "arguments": context.arguments(job), "worker": job.node,
+        "fingerprint": job.fingerprint if context.redact is None else None,
+        **_rule(context, job), **_calls(context, job),
+    }  # fmt: skip
+
+
+def _rule(context: Context, job: Job) -> dict[str, Any]:
+    """Return which arguments decide about the identity of a job, if the app has its task."""
+    task: Any = tasks_of(context.app).get(job.task)
+    unique_on = None if task is None else task.unique_on
+    described = "a function of the arguments" if callable(unique_on) else unique_on
+    return {"unique_on": described, "is_task_known": task is not None}
+
+
+def _calls(context: Context, job: Job) -> dict[str, Any]:
+    """Return the submission of a job as text, unless its arguments may not be shown."""
+    if context.redact is not None or read_message(job) is None:
+        return {"as_python": None, "as_curl": None}
+    task, as_curl = tasks_of(context.app).get(job.task), None
+    if task is not None and options_of(task).expose:
+        names = [*options_of(task).identifier.signature.parameters]
+        as_curl = curl_call(job, "http://127.0.0.1:8000", parameters=names)
+    return {"as_python": python_call(job), "as_curl": as_curl}
+
+
+def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
+    """Return the spans of the job's life, and the events that lie between them."""
+    timeline = build_timeline(job, history, now)
+    events = [span for span in timeline if span.kind is SpanKind.EVENT]
+    return {
+        "spans": [
+            {"kind": _kind(span), "label": _label(span), "is_open": span.end is None}
+            | fields_of(span if span.end is not None else replace(span, end=now), "detail", "begin", "end")
+            for span in timeline
+            if span.kind is not SpanKind.EVENT
+        ],
+        "events": [fields_of(span, "label", "detail") | {"at": to_datetime(span.begin)} for span in events],
+    }
+
+
+def _kind(span: Span) -> str:
+    """Return what colours a span: that it waits, or how its run ended."""
+    if span.kind is SpanKind.WAITING:
+        return "waiting"
+    return "lost" if span.label == LEASE_EXPIRED else span.label.partition(" ")[0]
+
+
+def _label(span: Span) -> str:
+    return span.label if span.kind is SpanKind.WAITING else f"attempt {span.attempt} on {span.node}: {span.label}"
+
+
+def _duplicate(duplicate: Duplicate) -> dict[str, Any]:
+    names = ("at", "outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled")
+    return fields_of(duplicate, *names) | {"is_redelivery": not duplicate.submission_nonce}
+
+
+def _related(context: Context, job: Job) -> dict[str, Any]:
+    """Return the followers of a job, its webhooks, and the canvas that waits for it."""
+    found = context.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
+    followed = None if job.follows_id is None else context.ledger.get_or_none(job.follows_id)
+    options, message = loads(job.options), read_message(job)
+    return {
+        "followed": None if followed is None else job_row(context, followed),
+        "followers": [job_row(context, each) for each in found if each.task != WEBHOOK_TASK],
+        "webhooks": [_webhook(context, each) for each in found if each.task == WEBHOOK_TASK],
+        "canvas": [_canvas_part(name, options[name]) for name in CANVAS_PARTS if options.get(name)],
+        "replaced_by": (message and message.replaced_by) or [],
+    }
+
+
+def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
+    """Return a delivery, whose values are its own and not those of the job that it follows."""
+    fields = {name: value for name, value in job_row(context, webhook).items() if name in WEBHOOK_FIELDS}
+    return fields | {
+        "url": WebhookPayload.from_job(webhook).url,
+        "result": parse_json(webhook.result),
+        "last_error": (parse_json(webhook.error) or {}).get("message"),
+    }
+
+
+WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "submitter")
+
+
+def _canvas_part(name: str, value: Any) -> dict[str, Any]:
+    """Return a part of a canvas: its kind, and the tasks in it."""
+    signatures = value if isinstance(value, list) else [value]
+    tasks = [str(each.get("task")) for each in signatures if isinstance(each, dict)]
+    return {"kind": name, "tasks": tasks, "id": value if isinstance(value, str) else None}
+
+
+JOB = View("job", "/jobs/{job_id:path}", _build_job)
+
+
+def _build_edit(context: Context, request: PageRequest) -> Page:
+    context.check_values_shown("editing them")
+    job = context.job(request.path["job_id"])
+    if job.state is not State.FAILED:
+        raise NoDeadLetterError(job.id, job.state)
+    if read_message(job) is None:
+        raise Problem("invalid-arguments", UNREADABLE)
+    payload = json.loads(job.payload)  # as stored, so that a date among the arguments remains one
+    return edit_page(job, pretty(payload["args"]), pretty(payload["kwargs"]))
+
+
+def edit_page(job: Job, args: str, kwargs: str, *, error: str | None = None, outcome: str = "done") -> Page:
+    """Return the form with these JSON texts, and why they were refused; `outcome`: for the audit log."""
+    data = {"job": {"id": job.id, "task": job.task}, "args": args, "kwargs": kwargs, "error": error}
+    status = 200 if error is None else 422
+    return Page(template="edit.html", title="Redrive with other arguments", data=data, status=status, outcome=outcome)
+
+
+EDIT = View("edit", "/edit/{job_id:path}", _build_edit, Role.EDIT)

@@ -1,0 +1,193 @@
+"""The lists: jobs, dead letters, workers with their queues, schedules and the audit log; and finding a job in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+from onejob.api.api_keys import Role
+from onejob.api.job_reads import COUNT_LIMIT
+from onejob.api.response_models import Cursor, decode_cursor
+from onejob.api.routes.jobs import GROUPED_LIMIT, is_valid_id
+from onejob.celery.app_state import app_state_of
+from onejob.celery.beat import list_entries
+from onejob.celery.operations import deadline, queue_lengths
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
+from onejob.jobs.public_view import fields_of
+from onejob.jobs.records import Query, WorkerInfo
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
+from onejob.ledger.queues import loads_of
+from onejob.ledger.search import SearchResult, count_matching, query_of, search
+from onejob.pages.context import PAGE_SIZES, SEARCH_SECONDS, Context, PageRequest, job_row, job_rows, read_filters
+from onejob.pages.rendering import Page, Redirect, View, job_path
+
+
+def _build_jobs(context: Context, request: PageRequest) -> Page:
+    parameters, ledger = request.parameters, context.ledger
+    filters, cursor = read_filters(parameters, context), parameters.text("cursor")
+    limit = int(parameters.choice("limit", PAGE_SIZES))
+    is_over, is_filtered = deadline(SEARCH_SECONDS), any(filters.values())
+    query = query_of(filters, limit=limit, light=True, **decode_cursor(cursor))
+    found = search(ledger, query, is_over=is_over)
+    states = ledger.count_states(limit=COUNT_LIMIT)
+    data: dict[str, Any] = {
+        "filter": {name: to_datetime(each) if isinstance(each, float) else each for name, each in filters.items()},
+        "is_filtered": is_filtered,
+        "is_first": cursor is None,
+        "jobs": job_rows(context, found.jobs),
+        "next": _next_cursor(found),
+        "searched_to": None if found.searched_to is None else to_datetime(found.searched_to),
+        "now": to_datetime(request.now),
+        "states": states,
+        "count_limit": COUNT_LIMIT,
+        "tasks": sorted({*context.tasks(ledger.workers()), *filter(None, [query.task])}),
+        "page_size": limit,
+    }
+    if cursor is None:
+        data["matching"] = _count(context, query, found, is_over) if is_filtered else _capped(states)
+    return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
+
+
+def _next_cursor(found: SearchResult) -> str | None:
+    if found.after is not None:
+        return Cursor(found.after.created_at, found.after.id).encode()
+    return None if found.searched_to is None else Cursor(found.searched_to, "").encode()
+
+
+def _capped(states: Mapping[State, int]) -> dict[str, Any]:
+    """Return how many jobs there are, capped."""
+    count = sum(states.values())
+    return {"count": min(count, COUNT_LIMIT), "is_complete": count < COUNT_LIMIT}
+
+
+def _count(context: Context, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> dict[str, Any]:
+    """Return how many jobs match: capped, or of those that were searched in the time of a request."""
+    if found.after is None:
+        return {"count": len(found.jobs), "is_complete": found.searched_to is None}
+    counted = count_matching(context.ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
+    return {"count": counted.count, "is_complete": counted.is_complete}
+
+
+JOBS = View("jobs", "/jobs", _build_jobs)
+
+
+def _find(context: Context, request: PageRequest) -> Redirect:
+    """Go to the job that has the given id, or else to the jobs with the text among their arguments."""
+    text = request.parameters.text("q")
+    if text is None:
+        return Redirect("/jobs")
+    if context.redact is not None or (is_valid_id(text) and context.ledger.get_or_none(text) is not None):
+        return Redirect(job_path(text))
+    return Redirect(f"/jobs?{urlencode({'argument': text})}")
+
+
+def _list_tasks(context: Context, _request: PageRequest) -> Page:
+    return Page(template="palette.html", title="Tasks", data={"tasks": sorted(context.tasks(context.ledger.workers()))})
+
+
+PALETTE = View("palette", "/palette", _list_tasks)
+FIND = View("find", "/find", _find)
+
+
+def _build_dead_letters(context: Context, request: PageRequest) -> Page:
+    task, since = request.parameters.text("task"), request.parameters.at("since")
+    found = context.stats.get(("dead", task), lambda: group_failures(context.ledger, task=task, limit=GROUPED_LIMIT))
+    chosen = [each for each in found if not since or each.last_at >= since]
+    total = sum(group.count for group in chosen)
+    data = {
+        "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]), "total": total,
+        "group_count": len(chosen), "is_capped": total >= GROUPED_LIMIT,
+        "since": request.parameters.text("since"), "now": to_datetime(request.now),
+    }  # fmt: skip
+    return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
+
+
+def _group_rows(context: Context, groups: list[FailureGroup]) -> list[dict[str, Any]]:
+    """Return groups as rows; with a hook, their messages as they may be shown, and no patterns."""
+    rows = [fields_of(group) for group in groups]
+    if context.redact is None:
+        return rows
+    newest = [row["job_ids"][0] for row in rows]
+    jobs = context.ledger.get_many(newest)
+    for row, job_id in zip(rows, newest, strict=True):
+        row["message"] = context.reason(jobs[job_id], row["message"]) if job_id in jobs else ""
+        row["pattern"] = None
+    return rows
+
+
+DEAD_LETTERS = View("dead_letters", "/dead", _build_dead_letters)
+
+
+RUNS_LIMIT = 500
+"""How many runs are listed at most."""
+
+
+def _build_workers(context: Context, request: PageRequest) -> Page:
+    workers, now = context.ledger.workers(), request.now
+    runs = context.ledger.find(Query(states=frozenset({State.RUNNING}), limit=RUNS_LIMIT, light=True))
+    by_node: dict[str, list[Job]] = defaultdict(list)
+    for job in runs:
+        by_node[job.node].append(job)
+    alive = [_worker_row(worker, by_node.pop(worker.name, []), context, now) for worker in workers]
+    data = {
+        "now": to_datetime(now), "workers": alive,
+        "queues": _queues(context, workers, now), "backlog_limit": COUNT_LIMIT,
+        "lost": [
+            {"name": name, "runs": [_run(context, each, now) for each in by_node[name]]} for name in sorted(by_node)
+        ],
+    }  # fmt: skip
+    return Page(template="workers.html", title="Workers", data=data, rows="workers", live="ledger")
+
+
+def _worker_row(worker: WorkerInfo, runs: Sequence[Job], context: Context, now: float) -> dict[str, Any]:
+    fields = fields_of(worker, "name", "seen_at", "pool", "concurrency", "queues", "tasks")
+    return fields | {"is_late": context.is_late(worker, now), "runs": [_run(context, job, now) for job in runs]}
+
+
+def _run(context: Context, job: Job, now: float) -> dict[str, Any]:
+    left = None if job.lease_until is None else job.lease_until - now
+    return job_row(context, job) | {"lease_left": left, "is_lease_expired": left is not None and left <= 0}
+
+
+def _queues(context: Context, workers: Sequence[WorkerInfo], now: float) -> list[dict[str, Any]]:
+    backlog = context.ledger.backlog(tasks=context.tasks(workers), limit=COUNT_LIMIT)
+    loads = loads_of(backlog, workers, now)
+    lengths = queue_lengths(context.app, [load.queue for load in loads])
+    return [
+        fields_of(load, "queue", "due", "running", "slots") | {
+            "messages": lengths[load.queue],
+            "oldest_at": to_datetime(now - load.oldest_due) if load.due else None,
+            "consumers": [worker.name for worker in workers if load.queue in worker.queues],
+        }
+        for load in loads
+    ]  # fmt: skip
+
+
+WORKERS = View("workers", "/workers", _build_workers)
+
+
+PAGE_SIZE = 100
+
+
+def _build_audit(context: Context, request: PageRequest) -> Page:
+    before = request.parameters.number("before")
+    entries = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE, before=before)]
+    data = {"entries": entries, "next": entries[-1]["id"] if len(entries) == PAGE_SIZE else None}
+    return Page(template="audit.html", title="Audit log", data=data, rows="entries")
+
+
+AUDIT = View("audit", "/audit", _build_audit, Role.OPERATE)
+
+
+def _build_schedules(context: Context, _request: PageRequest) -> Page:
+    entries = [fields_of(entry) for entry in list_entries(context.app, context.ledger)]
+    data = {"entries": entries, "runs": app_state_of(context.app).settings.beat}
+    return Page(template="schedules.html", title="Schedules", data=data, rows="entries", live="ledger")
+
+
+SCHEDULES = View("schedules", "/schedules", _build_schedules)

@@ -1,0 +1,34 @@
+"""Locks that a thread holds while it forks, so that no other thread is in the middle of what the child needs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FORK_PATIENCE = 2.0
+"""Seconds at most for which a fork waits for other threads."""
+
+
+class ForkLocks(threading.local):
+    """The locks that this thread holds while it forks. Several threads may fork at once: each releases its own."""
+
+    def __init__(self) -> None:
+        self._held: list[threading.RLock] = []
+
+    def acquire(self, locks: Iterable[threading.RLock]) -> None:
+        """Take these locks, within `FORK_PATIENCE` all together; one that another thread keeps is left out."""
+        deadline = time.monotonic() + FORK_PATIENCE
+        self._held.extend(lock for lock in locks if lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
+
+    def release(self) -> None:
+        """Release them, in the parent."""
+        while self._held:
+            self._held.pop().release()
+
+    def forget(self) -> None:
+        """Keep none of them, in the child."""
+        self._held.clear()

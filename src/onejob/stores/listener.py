@@ -1,0 +1,266 @@
+"""The subscribers of a store's signals in this process: one thread, and one connection, that wake them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
+
+from onejob.stores.forks import ForkLocks
+from onejob.stores.signals import BACKSTOP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from onejob.stores.signals import Channel, Wake
+
+logger = logging.getLogger("onejob")
+
+IDLE_SECONDS = 60.0
+"""For how many seconds after its last subscriber a channel is listened to."""
+CHECK_INTERVAL = 15.0
+"""After how many silent seconds a connection is checked."""
+BACK_OFF = (0.1, 5.0)
+"""Seconds before a lost connection is opened again: at first, and at most."""
+
+
+class Listener(ABC):
+    """The subscribers of one store in this process, and the thread that wakes them while there are any."""
+
+    interval = BACKSTOP
+
+    def __init__(self) -> None:
+        self._subscribers: dict[Channel, dict[str, dict[object, Wake]]] = {}
+        self._used_at: dict[Channel, float] = {}
+        """When each channel that is listened to had a subscriber last."""
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        self.working = threading.RLock()
+        """Held by the thread unless it waits: a fork must not copy a lock of a client library that is held."""
+        _listeners.add(self)
+
+    def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
+        """Have a function called with the payload of each signal: see `Signals`."""
+        subscription = object()
+        with self._lock:
+            self._subscribers.setdefault(channel, {}).setdefault(key, {})[subscription] = wake
+            is_new = channel not in self._used_at
+            self._used_at[channel] = time.monotonic()
+            if self._thread is None:
+                self._start()
+            elif is_new:
+                self._interrupt()
+        return partial(self._unsubscribe, channel, key, subscription)
+
+    def close(self) -> None:
+        """Close the connection, and end the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._interrupt()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5.0)
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child, unclosed: the thread and its connection are the parent's."""
+        _abandoned.append(self.__dict__.copy())
+        self._subscribers, self._used_at, self._thread = {}, {}, None
+        self._lock, self._interrupted, self.working = threading.Lock(), threading.Event(), threading.RLock()
+
+    @abstractmethod
+    def _listen(self) -> None:
+        """Wake subscribers until there is no channel to listen to. Any exception means that the connection is lost."""
+
+    def _interrupt(self) -> None:
+        """End the wait of the thread; the caller holds the lock."""
+        self._interrupted.set()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="onejob-signals", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter shuts down, or the system has no more threads: subscribers poll
+            self._thread = None
+
+    def _run(self) -> None:
+        pause = BACK_OFF[0]
+        while self._channels():
+            started = time.monotonic()
+            try:
+                with self.working:
+                    self._listen()
+            except Exception as error:  # noqa: BLE001 - whatever the driver raises
+                if time.monotonic() - started > CHECK_INTERVAL:
+                    pause = BACK_OFF[0]
+                logger.info("the signals of the ledger do not arrive, and waits poll: %s", error)
+                self._interrupted.wait(pause)
+                pause = min(2 * pause, BACK_OFF[1])
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Let forks happen during a block of the thread, which waits."""
+        self.working.release()
+        try:
+            yield
+        finally:
+            self.working.acquire()
+
+    def _channels(self) -> frozenset[Channel]:
+        """Return the channels to listen to, in the thread; none if it has to end, which another thread may replace."""
+        now = time.monotonic()
+        with self._lock:
+            self._interrupted.clear()
+            if self._thread is not threading.current_thread():
+                return frozenset()
+            self._used_at.update({channel: now for channel, keys in self._subscribers.items() if keys})
+            self._used_at = {channel: at for channel, at in self._used_at.items() if now - at < IDLE_SECONDS}
+            if not self._used_at:
+                self._thread = None
+            return frozenset(self._used_at)
+
+    def _wake(self, channel: Channel, key: str | None, payload: str = "") -> None:
+        """Wake the subscribers of a key, or of all keys."""
+        with self._lock:
+            by_key = self._subscribers.get(channel, {})
+            found = [*by_key.values()] if key is None else [by_key[key]] if key in by_key else []
+            wakes = [wake for subscriptions in found for wake in subscriptions.values()]
+        for wake in wakes:
+            try:
+                wake(payload)
+            except Exception:
+                logger.exception("a subscriber of the signals of %s failed", channel)
+
+    def _count(self) -> int:
+        """Return about how many subscribers there are."""
+        return sum(map(len, self._subscribers.values()))
+
+    def _unsubscribe(self, channel: Channel, key: str, subscription: object) -> None:
+        with self._lock:
+            by_key = self._subscribers.get(channel, {})
+            subscriptions = by_key.get(key, {})
+            subscriptions.pop(subscription, None)
+            if not subscriptions:
+                by_key.pop(key, None)
+
+
+# --- a store that sends notifications ---------------------------------------------------------------------------------
+
+
+class Feed(Protocol):
+    """A connection that gets notifications. Any exception means that it is lost."""
+
+    def fileno(self) -> int:
+        """Return the socket, which is readable when something arrives."""
+        ...
+
+    def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
+        """Listen to more channels, and to others no more."""
+        ...
+
+    def read(self) -> Iterable[tuple[Channel, str | None, str]]:
+        """Return channel, key and payload of what has arrived, without waiting.
+
+        A key of None: the connection listens to the channel from now on.
+        """
+        ...
+
+    def check(self) -> None:
+        """Find out whether the connection still works, at the latest in the next call."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class ConnectedListener(Listener):
+    """A thread that listens on a connection of its own."""
+
+    _interrupt_file: int | None = None
+    """A pipe's end: to write to it ends the wait."""
+    _feed: Feed | None = None
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child, unclosed."""
+        super().abandon()
+        self._interrupt_file = self._feed = None
+
+    @abstractmethod
+    def _connect(self) -> Feed:
+        """Open the connection."""
+
+    def _interrupt(self) -> None:
+        super()._interrupt()
+        if self._interrupt_file is not None:
+            with suppress(BlockingIOError):  # it is full
+                os.write(self._interrupt_file, b"x")
+
+    def _listen(self) -> None:
+        reader, writer = os.pipe()
+        try:
+            os.set_blocking(reader, False)
+            os.set_blocking(writer, False)
+            with self._lock:
+                self._interrupt_file = writer
+            self._follow(reader)
+        finally:
+            with self._lock:
+                self._interrupt_file = None
+            os.close(reader)
+            os.close(writer)
+
+    def _follow(self, interrupts: int) -> None:
+        """Read a connection; `interrupts` becomes readable when the channels are to be looked at again."""
+        self._feed = feed = self._connect()  # an attribute, so that a forked child keeps it, unclosed
+        with selectors.DefaultSelector() as selector:
+            selector.register(feed, selectors.EVENT_READ)
+            selector.register(interrupts, selectors.EVENT_READ)
+            try:
+                self._read(feed, selector, interrupts)
+            finally:
+                feed.close()
+
+    def _read(self, feed: Feed, selector: selectors.BaseSelector, interrupts: int) -> None:
+        channels: frozenset[Channel] = frozenset()
+        while wanted := self._channels():
+            if wanted != channels:
+                feed.change(wanted - channels, channels - wanted)
+                channels = wanted
+            for channel, key, payload in feed.read():
+                self._wake(channel, key, payload)
+            with self._waiting():
+                ready = selector.select(CHECK_INTERVAL)
+            if not ready:
+                feed.check()
+            if interrupts in {key.fd for key, _ in ready}:  # with eventlet, any other read of it would wait
+                os.read(interrupts, 4096)
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+_listeners: WeakSet[Listener] = WeakSet()
+_abandoned: list[object] = []
+_stopped = ForkLocks()
+"""The listeners whose threads wait while this thread forks."""
+
+
+def _before_fork() -> None:
+    _stopped.acquire(each.working for each in [*_listeners])
+
+
+def _after_fork_in_child() -> None:
+    _stopped.forget()
+    for each in [*_listeners]:
+        each.abandon()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_stopped.release, after_in_child=_after_fork_in_child)

@@ -1,0 +1,65 @@
+"""Signals: what happens in a ledger wakes who waits for it, in any process."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Wake: TypeAlias = Callable[[str], object]
+
+BACKSTOP = 1.0
+"""Seconds after which each subscriber looks for itself, so that a lost notification costs no more."""
+POLL = 0.05
+"""Seconds after which each subscriber looks for itself where no notifications arrive."""
+
+
+class Channel(StrEnum):
+    """What a signal is about."""
+
+    END = "end"
+    """A job has ended; the key is its id."""
+    DUE = "due"
+    """A job may be due; the key is the name of its queue, "" for one that the end of another job has made due."""
+    FANOUT = "fanout"
+    """A message for all who are bound to an exchange; the key is its name, the payload is the message."""
+
+
+class Signals(Protocol):
+    """The signals of one store. Safe to use from many threads; a forked child has no subscriptions of its parent."""
+
+    interval: float
+    """Seconds after which each subscriber should look for itself: `BACKSTOP`, or `POLL` where no signals arrive."""
+
+    def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
+        """Have `wake` called with the payload of each signal, and return the function that ends the subscription.
+
+        It is called in the thread that listens, must not block, and may be called without a reason. An empty payload
+        means that something may have happened: also when a connection was lost, and when a new one listens. So a
+        subscriber looks for itself once after this call, which never raises, after each wake, and at each `interval`.
+        """
+        ...
+
+    def notify(self, channel: Channel, key: str, payload: str = "") -> None:
+        """Signal what no operation of the store does. On SQLite nothing is sent: a write to the file is the signal.
+
+        PostgreSQL refuses a key and a payload of more than 7,998 bytes together. Raises `StoreError`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection. The next subscription opens another one."""
+        ...
+
+
+def split_message(message: str) -> tuple[str, str]:
+    """Return key and payload of a notification."""
+    key, _, payload = message.partition("\n")
+    return key, payload
+
+
+def join_message(key: str, payload: str) -> str:
+    """Return a notification's text."""
+    return f"{key}\n{payload}" if payload else key

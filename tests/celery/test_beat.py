@@ -1,0 +1,387 @@
+"""The beat schedule without a beat: each tick is one job, whoever looks, dies, or runs Celery's own beat beside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import celery
+import pytest
+from celery import Celery
+from celery.beat import SchedulingError
+from celery.schedules import crontab, schedule
+
+import onejob
+from onejob.celery import beat
+from onejob.celery.app_state import app_state_of
+from onejob.celery.beat import Beat
+from onejob.config import build_ledger
+from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Job
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from onejob.ledger.schedules import write
+from onejob.stores.protocol import Store
+from tests.celery.app import CONFIG
+from tests.celery.harness import LEASE, House, await_, program_environment
+from tests.conftest import address_of, every_store
+from tests.contract.processes import Seat, race
+from tests.contract.support import START, ManualClock, StoreAddress
+from tests.quiet import KILLED, provokes
+from tests.tiers import rounds
+
+EVERY = 60.0
+PORTION = 50
+NIGHTLY = {"task": "shop.add", "schedule": EVERY, "args": (1, 2)}
+
+
+@pytest.fixture
+def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """Return where the store of a test can be: in SQLite, unless the test is about every kind."""
+    return address_of(getattr(request, "param", "sqlite"), request, tmp_path)
+
+
+def make_app(store: Store, schedule: dict[str, Any], **settings: Any) -> Celery:
+    """Return an app on a store, with a onejob task and a plain one, whose messages stay in the process."""
+    app = celery.Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(
+        onejob_store="sqlite:///elsewhere.db", onejob_beat=True, result_backend="cache+memory://", **settings
+    )
+    app.conf.beat_schedule = schedule
+
+    def add(a: int, b: int = 0) -> int:
+        return a + b
+
+    app.task(base=onejob.Task, shared=False, name="shop.add")(add)
+    app.task(base=onejob.Task, shared=False, name="shop.daily", unique_for=3600)(add)
+    app.task(shared=False, name="shop.plain")(add)
+    app_state = app_state_of(app)
+    app_state.use(build_ledger(app_state.settings, store=store), app_state.publisher, None)
+    return app
+
+
+def ticks_of(jobs: list[Job]) -> list[float]:
+    """Return the moments of the ticks of jobs, in order."""
+    return sorted(parse_timestamp(json.loads(job.options)["headers"]["onejob_tick"]) for job in jobs)
+
+
+def jobs_of(store: Store) -> list[Job]:
+    """Return the jobs of ticks."""
+    return [job for job in store.find(Query(limit=10_000)) if job.source == "beat"]
+
+
+# --- many processes ---------------------------------------------------------------------------------------------------
+
+
+class DeathError(BaseException):
+    """The end of a process at the worst moment: after the submission of a tick, before it is noted."""
+
+
+def look_often(seat: Seat, task: str, first: int, last: int) -> list[str]:
+    """Look at a schedule at random times from one tick to another; die now and then. Returns the sent ids."""
+    dice, clock, sent = Random(first + seat.number), ManualClock(START + first * EVERY), []
+
+    def send(_app: object, _entry: object, *, task_id: str, **_: object) -> None:
+        sent.append(task_id)
+
+    vars(beat)["send"] = send
+    with seat.address.opened(clock) as store:
+        put = store.put_schedule
+
+        def put_or_die(state: Any, *, expected: str) -> bool:
+            if task == "shop.add" and expected and dice.random() < 0.1:
+                raise DeathError
+            return put(state, expected=expected)
+
+        store.put_schedule = put_or_die  # type: ignore[method-assign]
+        app = make_app(store, {"nightly": NIGHTLY | {"task": task, "options": {"missed": "all"}}})
+        with suppress(DeathError):
+            Beat(app).look()
+        seat.ready()
+        while clock.now < START + last * EVERY:
+            clock.now = min(clock.now + dice.choice((1.0, 59.0, 200.0, 300.0)), START + last * EVERY)
+            with suppress(DeathError):
+                Beat(app).look()
+    return sent
+
+
+@every_store
+@rounds(20, 1000)
+def test_each_tick_is_one_job(store_address: StoreAddress, rounds: int) -> None:
+    """Each tick is exactly one job, however many processes look, at whatever times, and die in between."""
+    for first in range(0, rounds, PORTION):  # each portion with new processes
+        race(store_address, 3, look_often, "shop.add", first, min(first + PORTION, rounds))
+    with store_address.opened(ManualClock(START + rounds * EVERY)) as store:
+        Beat(make_app(store, {"nightly": NIGHTLY | {"options": {"missed": "all"}}})).look()
+        jobs = jobs_of(store)
+        assert ticks_of(jobs) == [START + number * EVERY for number in range(1, rounds + 1)]
+        assert len({job.identity for job in jobs}) == rounds
+        (state,) = [state for state in store.schedules() if state.name == "nightly"]
+        assert (state.last_tick, state.since) == (START + rounds * EVERY, START + rounds * EVERY)
+        assert state.last_job in {job.id for job in jobs}
+
+
+def test_each_tick_of_a_plain_task_is_one_message(store_address: StoreAddress) -> None:
+    """A task of Celery's own class gets one message per tick, with an id that tells the tick."""
+    sent = [each for ids in race(store_address, 3, look_often, "shop.plain", 0, 20) for each in ids]
+    assert len(sent) == len(set(sent)) == 20
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_is_a_job_of_its_own_or_a_call_of_its_task(store: Store, clock: ManualClock) -> None:
+    """A tick is a job beside an equal call; with `identity="task"`, or a task's own rule, the live call answers it."""
+    daily = NIGHTLY | {"task": "shop.daily"}
+    schedule = {
+        "own": NIGHTLY, "call": NIGHTLY | {"options": {"identity": "task"}},
+        "daily": daily, "always": daily | {"options": {"identity": "tick"}},
+    }  # fmt: skip
+    app = make_app(store, schedule)
+    Beat(app).look()
+    called, daily_call = (app.tasks[name].delay(1, 2) for name in ("shop.add", "shop.daily"))
+    clock.advance(EVERY)
+    wait = Beat(app).look()
+    states = {state.name: state for state in store.schedules()}
+    assert (states["call"].last_job, states["call"].last_tick) == (called.id, START + EVERY)
+    assert states["daily"].last_job == daily_call.id
+    assert {job.id for job in jobs_of(store)} == {states["own"].last_job, states["always"].last_job}
+    assert wait == beat.LOOK_INTERVAL
+    clock.advance(EVERY - 5.0)
+    assert Beat(app).look() == 5.0
+
+
+def test_a_paused_entry_has_no_ticks(store: Store, clock: ManualClock) -> None:
+    """A paused entry submits nothing, and refuses the calls of Celery's beat."""
+    app = make_app(store, {"nightly": NIGHTLY})
+    Beat(app).look()
+    (state,) = [state for state in store.schedules() if state.name == "nightly"]
+    write(app_state_of(app).ledger, state, replace(state, paused=True))
+    clock.advance(10 * EVERY)
+    Beat(app).look()
+    scheduler = celery.beat.Scheduler(app, schedule={})
+    with pytest.raises(SchedulingError, match="'nightly' is paused"):
+        scheduler.apply_async(scheduler.schedule["nightly"], advance=False)
+    assert store.find(Query()) == []
+
+
+class FailingSchedule(schedule):
+    """A schedule with a fault."""
+
+    def __init__(self) -> None:
+        super().__init__(EVERY)
+
+    def remaining_estimate(self, last_run_at: Any) -> Any:
+        raise LookupError("no such moon")
+
+
+def test_an_entry_that_fails_keeps_no_other_from_its_ticks(
+    store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tick that cannot be submitted is logged and left out, and so is a schedule that fails; other entries go on."""
+    wrong = {"broken": NIGHTLY | {"args": (1, 2, 3)}, "failing": NIGHTLY | {"schedule": FailingSchedule()}}
+    looks = Beat(make_app(store, wrong | {"nightly": NIGHTLY}))
+    for _ in range(3):
+        looks.look()
+        clock.advance(EVERY)
+    states = {state.name: state for state in store.schedules()}
+    assert (states["broken"].last_tick, states["broken"].last_job) == (START + 2 * EVERY, "")
+    assert len(jobs_of(store)) == 2
+    texts = [each.getMessage() for each in caplog.records]
+    assert len([text for text in texts if "of the schedule entry broken is left out" in text]) == 2
+    assert len([text for text in texts if "the schedule entry failing cannot be submitted" in text]) == 1
+
+
+def test_a_message_that_the_broker_did_not_get_is_due_again(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick of a plain task is due again after an outage of the broker; after the ledger's, looking raises."""
+    app = make_app(store, {"plain": NIGHTLY | {"task": "shop.plain", "options": {"queue": "plain"}}})
+    Beat(app).look()
+    clock.advance(EVERY)
+    real, answers = beat.send, [OSError("the broker is away")]
+
+    def send(*args: Any, **options: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(beat, "send", send)
+    Beat(app).look()
+    assert {state.last_tick for state in store.schedules()} == {None}
+    Beat(app).look()
+    assert {state.last_tick for state in store.schedules() if state.name == "plain"} == {START + EVERY}
+    with app.connection_for_read() as connection:
+        message = connection.SimpleQueue("plain").get_nowait()
+    assert message.headers["onejob_tick"] == format_timestamp(START + EVERY)
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailableError
+
+    monkeypatch.setattr(store, "put_schedule", fail)
+    clock.advance(EVERY)
+    with pytest.raises(StoreUnavailableError):
+        Beat(app).look()
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_tick_waits_for_the_ledger(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, refused: bool
+) -> None:
+    """A tick that the ledger could not take is due again; one whose values no store can take is left out."""
+    app = make_app(store, {"nightly": NIGHTLY})
+    Beat(app).look()
+    clock.advance(EVERY)
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreRefusedError("no") if refused else StoreError("full")
+
+    with monkeypatch.context() as patch, nullcontext() if refused else pytest.raises(StoreError, match="full"):
+        patch.setattr(store, "submit_many", fail)
+        Beat(app).look()
+    Beat(app).look()
+    assert ticks_of(jobs_of(store)) == ([] if refused else [START + EVERY])
+
+
+def test_a_submission_of_another_version_is_the_tick(store: Store, clock: ManualClock) -> None:
+    """The first submission of a tick counts, also if another version of the app has other arguments for it."""
+    first, second = make_app(store, {"nightly": NIGHTLY}), make_app(store, {"nightly": NIGHTLY | {"args": (7,)}})
+    Beat(first).look()
+    clock.advance(EVERY)
+    Beat(first).look()
+    (state,) = [state for state in store.schedules() if state.name == "nightly"]
+    write(app_state_of(first).ledger, state, replace(state, since=START, last_tick=None, last_job=""))
+    Beat(second).look()
+    (job,) = jobs_of(store)
+    assert {each.last_job for each in store.schedules() if each.name == "nightly"} == {job.id}
+
+
+# --- beside Celery's own beat -----------------------------------------------------------------------------------------
+
+
+def test_a_call_of_celerys_beat_is_the_tick(store: Store, clock: ManualClock) -> None:
+    """What Celery's beat submits is the latest tick of the entry with its task and arguments, and no job of its own."""
+    app = make_app(store, {"nightly": NIGHTLY, "other": NIGHTLY | {"args": (5,), "options": {"missed": "all"}}})
+    scheduler = celery.beat.Scheduler(app, schedule={})
+    call = scheduler.apply_async
+    Beat(app).look()
+    clock.advance(EVERY + 1)
+    early = call(scheduler.schedule["nightly"], advance=False)
+    Beat(app).look()
+    late = call(scheduler.schedule["nightly"], advance=False)
+    ticks = {state.name: state.last_job for state in store.schedules()}
+    assert early.id == late.id == ticks["nightly"]
+    assert call(scheduler.schedule["other"], advance=False).id == ticks["other"]
+    assert len(jobs_of(store)) == 2
+    add: Any = app.tasks["shop.add"]
+    unknown = add.apply_async((8, 8), headers={"celery_beat_task": True})
+    assert store.get_many([unknown.id])[unknown.id].source == "apply_async"
+    vars(app_state_of(app))["settings"] = replace(app_state_of(app).settings, beat=False)
+    assert call(scheduler.schedule["nightly"], advance=False).id not in ticks.values()
+
+
+def test_a_scheduler_for_celerys_beat(store: Store, clock: ManualClock) -> None:
+    """`celery beat --scheduler` with onejob's submits the same ticks, and waits while the ledger is away."""
+    app = make_app(store, {"nightly": NIGHTLY | {"schedule": crontab(minute="*/5")}})
+    scheduler = beat.Scheduler(app, lazy=False)
+    assert scheduler.tick() == beat.LOOK_INTERVAL
+    clock.advance(300.0)
+    assert 0 <= scheduler.tick() <= beat.LOOK_INTERVAL
+    Beat(app).look()
+    assert len(jobs_of(store)) == 1
+    store.close()
+    app_state_of(app).ledger.store = _Away()  # type: ignore[assignment]
+    assert scheduler.tick() == beat.LOOK_INTERVAL
+
+
+class _Away:
+    def schedules(self) -> list[Any]:
+        raise StoreUnavailableError
+
+
+# --- real workers -----------------------------------------------------------------------------------------------------
+
+
+def scheduled(seconds: float) -> dict[str, Any]:
+    """Return the settings of a house whose workers run a schedule."""
+    entry = {"task": "echo", "schedule": seconds, "args": ["tick"], "options": {"missed": "all"}}
+    return {"onejob_beat": True, "beat_schedule": {"often": entry}}
+
+
+def test_a_worker_runs_the_schedule(new_house: Callable[..., House]) -> None:
+    """A worker with `onejob_beat` submits the ticks and runs them; a message of Celery's beat is one of them."""
+    house = new_house("redis", **scheduled(0.5))
+    house.worker("-c", "2")
+    house.await_mark("echo", times=3)
+    plain = celery.Celery("elsewhere", broker=house.config["broker_url"], set_as_current=False)
+    sent = plain.send_task("echo", ["tick"], headers={"celery_beat_task": True})
+    job = house.await_state(sent.id, State.COMPLETED)
+    assert job.follows_id is not None
+    assert house.job(job.follows_id).source == "beat"
+    plain.close()
+
+
+@contextmanager
+def celery_beat(house: House) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Yield a way to start a process of Celery's beat with the scheduler of onejob; what runs at the end is killed."""
+    environment = {**os.environ, CONFIG: json.dumps(house.config), "PYTHONPATH": program_environment()["PYTHONPATH"]}
+    command = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "beat", "-S", "onejob.celery.beat:Scheduler"]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        with (house.directory / f"beat-{len(started)}.log").open("wb") as log:
+            started.append(subprocess.Popen([*command, "--pidfile="], env=environment, stdout=log, stderr=log))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _has_ticks(house: House, number: int) -> bool:
+    return len(jobs_of(house.ledger.store)) >= number
+
+
+@rounds(40, 1000)
+@provokes(Transition.CRASH, Transition.PUBLISH, logs=[KILLED], because="workers are killed")
+def test_two_beats_and_three_workers_are_killed(new_house: Callable[..., House], rounds: int) -> None:
+    """While two beats and three workers are killed at random, each tick is one job, and completes."""
+    house, dice = new_house("redis", **scheduled(0.1)), Random(rounds)
+    house.use_lease(LEASE)
+    with celery_beat(house) as start_beat:
+        workers, beats = [house.start("-c", "1") for _ in range(3)], [start_beat(), start_beat()]
+        for kills in count(1):
+            await_(partial(_has_ticks, house, kills * 15))
+            if kills * 15 >= rounds:
+                break
+            victim = dice.randrange(5)
+            if victim < 3:
+                workers[victim].sigkill()
+                workers[victim] = house.start("-c", "1")
+            else:
+                beats[victim - 3].kill()
+                beats[victim - 3] = start_beat()
+    for worker in workers:
+        worker.await_ready()
+    jobs = jobs_of(house.ledger.store)
+    ticks = ticks_of(jobs)
+    assert len(jobs) >= rounds
+    assert ticks == [pytest.approx(ticks[0] + number / 10) for number in range(len(ticks))]
+    assert len({job.identity for job in jobs}) == len(jobs)
+    for job in jobs:
+        house.await_state(job.id, State.COMPLETED)
+        assert [entry.event for entry in house.ledger.history(job.id)].count(Transition.COMPLETE) == 1

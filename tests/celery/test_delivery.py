@@ -1,0 +1,227 @@
+"""The ledger delivers jobs by itself: real workers on `broker_url = "onejob://"`, on both stores that can."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import celery
+import pytest
+from billiard import pool
+from celery import signals
+from kombu.asynchronous import Hub
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.delivery import JobMessages
+from onejob.jobs.lifecycle import State, Transition
+from onejob.stores.protocol import LOOK_INTERVAL
+from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, await_
+from tests.quiet import provokes
+
+STORES = ("sqlite", "postgresql")
+LONG = 3600.0
+
+
+@pytest.fixture(params=STORES)
+def delivering(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
+    """Return a house whose ledger delivers, without a worker; no sweep helps its workers."""
+    return new_house(request.param, **DELIVERS, onejob_sweep=LONG)
+
+
+def test_a_job_is_its_own_message(delivering: House) -> None:
+    """Jobs submitted one by one, many at once, delayed and retried run once each, and no message is written."""
+    results = [delivering.play.delay("one", ["return:1"]), *delivering.play.submit_many([("two", ["return:2"])])]
+    results += [delivering.play.apply_async(("later", ["return:3"]), countdown=0.2)]
+    results += [delivering.play.delay("again", ["retry", "return:4"])]
+    assert delivering.play.delay("one", ["return:1"]).id == results[0].id
+    assert delivering.offered_messages() == 0
+    delivering.worker("-c", "2")
+    assert [result.get(PATIENCE) for result in results] == ["1", "2", "3", "4"]
+    assert [delivering.runs(key) for key in ("one", "two", "later", "again")] == [1, 1, 1, 2]
+    assert not [each for result in results for each in delivering.events(result) if each == Transition.PUBLISH]
+
+
+def test_canvases_go_on(delivering: House) -> None:
+    """Chains, groups and chords of jobs go on, and a member that is a duplicate ends as the job that it follows."""
+    delivering.config["onejob_sweep"] = 1.0
+    delivering.worker("-c", "2")
+    play, keeps = delivering.play, delivering.play_keeping
+    chain = celery.chain(play.si("first", ["return:1"]), play.si("second", ["return:2"]))
+    chord = celery.chord(
+        [keeps.si(f"member-{number % 2}", ["return:m"]) for number in range(3)], play.si("body", ["return:b"])
+    )
+    assert [chain.delay().get(PATIENCE), chord.delay().get(PATIENCE)] == ["2", "b"]
+    assert delivering.runs("member-0") == delivering.runs("body") == 1
+
+
+@provokes(Transition.PUBLISH, because="a sweep looks now and then whether what replaced a job has ended")
+@pytest.mark.parametrize("way", ["replace:plain", "replace:anywhere,note"])
+def test_a_replaced_job_waits_for_what_replaced_it(delivering: House, way: str) -> None:
+    """A job that another task has replaced is not taken as if it were due, and ends with the end of that task."""
+    delivering.config["onejob_sweep"] = 0.2
+    delivering.worker("-c", "2")
+    first = delivering.play.delay("replaced", [way], ["what replaced it"])
+    assert first.get(PATIENCE)
+    delivering.await_state(first, State.COMPLETED)
+    assert delivering.runs("replaced") == 1
+
+
+def test_an_urgent_job_overtakes(delivering: House) -> None:
+    """What waits runs by priority, and a worker takes no more jobs than its processes are free for."""
+    delivering.worker("-c", "1")
+    held = delivering.play.delay("held", ["hold:gate"])
+    delivering.await_mark("held")
+    waiting = [delivering.play.apply_async((f"p{rank}", ["return"]), priority=rank) for rank in (1, 9, 5)]
+    assert all(delivering.job(result).published_at is None for result in waiting)
+    delivering.open("gate")
+    assert [result.get(PATIENCE) for result in [held, *waiting]]
+    started = {rank: delivering.marks(f"p{rank}")[0]["at"] for rank in (1, 5, 9)}
+    assert started[9] < started[5] < started[1]
+
+
+@provokes(Transition.CRASH, because="a worker is killed")
+def test_a_killed_workers_jobs_go_to_another(delivering: House) -> None:
+    """A job that runs in a worker that is killed runs again, and what the worker had only taken does so at once."""
+    delivering.config["onejob_sweep"] = 0.2
+    delivering.use_lease(LEASE)
+    first = delivering.worker("-c", "1")
+    held = delivering.play_brief.delay("held", ["hold:gate", "return:again"])
+    delivering.await_mark("held")
+    next_one = delivering.play_brief.delay("next", ["return:next"])
+    first.sigkill()
+    delivering.worker("-c", "1")
+    assert [held.get(PATIENCE), next_one.get(PATIENCE)] == ["again", "next"]
+    assert (delivering.runs("held"), delivering.runs("next")) == (2, 1)
+
+
+@provokes(Transition.RELEASE, logs=["SIGKILL"], because="a worker stops")
+def test_a_stopped_worker_offers_what_it_has_taken(delivering: House) -> None:
+    """A worker that stops returns the jobs that no process has begun, and another one runs them at once."""
+    first = delivering.worker("-c", "1")
+    held = delivering.play.delay("held", ["hold:gate", "return:again"])
+    delivering.await_mark("held")
+    first.sigterm()
+    first.await_end()
+    assert delivering.job(held).state is State.QUEUED
+    delivering.worker("-c", "1")
+    assert held.get(PATIENCE) == "again"
+
+
+def test_who_sees_messages_gets_them(delivering: House) -> None:
+    """While the application listens to publications, a job has a message, and runs once."""
+    seen: list[Any] = []
+
+    def note(headers: dict[str, Any], **_: Any) -> None:
+        seen.append(headers["id"])
+
+    signals.before_task_publish.connect(note)
+    try:
+        result = delivering.play.delay("seen", ["return:1"])
+    finally:
+        signals.before_task_publish.disconnect(note)
+    assert (seen, delivering.offered_messages()) == ([result.id], 1)
+    delivering.worker("-c", "1")
+    assert result.get(PATIENCE) == "1"
+
+
+@pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_busy_workers_event_loop_is_not_blocked(
+    delivering: House, is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose processes run jobs takes more in another thread, and an idle one at once, in its event loop."""
+    threads, received = list[int](), list[Any]()
+    monkeypatch.setattr(
+        app_state_of(delivering.app), "slots", SimpleNamespace(count_wanted=lambda _: 5, is_busy=is_busy)
+    )
+    deliver = delivering.ledger.store.deliver  # type: ignore[attr-defined] # of a `DeliveringStore`
+
+    def note_thread(queues: Sequence[str], *, limit: int) -> Any:
+        threads.append(threading.get_ident())
+        return deliver(queues, limit=limit)
+
+    monkeypatch.setattr(delivering.ledger.store, "deliver", note_thread)
+    delivering.play.delay("one", ["return:1"])
+    with delivering.app.connection_for_read() as connection, connection.channel() as channel:
+        hub = Hub()
+        delivering.app.amqp.queues["celery"](channel).consume(callback=received.append)
+        connection.transport.register_with_event_loop(connection.connection, hub)
+        steps = hub.create_loop()
+        await_(lambda: next(steps) or received)
+        hub.close()
+    assert (threads[0] != threading.get_ident()) is is_busy
+
+
+def test_an_idle_worker_begins_at_once(delivering: House) -> None:
+    """A submission wakes an idle worker: it waits for no poll and no sweep."""
+    delivering.worker("-c", "1")
+    assert delivering.play.delay("warm", ["return"]).get(PATIENCE) == "warm"
+    began = time.monotonic()
+    for number in range(5):
+        delivering.play.delay(f"quick-{number}", ["return"]).get(PATIENCE)
+    assert time.monotonic() - began < LOOK_INTERVAL
+
+
+@pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("pool_name", ["threads", "prefork"])
+def test_the_end_of_a_run_makes_room_for_the_next(delivering: House, pool_name: str) -> None:
+    """A worker with a free place takes a job that waits: the end of a run makes room, and no signal comes."""
+    results = delivering.play.submit_many([(f"waiting-{number}", ["return"]) for number in range(30)])
+    delivering.worker("-c", "1", "-P", pool_name)
+    assert results[0].get(PATIENCE)
+    began = time.monotonic()
+    assert [result.get(PATIENCE) for result in results]
+    assert time.monotonic() - began < LOOK_INTERVAL
+
+
+@pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
+def test_a_worker_that_was_full_takes_a_job_at_its_time(delivering: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop that finds a free place, and a job that is not due yet, wakes for that job."""
+    state, received, wanted, later = app_state_of(delivering.app), list[Any](), [0], list[int]()
+    monkeypatch.setattr(state, "slots", SimpleNamespace(count_wanted=lambda _: wanted[0], is_busy=False))
+    monkeypatch.setattr(state, "can_kill", True)
+    monkeypatch.setattr(delivering.ledger.store.signals, "subscribe", lambda *_: lambda: None)
+    with delivering.app.connection_for_read() as connection, connection.channel() as channel:
+        hub = Hub()
+        delivering.app.amqp.queues["celery"](channel).consume(callback=received.append)
+        connection.transport.register_with_event_loop(connection.connection, hub)
+        steps = hub.create_loop()
+        while connection.transport._timer is None:  # it has looked, and waits
+            next(steps)
+        delivering.play.apply_async(("soon", ["return"]), countdown=0.3)
+        wanted[0] = 1
+        hub.call_later(hub.timer.max_interval - 0.1, later.append, 1)
+        await_(lambda: next(steps) or received)
+        hub.close()
+    assert not later
+
+
+@pytest.mark.parametrize("delivering", ["sqlite"], indirect=True)
+def test_a_full_worker_waits_for_a_place_only(delivering: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that becomes due while no place is free wakes nobody: the worker would look for it again and again."""
+    wanted = [1]
+    slots = SimpleNamespace(count_wanted=lambda _: wanted[0], is_busy=False)
+    monkeypatch.setattr(app_state_of(delivering.app), "slots", slots)
+    delivering.play.apply_async(("later", ["return"]), countdown=LONG)
+    source = JobMessages(delivering.app, lambda _: None)
+    assert source.take(["celery"], 1, no_ack=False) == ([], False)
+    assert source.next_due() is not None
+    wanted[0] = 0
+    assert source.take(["celery"], 1, no_ack=False) == ([], True)
+    assert source.next_due() is None
+
+
+@provokes(Transition.RELEASE, Transition.CRASH, logs=["SIGKILL"], because="a worker stops while its processes are busy")
+def test_a_busy_worker_stops_at_once(delivering: House) -> None:
+    """The processes of a worker that stops do not wait until the parent has read what it will never read."""
+    worker = delivering.worker("-c", "2")
+    results = delivering.play.submit_many([(f"busy-{number}", ["return"]) for number in range(300)])
+    assert results[20].get(PATIENCE) == "busy-20"
+    began = time.monotonic()
+    worker.sigterm()
+    worker.await_end()
+    waited = pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT * pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_INTERVAL
+    assert time.monotonic() - began < waited

@@ -1,0 +1,268 @@
+"""The ledger as the broker of messages that are no jobs: real workers on `broker_url = "onejob://"`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import select
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import celery
+import psycopg
+import pytest
+from celery.exceptions import TaskRevokedError
+from kombu import Exchange, Queue
+from kombu.asynchronous import Hub
+
+from onejob.celery.transport import NO_BROKER, AppReference
+from onejob.errors import ConfigurationError
+from tests.celery.app import CONFIG
+from tests.celery.harness import DELIVERS, PATIENCE, House, await_, program_environment
+from tests.quiet import provokes
+
+HOLD = 2.0
+"""After how many seconds a test's dead worker is replaced."""
+
+
+@pytest.fixture
+def ledger_house(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
+    """Return a house whose ledger is the broker, without a worker."""
+    return new_house(getattr(request, "param", "sqlite"), **DELIVERS)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def served(
+    request: pytest.FixtureRequest, build_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    """Return a house of each kind whose ledger is the broker, with a worker that tests share."""
+    house = build_house(tmp_path_factory.mktemp(request.param), request.param, **DELIVERS)
+    house.app.set_current()
+    house.worker("-c", "2", "-E")
+    yield house
+    house.close()
+
+
+def replies(house: House, command: str, *args: Any) -> Any:
+    """Return what the workers answer to a command of remote control."""
+    return await_(lambda: getattr(house.app.control.inspect(timeout=1.0), command)(*args))
+
+
+def test_plain_tasks_and_canvases_run(served: House) -> None:
+    """Tasks of Celery's own class, a chord of them, and a task with a countdown run, and nothing is left over."""
+    assert served.plain.delay(1, "a").get(PATIENCE) == [1, "a"]
+    header = [served.plain.s(number, "part") for number in range(3)]
+    chord = celery.chord(header, served.gather.s("all"))()
+    assert chord.get(PATIENCE) == [[number, "part"] for number in range(3)]
+    assert served.plain.apply_async(("later",), countdown=0.1).get(PATIENCE) == ["later"]
+    assert served.play.delay("job", ["return:done"]).get(PATIENCE) == "done"
+    await_(lambda: served.offered_messages() == 0)
+
+
+def test_remote_control_reaches_a_worker(served: House) -> None:
+    """A worker answers inspections, and a revocation ends a task that runs."""
+    held = served.hold.delay("held")
+    served.await_mark("held")
+    name = f"{served.workers[0].name}@test"
+    assert replies(served, "ping") == {name: {"ok": "pong"}}
+    assert "plain" in replies(served, "registered")[name]
+    assert [each["id"] for each in replies(served, "active")[name]] == [held.id]
+    assert replies(served, "stats")[name]["broker"]["transport"] == "onejob"
+    served.app.control.revoke(held.id, terminate=True)
+    with pytest.raises(TaskRevokedError):
+        held.get(PATIENCE)
+
+
+def test_a_rate_limit_delays_tasks(ledger_house: House) -> None:
+    """A task whose rate limit is used up waits, and the other tasks of the worker do not."""
+    ledger_house.worker("-c", "1", worker_prefetch_multiplier=4)
+    ledger_house.app.control.rate_limit("plain", "1/h", reply=True)
+    first, second = ledger_house.plain.delay("first"), ledger_house.plain.delay("second")
+    assert first.get(PATIENCE) == ["first"]
+    assert ledger_house.gather.delay("free", "key").get(PATIENCE) == "free"
+    assert second.state == "PENDING"
+
+
+def test_events_are_received(served: House) -> None:
+    """Who listens to events gets those of workers and of tasks, and its queue ends with it."""
+    with listening(served) as received:
+        served.plain.delay("x").get(PATIENCE)
+        await_(lambda: received() >= {"worker-heartbeat", "task-received", "task-succeeded"})
+    assert not [queue for _, _, queue in bindings(served) if queue.startswith("celeryev")]
+
+
+@contextmanager
+def listening(house: House) -> Iterator[Callable[[], set[str]]]:
+    """Receive events; yield a function that waits for one more, and returns the types of all."""
+    found: set[str] = set()
+    with house.app.connection_for_read() as connection:
+        receiver = house.app.events.Receiver(connection, handlers={"*": lambda event: found.add(event["type"])})
+        with receiver.consumer_context() as (own, _, _):
+
+            def receive() -> set[str]:
+                own.drain_events(timeout=PATIENCE)
+                return found
+
+            yield receive
+
+
+def bindings(house: House) -> list[tuple[str, str, str]]:
+    """Return all bindings."""
+    found: list[tuple[str, str, str]] = house.ledger.store.bindings()  # type: ignore[attr-defined] # of a `MessageStore`
+    return found
+
+
+def test_a_killed_workers_messages_are_delivered_again(ledger_house: House) -> None:
+    """What a killed worker had not acknowledged runs again, and what a living one runs is not delivered twice."""
+    options = {"broker_transport_options": {"visibility_timeout": HOLD}}
+    first = ledger_house.worker("-c", "1", **options)
+    held = ledger_house.hold.delay("held")
+    ledger_house.await_mark("held")
+    first.sigkill()
+    ledger_house.worker("-c", "2", **options)
+    ledger_house.await_mark("held", times=2)
+    began = time.monotonic()
+    await_(lambda: time.monotonic() - began > 2 * HOLD)  # a law about a duration
+    ledger_house.open("held")
+    assert held.get(PATIENCE) == "held"
+    assert ledger_house.runs("held") == 2
+
+
+def test_a_stopped_worker_returns_its_messages(ledger_house: House) -> None:
+    """What a worker had taken and not started when it stopped is there for the next one, at once."""
+    worker = ledger_house.worker("-c", "1", worker_prefetch_multiplier=4)
+    held = ledger_house.hold.delay("held")
+    ledger_house.await_mark("held")
+    waiting = [ledger_house.hold.delay("next") for _ in range(3)]
+    await_(lambda: ledger_house.offered_messages() == 0)
+    worker.sigterm()
+    ledger_house.open("held")
+    worker.await_end()
+    assert held.get(PATIENCE) == "held"
+    assert ledger_house.offered_messages() == len(waiting)
+    ledger_house.open("next")
+    ledger_house.worker("-c", "1")
+    assert [each.get(PATIENCE) for each in waiting] == ["next"] * 3
+    assert ledger_house.runs("next") == 3
+
+
+def test_priorities_order_what_waits(ledger_house: House) -> None:
+    """A worker begins with the messages of the highest priority."""
+    keys = {"low": 0, "high": 9, "middle": 5}
+    results = [ledger_house.hold.apply_async((key,), priority=priority) for key, priority in keys.items()]
+    for key in keys:
+        ledger_house.open(key)
+    ledger_house.worker("-c", "1")
+    assert [each.get(PATIENCE) for each in results] == [*keys]
+    at = {key: ledger_house.marks(key)[0]["at"] for key in keys}
+    assert sorted(at, key=lambda key: at[key]) == ["high", "middle", "low"]
+
+
+def test_a_command_precedes_a_job(ledger_house: House) -> None:
+    """What needs no acknowledgement, as a command to a worker, is received before the messages of tasks."""
+    received: list[str] = []
+
+    def note(name: str, _message: Any) -> None:
+        received.append(name)
+
+    with ledger_house.app.connection_for_read() as connection, ExitStack() as stack:
+        for name, no_ack in (("celery", False), ("commands", True)):
+            channel = stack.enter_context(connection.channel())
+            queue = Queue(name, Exchange(name), name)(channel)
+            queue.declare()
+            queue.consume(no_ack=no_ack, callback=partial(note, name))
+        with connection.Producer() as producer:
+            for name in ("celery", "celery", "commands"):
+                producer.publish({}, exchange=name, routing_key=name)
+        while len(received) < 3:
+            connection.drain_events(timeout=PATIENCE)
+    assert received[0] == "commands"
+
+
+def test_an_event_loop_has_another_round_after_a_delivery(ledger_house: House) -> None:
+    """A delivery in a round in which the pool has looked for work already is followed by another round at once."""
+    ledger_house.plain.delay(1)
+    with ledger_house.app.connection_for_read() as connection, connection.channel() as channel:
+        hub, received = Hub(), list[Any]()
+        queue = ledger_house.app.amqp.queues["celery"](channel)
+        queue.consume(callback=received.append)
+        connection.transport.register_with_event_loop(connection.connection, hub)
+        channel.connection._waker.clear()
+        for tick in [*hub.on_tick]:
+            tick()
+        assert len(received) == 1
+        assert select.select([channel.connection._waker.reader], [], [], 0)[0]
+        hub.close()
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_other_pools_consume(ledger_house: House, pool: str) -> None:
+    """Pools of threads, and of none, run tasks and answer remote control."""
+    ledger_house.worker("-c", "2", f"--pool={pool}")
+    results = [ledger_house.plain.delay(number) for number in range(5)]
+    assert [each.get(PATIENCE) for each in results] == [[number] for number in range(5)]
+    assert replies(ledger_house, "ping")
+
+
+@provokes(logs=["terminating connection"], because="the test cuts the connections")
+@pytest.mark.parametrize("ledger_house", ["postgresql"], indirect=True)
+def test_a_worker_survives_cut_connections(ledger_house: House) -> None:
+    """When PostgreSQL ends all connections, the worker goes on with new ones."""
+    ledger_house.worker("-c", "1")
+    url = ledger_house.config["onejob_store"]
+    ledger_house.plain.delay("before").get(PATIENCE)
+    with psycopg.connect(url, autocommit=True) as connection:
+        query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'onejob'"
+        assert connection.execute(query).rowcount > 0
+    assert ledger_house.plain.delay("after").get(PATIENCE) == ["after"]
+    assert replies(ledger_house, "ping")
+
+
+def test_a_ledger_in_redis_is_no_such_broker(new_house: Callable[..., House]) -> None:
+    """With a ledger in Redis the first message says that its URL belongs to `broker_url`, too."""
+    house = new_house("broker", **DELIVERS)
+    with pytest.raises(ConfigurationError, match="set the URL of that Redis") as refused:
+        house.plain.delay(1)
+    assert str(refused.value) == NO_BROKER
+
+
+def test_commands_find_the_ledger(ledger_house: House) -> None:
+    """Celery's own commands use the ledger of the app that they are given: `purge` deletes what no worker has taken."""
+    for number in range(3):
+        ledger_house.plain.delay(number)
+    assert ledger_house.offered_messages() == 3
+    command = [sys.executable, "-m", "celery", "-A", ledger_house.module, "purge", "-f"]
+    environment = program_environment() | {CONFIG: json.dumps(ledger_house.config)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "Purged 3 messages" in done.stdout, done.stdout + done.stderr
+    assert ledger_house.offered_messages() == 0
+
+
+def test_an_app_has_its_own_ledger(ledger_house: House, new_house: Callable[..., House]) -> None:
+    """Two apps of one process, neither of them current, write to their own ledgers."""
+    other = new_house("sqlite", "other", **DELIVERS)
+    celery.Celery("current").set_current()
+    ledger_house.plain.delay(1)
+    assert (ledger_house.offered_messages(), other.offered_messages()) == (1, 0)
+    other.plain.delay(1)
+    other.plain.delay(2)
+    assert (ledger_house.offered_messages(), other.offered_messages()) == (1, 2)
+
+
+def test_an_app_has_its_own_connections() -> None:
+    """Connections of one app are the same for kombu, and an app never gets those of an earlier one that is gone."""
+    app = celery.Celery(set_as_current=False)
+    assert AppReference.of(app) == AppReference.of(app)
+    seen = {str(AppReference.of(app))}
+    for _ in range(5):
+        seen.add(str(AppReference.of(celery.Celery(set_as_current=False))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # of apps that earlier tests have left
+            gc.collect()
+    assert len(seen) == 6

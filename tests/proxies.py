@@ -1,0 +1,91 @@
+"""Proxies in front of a server on loopback: they pass on bytes, and a test says which, and what else happens then."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TypeAlias
+
+Carry: TypeAlias = Callable[[bytes, socket.socket], None]
+"""Passes on what one side of a connection has written to the other side; b"" is its end."""
+
+
+def carry(data: bytes, sink: socket.socket) -> None:
+    """Pass on everything."""
+    if data:
+        sink.sendall(data)
+    else:
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+class Proxy:
+    """Accepts connections, and carries what clients and server write."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open = ExitStack()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def carries(self) -> tuple[Carry, Carry]:
+        """Return what carries the requests and the replies of a new connection."""
+        return carry, carry
+
+    def close(self) -> None:
+        """Close all connections, and accept no more."""
+        _end(self._listener)
+        self._open.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._connected(self._listener.accept()[0])
+                server = self._connected(socket.create_connection(("127.0.0.1", self._target)))
+                for source, sink, by in zip((client, server), (server, client), self.carries(), strict=True):
+                    threading.Thread(target=_pass_on, args=(source, sink, by), daemon=True).start()
+
+    def _connected(self, opened: socket.socket) -> socket.socket:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._open.callback(_end, opened)
+        return opened
+
+
+def _pass_on(source: socket.socket, sink: socket.socket, by: Carry) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 20):
+            by(data, sink)
+    with suppress(OSError):
+        by(b"", sink)
+
+
+def _end(opened: socket.socket) -> None:
+    with opened, suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads it or accepts from it
+
+
+class HalfOpen(Proxy):
+    """Carries everything, until a direction is silent: connections stay open, and nothing arrives."""
+
+    drops_requests = drops_replies = False
+    cuts = 0
+    """How often `cut` was called."""
+
+    def cut(self) -> None:
+        """Pass nothing any more over the connections that are open now, not even their end; new ones work."""
+        self.cuts += 1
+
+    def carries(self) -> tuple[Carry, Carry]:
+        """Return what carries both directions until it is cut."""
+        cuts = self.cuts
+
+        def unless(dropped: str) -> Carry:
+            def by(data: bytes, sink: socket.socket) -> None:
+                if self.cuts == cuts and not (data and getattr(self, dropped)):
+                    carry(data, sink)
+
+            return by
+
+        return unless("drops_requests"), unless("drops_replies")

@@ -1,0 +1,126 @@
+"""A worker takes jobs in a thread: one delivery at a time, of which nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from onejob.celery.delivery import Delivered, Prefetch
+from onejob.errors import StoreUnavailableError
+
+PATIENCE = 10.0
+QUEUES = ["celery"]
+
+
+class Source:
+    """What a prefetch takes from and gives back to; it delivers when the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate, self.begun, self.announced = threading.Event(), threading.Event(), threading.Event()
+        self.given_back: list[Any] = []
+        self.returned = threading.Event()
+        self.error: StoreUnavailableError | None = None
+        self.prefetch = Prefetch(self._deliver, self._give_back, self.announced.set)
+
+    def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
+        self.begun.set()
+        assert self.gate.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        jobs: list[Any] = [f"{queue} {number}" for queue in queues for number in range(limit)]
+        return Delivered(jobs, is_full=False, due_at=None)
+
+    def _give_back(self, jobs: Sequence[Any]) -> None:
+        self.given_back += jobs
+        self.returned.set()
+
+    def request(self) -> None:
+        """Request two jobs, and wait until the delivery has begun."""
+        self.prefetch.request(QUEUES, 2)
+        assert self.begun.wait(PATIENCE)
+
+    def collect(self) -> Delivered | None:
+        """Return the answer once it is announced."""
+        self.gate.set()
+        assert self.announced.wait(PATIENCE)
+        return self.prefetch.collect(QUEUES)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    """Return a source with its gate closed."""
+    made = Source()
+    yield made
+    made.gate.set()
+    made.prefetch.close()
+
+
+def test_an_answer_is_collected_once(source: Source) -> None:
+    """A delivery does not block who requests it, and its jobs are collected once, by a consumer of its queues."""
+    source.request()
+    assert source.prefetch.collect(QUEUES) is None
+    assert source.prefetch.is_requested
+    source.gate.set()
+    assert source.announced.wait(PATIENCE)
+    assert source.prefetch.collect(["other"]) is None
+    answer = source.collect()
+    assert answer is not None
+    assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
+    assert not source.prefetch.is_requested
+    assert source.prefetch.collect(QUEUES) is None
+
+
+def test_a_consumer_of_other_queues_is_next(source: Source) -> None:
+    """Who asks for jobs of other queues during a delivery hears of it when that is collected, and only then."""
+    source.request()
+    assert source.prefetch.collect(["other"]) is None
+    source.gate.set()
+    assert source.announced.wait(PATIENCE)
+    source.announced.clear()
+    assert source.prefetch.collect(QUEUES) is not None
+    assert source.announced.is_set()
+
+
+def test_a_job_that_comes_meanwhile_is_looked_for(source: Source) -> None:
+    """A signal during a delivery has the consumer look once more; one before it does not."""
+    source.prefetch.is_stale = True
+    source.request()
+    answer = source.collect()
+    assert answer is not None
+    assert not answer.is_full
+    source.announced.clear()
+    source.request()
+    source.prefetch.is_stale = True
+    answer = source.collect()
+    assert answer is not None
+    assert answer.is_full
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_what_nobody_collects_is_given_back(source: Source, is_answered: bool) -> None:
+    """A delivery that is canceled, before its end or after it, gives all of its jobs back once."""
+    source.request()
+    if is_answered:
+        source.gate.set()
+        assert source.announced.wait(PATIENCE)
+    source.prefetch.cancel()
+    source.gate.set()
+    assert source.returned.wait(PATIENCE)
+    source.prefetch.close()
+    assert source.given_back == ["celery 0", "celery 1"]
+    assert source.prefetch.collect(QUEUES) is None
+
+
+def test_an_error_is_raised_where_the_answer_is_collected(source: Source) -> None:
+    """What the store raises reaches the consumer, and the next request is tried."""
+    source.error = StoreUnavailableError("away")
+    source.request()
+    with pytest.raises(StoreUnavailableError, match="away"):
+        source.collect()
+    source.error = None
+    source.announced.clear()
+    source.request()
+    assert source.collect() is not None
