@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,11 @@ from celery import signals
 from kombu.asynchronous import Hub
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.delivery import JobMessages
+from onejob.celery.channel import PlainMessages
+from onejob.celery.delivery import UNASKED_SECONDS, JobMessages
 from onejob.jobs.lifecycle import State, Transition
 from onejob.stores.protocol import LOOK_INTERVAL
+from onejob.stores.signals import JOB, MESSAGE
 from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, await_
 from tests.quiet import provokes
 
@@ -163,6 +166,45 @@ def test_an_idle_worker_begins_at_once(delivering: House) -> None:
     for number in range(5):
         delivering.play.delay(f"quick-{number}", ["return"]).get(PATIENCE)
     assert time.monotonic() - began < LOOK_INTERVAL
+
+
+@pytest.mark.parametrize("delivering", ["sqlite"], indirect=True)
+def test_an_idle_worker_hands_its_job_over_first(delivering: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that an idle worker takes is in its process before the worker asks when the next one is due."""
+    store, asked, announced = delivering.ledger.store, list[str](), threading.Event()
+    for name in ("deliver", "next_delivery"):
+        monkeypatch.setattr(store, name, partial(call_and_note, asked, name, getattr(store, name)))
+    slots = SimpleNamespace(count_wanted=lambda _: 2, is_busy=False)
+    monkeypatch.setattr(app_state_of(delivering.app), "slots", slots)
+    delivering.play.delay("first", ["return"])
+    delivering.play.apply_async(("later", ["return"]), countdown=LONG)
+    source = JobMessages(delivering.app, lambda _: announced.set())
+    source.has_loop = True
+    (taken,), _more = source.take(["celery"], 2, no_ack=False)
+    assert (asked, source.next_due()) == (["deliver"], pytest.approx(UNASKED_SECONDS, rel=0.9))
+    source.ack([taken.tag])
+    assert announced.wait(PATIENCE)
+    assert source.take(["celery"], 2, no_ack=False) == ([], False)
+    assert asked == ["deliver", "next_delivery"]
+    assert source.next_due() == pytest.approx(LONG, rel=0.1)
+    source.close()
+
+
+@pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
+def test_a_signal_says_what_to_ask_for(delivering: House) -> None:
+    """The signal of a job has its worker ask for jobs, that of a message for messages, and an unknown one for both."""
+    with delivering.app.connection_for_read() as connection, connection.channel() as channel:
+        delivering.app.amqp.queues["celery"](channel).consume(callback=lambda _: None)
+        for payload, names in ((JOB, [JobMessages]), (MESSAGE, [PlainMessages]), ("", [PlainMessages, JobMessages])):
+            channel._due[False].clear()
+            channel.look(no_ack=False, payload=payload)
+            assert {type(source) for source in channel._due[False]} == {*names}
+
+
+def call_and_note(names: list[str], name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Note that a function is called."""
+    names.append(name)
+    return function(*args, **options)
 
 
 @pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)

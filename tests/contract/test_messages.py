@@ -9,9 +9,9 @@ import pytest
 
 from onejob.jobs.messages import Delivery, NewMessage
 from onejob.stores.protocol import MessageStore
-from onejob.stores.signals import Channel
+from onejob.stores.signals import JOB, MESSAGE, Channel
 from tests.conftest import on_stores
-from tests.contract.support import ManualClock, StoreAddress
+from tests.contract.support import ManualClock, StoreAddress, submit
 
 HOLD = 30.0
 NOBODY = "nobody"
@@ -183,16 +183,18 @@ def test_a_declared_queue_exists(store: MessageStore) -> None:
     assert bodies(take(store)) == ["a"]
 
 
-def test_a_message_wakes_the_consumers_of_its_queue(store: Any) -> None:
-    """A message that can be taken, written or returned, is a signal for who waits for its queue."""
+def test_what_can_be_taken_wakes_the_consumers_of_its_queue(store: Any) -> None:
+    """A message that can be taken, written or returned, and a job, are signals for the queue, which say what it is."""
     wakes: SimpleQueue[str] = SimpleQueue()
     store.signals.subscribe(Channel.DUE, "q", wakes.put)
-    wakes.get(timeout=20)  # it listens from now on
+    assert not wakes.get(timeout=20)  # it listens from now on
     put(store, "a")
-    wakes.get(timeout=20)
+    assert wakes.get(timeout=20) in {"", MESSAGE}
     (mine,) = take(store)
     store.release_messages([mine.id], consumer="c")
-    wakes.get(timeout=20)
+    assert wakes.get(timeout=20) in {"", MESSAGE}
+    submit(store, route="q", delay=1.0)
+    assert wakes.get(timeout=20) in {"", JOB}
 
 
 def test_only_stores_with_tables_are_brokers(redis_url: str, redis_prefix: str) -> None:

@@ -12,7 +12,7 @@ from celery.worker import state
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.slots import MAX_AHEAD, Slots
-from onejob.celery.worker.bootstep import LedgerStep
+from onejob.celery.worker.bootstep import MAX_SHARE, SWEEPERS, LedgerStep, sweep_share
 from onejob.celery.worker.heartbeat import FailureLog, ProbeFile, StoreContact, find_fault
 from onejob.config import Settings
 from onejob.errors import ConfigurationError, StoreError
@@ -167,3 +167,9 @@ def test_the_slots_of_a_worker_end_with_it(tmp_path: Path) -> None:
     step._on_shutdown(worker)
     app_state.close()
     assert app_state.slots is None
+
+
+@for_each("workers, share", [(0, 1.0), (SWEEPERS, 1.0), (3 * SWEEPERS, 3.0), (1000, MAX_SHARE)])
+def test_many_workers_share_the_sweeps(workers: int, share: float) -> None:
+    """Together many workers sweep as often as a few, and each of them often enough."""
+    assert sweep_share(workers) == share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import uuid4
 
 from amqp.protocol import queue_declare_ok_t
@@ -17,6 +17,7 @@ from kombu.utils.json import dumps, loads
 from onejob.celery.option_names import is_priority
 from onejob.errors import StoreError
 from onejob.jobs.messages import NewMessage
+from onejob.stores.signals import MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ class Taken(NamedTuple):
 class Source:
     """Where messages come from. One transport uses it, from several threads."""
 
+    signal: ClassVar[str]
+    """The payload of the signals that tell of its messages, and of no others."""
     has_loop = False
     """Whether the consumers' thread runs an event loop, which must not be blocked."""
 
@@ -112,6 +115,8 @@ def take_from(
 
 class PlainMessages(Source):
     """The source of the messages that are no jobs."""
+
+    signal = MESSAGE
 
     def __init__(self, store: MessageStore, hold: float) -> None:
         self._store = store
@@ -244,7 +249,7 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         self._consumers: dict[str, Consumer] = {}
         self._pending: deque[tuple[Consumer, Any]] = deque()
         """What was taken, and not delivered yet."""
-        self.due: dict[bool, Sequence[Source]] = {}
+        self._due: dict[bool, set[Source]] = {True: set(), False: set()}
         """Where more messages may be, for the consumers that need not acknowledge (True), and for the others."""
 
     # --- queues and bindings ----------------------------------------------------------------------------------------
@@ -378,25 +383,36 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         """Whether all messages of its consumers are acknowledged, as those of tasks are, unlike those of commands."""
         return not any(consumer.no_ack for consumer in [*self._consumers.values()])
 
-    def look(self, no_ack: bool, _payload: str = "") -> None:  # noqa: FBT001 - for `partial`
-        """Have the thread of the consumers look for messages; any thread may call it."""
-        for source in self.connection.sources:
+    @property
+    def has_due(self) -> bool:
+        """Whether more messages may be there."""
+        return any(self._due.values())
+
+    def look(self, no_ack: bool, payload: str = "") -> None:  # noqa: FBT001 - for `partial`
+        """Have the thread of the consumers look for messages, as a signal says; any thread may call it."""
+        sources = [source for source in self.connection.sources if payload in {"", source.signal}]
+        for source in sources:
             source.note_arrival()
-        self.due[no_ack] = self.connection.sources
+        self._due[no_ack].update(sources)
         self.connection.wake()
+
+    def look_everywhere(self) -> None:
+        """Look for all messages at the next delivery."""
+        for due in self._due.values():
+            due.update(self.connection.sources)
 
     def look_in(self, source: Source) -> None:
         """Have the thread of the consumers take from a source; any thread may call it."""
-        self.due[False] = [*dict.fromkeys((*self.due.get(False, ()), source))]
+        self._due[False].add(source)
 
     def on_free_place(self) -> None:
         """Take more if there was no place for all messages; the consumers' thread may be another one."""
-        if self.due:
+        if self.has_due:
             self.connection.wake()
 
     def deliver(self) -> bool:
         """Pass one message to its consumer, and return whether there was one."""
-        if not self._pending and self.due:
+        if not self._pending and self.has_due:
             self._take()
         if not self._pending:
             return False
@@ -405,13 +421,13 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         return True
 
     def _take(self) -> None:
-        for no_ack in [*self.due]:
-            sources = self.due.pop(no_ack)
+        for no_ack, due in self._due.items():
+            sources = [source for source in self.connection.sources if source in due]
+            due.difference_update(sources)  # before they are asked: a signal may come meanwhile
             consumers = {each.queue: each for each in [*self._consumers.values()] if each.no_ack is no_ack}
             limit = BATCH if no_ack else self.qos.free_places()
             taken, left = take_from(sources if consumers else (), [*consumers], limit, no_ack=no_ack)
-            if left:
-                self.due.setdefault(no_ack, left)  # unless a signal has come meanwhile
+            due.update(left)
             self._pending.extend((consumers[each.queue], self._received(each, no_ack=no_ack)) for each in taken)
 
     def _received(self, taken: Taken, *, no_ack: bool) -> Any:

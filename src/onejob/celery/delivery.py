@@ -11,6 +11,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.channel import Source, Taken
 from onejob.errors import StoreError, describe
 from onejob.ledger.publication import note_publication
+from onejob.stores.signals import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import DeliveringStore
 
 logger = logging.getLogger("onejob")
+
+UNASKED_SECONDS = 0.1
+"""Seconds after which an idle worker looks again when no process has accepted the jobs that it took."""
 
 
 class Delivered(NamedTuple):
@@ -135,6 +139,8 @@ class JobMessages(Source):
     `announce` has the consumers take from this source; any thread may call it.
     """
 
+    signal = JOB
+
     def __init__(self, app: Celery, announce: Callable[[Source], None]) -> None:
         self._app_state = app_state_of(app)
         self._prefetch = Prefetch(self._deliver, self._offer, lambda: announce(self))
@@ -146,6 +152,8 @@ class JobMessages(Source):
         """The tags of those that were held at the last renewal."""
         self._due_at: float | None = None
         """When the next job is due that no signal tells of, on the monotonic clock."""
+        self._unasked: Sequence[str] | None = None
+        """The queues of which it is not known when their next job is due: that is asked while the latest one runs."""
 
     @property
     def has_limit(self) -> bool:
@@ -169,21 +177,34 @@ class JobMessages(Source):
             if limit <= 0:
                 self._due_at = None  # a free place is waited for, whatever becomes due meanwhile
                 return [], True
-            if slots is None or not self.has_loop or not (self._held or slots.is_busy):
+            if slots is None or not self.has_loop:
                 found = self._deliver(queues, limit)
-            else:
+            elif self._held or slots.is_busy:
                 self._prefetch.request(queues, limit)
-                found = None
+                return [], False  # its answer is announced
+            else:
+                found = self._deliver_first(queues, limit)
         if found is None:
-            return [], False  # its answer is announced
+            return [], False
         self._due_at = found.due_at
         return [taken for job in found.jobs if (taken := self._take(job)) is not None], found.is_full
 
     def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
-        jobs = self._store.deliver(queues, limit=limit)
-        is_full = len(jobs) == limit
+        """Take jobs, and find out when the next one is due; `limit` 0: only this."""
+        jobs = self._store.deliver(queues, limit=limit) if limit else []
+        is_full = 0 < limit == len(jobs)
         seconds = None if is_full else self._store.next_delivery(queues)
         return Delivered(jobs, is_full, None if seconds is None else time.monotonic() + seconds)
+
+    def _deliver_first(self, queues: Sequence[str], limit: int) -> Delivered:
+        """Take jobs for an idle worker, which get to its processes before anything else is asked."""
+        jobs = self._store.deliver(queues, limit=limit)
+        if not jobs:
+            return self._deliver(queues, 0)
+        if len(jobs) == limit:
+            return Delivered(jobs, is_full=True, due_at=None)
+        self._unasked = queues
+        return Delivered(jobs, is_full=False, due_at=time.monotonic() + UNASKED_SECONDS)
 
     def _offer(self, jobs: Sequence[Job]) -> None:
         self._app_state.ledger.mark_lost([job.id for job in jobs])
@@ -203,6 +224,9 @@ class JobMessages(Source):
         """Forget jobs: a process has accepted them, and claims them."""
         for tag in tags:
             self._held.pop(tag, None)
+        queues, self._unasked = self._unasked, None
+        if queues is not None and not self._prefetch.is_requested:
+            self._prefetch.request(queues, 0)
 
     def requeue(self, tags: Sequence[str]) -> None:
         """Offer jobs again."""

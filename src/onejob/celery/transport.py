@@ -288,7 +288,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
     def _has_due(self) -> bool:
         """Return whether more messages may be there, which wait for free places."""
-        return any(channel.due for channel in self.channels)
+        return any(channel.has_due for channel in self.channels)
 
     def _deliver_all(self) -> None:
         """Deliver what there is, and look again in time."""
@@ -316,7 +316,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         if now >= self._look_at:
             self._looked_at, self._look_at = now, now + self._interval
             for channel in self.channels:
-                channel.due = dict.fromkeys((True, False), self.sources)
+                channel.look_everywhere()
         # A command that was sent before a job, such as its revocation, reaches a worker before it.
         return any(channel.deliver() for channel in sorted(self.channels, key=lambda channel: channel.has_acks))
 

@@ -16,13 +16,18 @@ POLL = 0.05
 """Seconds after which each subscriber looks for itself where no notifications arrive."""
 
 
+JOB = "job"
+MESSAGE = "message"
+
+
 class Channel(StrEnum):
     """What a signal is about."""
 
     END = "end"
     """A job has ended; the key is its id."""
     DUE = "due"
-    """A job may be due; the key is the name of its queue, "" for one that the end of another job has made due."""
+    """A job or a message may be due; the key is the name of its queue, or "" for a job that the end of another one has
+    made due. The payload is `JOB` or `MESSAGE`."""
     FANOUT = "fanout"
     """A message for all who are bound to an exchange; the key is its name, the payload is the message."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import sys
@@ -64,8 +65,9 @@ class LedgerStep(bootsteps.StartStopStep):
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
         # Without jitter, of two workers that sweep at the same time the same one would always get the due jobs.
         # Where workers take jobs from the ledger, a sweep publishes nothing, and needs no haste.
-        interval = self.app_state.settings.sweep * (2 if self.app_state.publisher.delivers else 1)
-        self.sweeper = Loop("onejob-sweeper", interval, self.sweep, spread=0.25)
+        self._sweep_interval = self.app_state.settings.sweep * (2 if self.app_state.publisher.delivers else 1)
+        self.sweeper = Loop("onejob-sweeper", self._sweep_interval, self.sweep, spread=0.25)
+        self._workers_counted_at = -math.inf
         self.beat: Loop | None = None
         self.metrics_server: MetricsServer | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -145,6 +147,7 @@ class LedgerStep(bootsteps.StartStopStep):
         """
         self.queues.look()
         self.silence.look()
+        self._share_sweeps()
         for _ in range(ROUNDS):
             if draining.is_set():
                 return
@@ -160,6 +163,13 @@ class LedgerStep(bootsteps.StartStopStep):
             )
             if swept.seen < SWEEP_LIMIT:
                 return
+
+    def _share_sweeps(self) -> None:
+        """Sweep less often where many workers do, and publish nothing."""
+        now = time.monotonic()
+        if self.app_state.publisher.delivers and now >= self._workers_counted_at + COUNT_INTERVAL:
+            self._workers_counted_at = now
+            self.sweeper.interval = self._sweep_interval * sweep_share(len(self.app_state.ledger.workers()))
 
     def register(self) -> Registration:
         """Return the registration of this worker: its tasks, its pool, and the queues that it consumes now."""
@@ -190,6 +200,11 @@ class LedgerStep(bootsteps.StartStopStep):
             write_all()
 
 
+def sweep_share(workers: int) -> float:
+    """Return how many times longer than alone each of so many workers pauses: together they sweep as often as four."""
+    return min(MAX_SHARE, max(1.0, workers / SWEEPERS))
+
+
 @cache
 def _versions() -> tuple[str, ...]:
     """Return the versions that decide how a worker behaves, read once: of packages that are not installed, none."""
@@ -202,6 +217,12 @@ def _versions() -> tuple[str, ...]:
 
 PACKAGES = ("onejob", "celery", "kombu", "redis", "psycopg")
 SWEEP_LIMIT = 100
+SWEEPERS = 4
+"""How many workers sweep as often as each does alone."""
+MAX_SHARE = 5.0
+"""How many times longer the pause is at most, in which a lost run is not noticed if all other workers are lost, too."""
+COUNT_INTERVAL = 60.0
+"""Seconds after which a worker counts the workers again."""
 ROUNDS = 10
 """How many portions of `SWEEP_LIMIT` jobs are processed before a pause."""
 NAMED_TASKS = 20

@@ -92,7 +92,7 @@ class Loop:
         self._log = FailureLog(name)
         self._spread = spread
         self._pause = pause
-        self._interval = interval
+        self.interval = interval
         self._tick = tick
         self._stopped = threading.Event()
         self._woken = threading.Event()
@@ -120,7 +120,7 @@ class Loop:
 
     def _wait(self) -> bool:
         """Wait for the next call of `tick`; return whether there is one."""
-        pause = self._interval * random.uniform(1.0 - self._spread, 1.0)  # noqa: S311 - no secret
+        pause = self.interval * random.uniform(1.0 - self._spread, 1.0)  # noqa: S311 - no secret
         if not self._stopped.wait(min(pause, self._pause)):
             self._woken.wait(max(0.0, pause - self._pause))
         self._woken.clear()

@@ -26,8 +26,12 @@ jobs.published_at is null and jobs.lease_until is null and jobs.finished_at is n
 case
     when {is_offered} and jobs.run_at
       <= coalesce(cast(:now as float8), extract(epoch from clock_timestamp())::float8) + cast(:look_interval as float8)
-      then pg_notify(cast(:due_channel as text), jobs.route)
+      then pg_notify(cast(:due_channel as text), jobs.route || E'\njob')
   end
+-- name: notify_consumers
+-- Wake the consumers of a queue that has got messages, with the commit.
+-- in: queue, :channel (of notifications)
+pg_notify(cast(:channel as text), queue || E'\nmessage')
 -- name: places
 -- The ranks of the jobs that are offered to the workers of queues, found one by one in the index.
 -- in: :queues (array)

@@ -27,7 +27,7 @@ written as (
   on conflict (message_id, queue) do nothing
   returning queue
 )
-select queue, case when cast(:channel as text) is not null then pg_notify(cast(:channel as text), queue) end
+select queue, case when cast(:channel as text) is not null then {notify_consumers} end
 from written group by queue
 -- name: take_messages
 -- Give the first copies of each queue to a consumer, as many as it has places for.
@@ -64,7 +64,7 @@ with released as (
   where id = any(cast(:ids as bigint[])) and consumer = :consumer
   returning queue
 )
-select queue, pg_notify(cast(:channel as text), queue) from released group by queue
+select queue, {notify_consumers} from released group by queue
 -- name: renew_messages
 -- Extend the deadlines of a consumer's copies.
 -- in: :ids (array) :consumer :hold (seconds) :now
@@ -91,7 +91,7 @@ released as (
   where id = any(array(select id from abandoned))
   returning queue
 )
-select queue, pg_notify(cast(:channel as text), queue) from released group by queue
+select queue, {notify_consumers} from released group by queue
 -- name: delete_expired_messages
 -- in: :now
 with {unsynchronized_clock},
