@@ -118,6 +118,12 @@ NAMES = st.text(string.ascii_letters, min_size=1, max_size=8)
 BASE = "http://localhost:8000/v1/"
 
 
+@for_each("value", [b"", b"text", b"\0", b"PK\3\4\0", b"\xff\0", bytes(range(256))])
+def test_bytes_are_stored_whatever_they_are(value: bytes) -> None:
+    """Bytes come back from the ledger, also those that would be a text with a NUL character, which no store takes."""
+    assert loads(dumps([value], "the arguments", Limits())) == [value]
+
+
 def job_of(args: list[Any], kwargs: dict[str, Any], task: str = "shop.invoice") -> Job:
     """Return a job of a call."""
     payload = encode(task, args, kwargs, Limits())

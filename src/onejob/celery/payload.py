@@ -10,6 +10,7 @@ import json as plain_json
 import re
 import sys
 import traceback
+from base64 import b64encode
 from collections.abc import Mapping
 from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -170,7 +171,16 @@ def to_json(value: object) -> str:
     try:
         return "".join(_encode_plain(value, 0))
     except TypeError:
-        return str(json.dumps(value, allow_nan=False))
+        return str(json.dumps(value, cls=_Encoder, allow_nan=False))
+
+
+class _Encoder(json.JSONEncoder):
+    """Writes bytes that are a text with a NUL character, which kombu writes as that text, as it writes all others."""
+
+    def default(self, o: Any) -> Any:
+        if isinstance(o, bytes) and b"\0" in o:
+            return {"__type__": "base64", "__value__": b64encode(o).decode()}
+        return super().default(o)
 
 
 _decode_json = JSONDecoder(object_hook=json.object_hook).decode
