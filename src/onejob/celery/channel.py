@@ -85,8 +85,8 @@ class Source:
     def close(self) -> None:
         """End what the source has started."""
 
-    def next_due(self) -> float | None:
-        """Return the seconds until a message becomes due of which no signal tells; None: there is none."""
+    def due_at(self) -> float | None:
+        """Return when a message becomes due of which no signal tells, on the monotonic clock; None: there is none."""
         return None
 
     def size(self, queue: str) -> int | None:  # noqa: ARG002 - for those that have messages in queues

@@ -180,14 +180,19 @@ class JobMessages(Source):
             if slots is None or not self.has_loop:
                 found = self._deliver(queues, limit)
             elif self._held or slots.is_busy:
-                self._prefetch.request(queues, limit)
-                return [], False  # its answer is announced
+                self._request(queues, limit)
+                return [], False
             else:
                 found = self._deliver_first(queues, limit)
         if found is None:
             return [], False
         self._due_at = found.due_at
         return [taken for job in found.jobs if (taken := self._take(job)) is not None], found.is_full
+
+    def _request(self, queues: Sequence[str], limit: int) -> None:
+        """Have jobs taken in the thread, which announces its answer."""
+        self._due_at = None
+        self._prefetch.request(queues, limit)
 
     def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
         """Take jobs, and find out when the next one is due; `limit` 0: only this."""
@@ -200,7 +205,12 @@ class JobMessages(Source):
         """Take jobs for an idle worker, which get to its processes before anything else is asked."""
         jobs = self._store.deliver(queues, limit=limit)
         if not jobs:
-            return self._deliver(queues, 0)
+            found = self._deliver(queues, 0)
+            if found.due_at is None or found.due_at > time.monotonic():
+                return found
+            jobs = self._store.deliver(queues, limit=limit)  # it was locked, as by a client that begins to wait for it
+            if not jobs:
+                return found
         if len(jobs) == limit:
             return Delivered(jobs, is_full=True, due_at=None)
         self._unasked = queues
@@ -226,7 +236,7 @@ class JobMessages(Source):
             self._held.pop(tag, None)
         queues, self._unasked = self._unasked, None
         if queues is not None and not self._prefetch.is_requested:
-            self._prefetch.request(queues, 0)
+            self._request(queues, 0)
 
     def requeue(self, tags: Sequence[str]) -> None:
         """Offer jobs again."""
@@ -239,6 +249,7 @@ class JobMessages(Source):
     def cancel(self) -> None:
         """Offer again what no consumer has got yet."""
         self._prefetch.cancel()
+        self._due_at = time.monotonic()
 
     def close(self) -> None:
         """End the thread."""
@@ -255,6 +266,6 @@ class JobMessages(Source):
         self._offer(late)
         return bool(held)
 
-    def next_due(self) -> float | None:
-        """Return the seconds until a job becomes due of which no signal tells; None: none is known."""
-        return None if self._due_at is None else max(0.0, self._due_at - time.monotonic())
+    def due_at(self) -> float | None:
+        """Return when a job becomes due of which no signal tells, on the monotonic clock; None: none is known."""
+        return self._due_at

@@ -7,6 +7,7 @@ message, and loses none.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -122,8 +123,10 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         self._loop: Any = None
         self._loop_thread: int | None = None
         self._timer: Any = None
-        self._looked_at = self._look_at = 0.0
-        """When the consumers looked for messages without a signal, and when they do it next."""
+        self._looked_at = -math.inf
+        """When the consumers looked everywhere."""
+        self._look_at = 0.0
+        """When they look next without a signal."""
         self._unheard_until = 0.0
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's signature
@@ -312,13 +315,23 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
     def _deliver_one(self) -> bool:
         """Deliver one message of any channel, and return whether there was one."""
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._looked_at, self._look_at = now, now + self._interval
-            for channel in self.channels:
-                channel.look_everywhere()
+        if time.monotonic() >= self._look_at:
+            self._look()
         # A command that was sent before a job, such as its revocation, reaches a worker before it.
         return any(channel.deliver() for channel in sorted(self.channels, key=lambda channel: channel.has_acks))
+
+    def _look(self) -> None:
+        """Have the consumers look everywhere after each interval, and before where something is due."""
+        now = time.monotonic()
+        if now >= self._looked_at + self._interval:
+            self._looked_at = now
+            for channel in self.channels:
+                channel.look_everywhere()
+        for source in self.sources:
+            if (due_at := source.due_at()) is not None and due_at <= now:
+                for channel in self.channels:
+                    channel.look_in(source)
+        self._look_at = self._looked_at + self._interval
 
     def _pause(self) -> float:
         """Return for how many seconds the consumers wait for a signal, once they have no messages."""
@@ -328,7 +341,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
     def _next_look(self) -> float:
         """Return when the consumers look for messages without a signal, once they have none."""
         now = time.monotonic()
-        dues = [now + due for source in self.sources if (due := source.next_due()) is not None]
+        dues = [due_at for source in self.sources if (due_at := source.due_at()) is not None]
         self._look_at = max(now + SHORTEST_PAUSE, min([self._looked_at + self._interval, *dues]))
         return self._look_at
 
