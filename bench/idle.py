@@ -35,7 +35,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--settle", type=float, default=15.0, help="seconds between the last start and the measurement")
+    parser.add_argument(
+        "--settle", type=float, default=90.0,
+        help="seconds between the last start and the measurement: a connection plans each statement ten times at first",
+    )  # fmt: skip
     parser.add_argument("--pool", default="solo")
     options = parser.parse_args()
     with ExitStack() as stack:
