@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from onejob.stores.signals import Channel, Wake
 
-LOOK_INTERVAL = 0.005
+LOOK_INTERVAL = 0.002
 """Seconds between two looks while the file changes."""
 IDLE_INTERVAL = 0.015
 """Seconds between two looks at a file that has not changed for `IDLE_AFTER` seconds."""
-IDLE_AFTER = 3.0
+IDLE_AFTER = 1.0
 SETTLED_AFTER = 0.02
 """Seconds after a change in which another one may leave the same time and size: file systems count in ticks."""
 READ_SECONDS = 1e-4
