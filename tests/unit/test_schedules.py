@@ -12,7 +12,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule, crontab, schedule
 
 import onejob
-from onejob.celery.beat import Entry, entries_of
+from onejob.celery.beat import Entry, describe_schedule, entries_of
 from onejob.celery.option_names import check_schedule
 from onejob.config import Settings
 from onejob.errors import ConfigurationError
@@ -229,3 +229,16 @@ def test_wrong_options_of_an_entry_are_refused(options: dict[str, Any]) -> None:
 def test_times_are_utc_without_a_time_zone() -> None:
     """Without a time zone in the configuration, crontabs are in UTC."""
     assert moments(crontab(hour=3, minute=0), datetime(2026, 7, 1, tzinfo=UTC), 1, zone="UTC") == ["01 03:00+0000"]
+
+
+def test_a_time_zone_is_named_once() -> None:
+    """The text of a schedule ends with its time zone, also if its own text does, as that of django-celery-beat."""
+
+    class Zoned(crontab):
+        def __str__(self) -> str:
+            return f"{super().__str__()} {self.tz}"
+
+    app = celery.Celery(set_as_current=False)
+    plain, zoned = (describe_schedule(kind(minute="5", app=app)) for kind in (crontab, Zoned))
+    assert plain == zoned
+    assert plain.endswith(" UTC")

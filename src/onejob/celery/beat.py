@@ -119,8 +119,8 @@ def describe_schedule(schedule: Any) -> str:
     """Return a schedule as text, equal for equal ones: Celery's own text of an interval is rounded."""
     if schedule.__class__ is INTERVAL:
         return f"every {schedule.run_every.total_seconds():g} s{', by the clock' if schedule.relative else ''}"
-    text = " ".join(str(schedule).translate(BRACKETS).split())
-    return f"{text} {schedule.tz}"
+    text, zone = " ".join(str(schedule).translate(BRACKETS).split()), str(schedule.tz)
+    return text if text.endswith(zone) else f"{text} {zone}"  # the text of django-celery-beat has it
 
 
 def entries_of(app: Celery) -> dict[str, Entry]:

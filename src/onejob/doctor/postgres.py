@@ -65,8 +65,9 @@ TRANSACTION_POOLER = Check("postgresql-transaction-pooler", "postgresql", Level.
 POLLED_WAITS = Check("postgresql-polled-waits", "postgresql", Level.INFO,
     when="the URL of the ledger has `pooler=transaction`",
     meaning="nobody can LISTEN behind such a pooler: those who wait for the end of a job read it again after pauses of "
-    "up to half a second",
-    remedy="give processes that wait for results a URL of the server itself, or of a pool with session pooling")
+    "up to half a second, and each worker with `onejob://` looks for jobs 20 times a second",
+    remedy="give workers, and processes that wait for results, a URL of the server itself, or of a pool with session "
+    "pooling")
 # fmt: on
 
 QUERY = """
