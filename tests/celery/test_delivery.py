@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,14 @@ import celery
 import pytest
 from billiard import pool
 from celery import signals
+from kombu import Queue
 from kombu.asynchronous import Hub
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.channel import PlainMessages
-from onejob.celery.delivery import UNASKED_SECONDS, JobMessages
+from onejob.celery.channel import PlainMessages, Taken
+from onejob.celery.delivery import LOCKED_PAUSES, UNASKED_SECONDS, JobMessages
+from onejob.celery.transport import Waker
+from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.stores.protocol import LOOK_INTERVAL
 from onejob.stores.signals import JOB, MESSAGE
@@ -168,27 +173,180 @@ def test_an_idle_worker_begins_at_once(delivering: House) -> None:
     assert time.monotonic() - began < LOOK_INTERVAL
 
 
-@pytest.mark.parametrize("delivering", ["sqlite"], indirect=True)
-def test_an_idle_worker_hands_its_job_over_first(delivering: House, monkeypatch: pytest.MonkeyPatch) -> None:
+class Taking:
+    """The source of an event loop's messages whose worker has two free places, and what it asks of the store."""
+
+    def __init__(self, house: House, patch: pytest.MonkeyPatch) -> None:
+        self.slots = SimpleNamespace(count_wanted=lambda _: 2, is_busy=False)
+        self.asked, self.announced = list[str](), threading.Event()
+        patch.setattr(app_state_of(house.app), "slots", self.slots)
+        for name in ("deliver", "next_delivery"):
+            patch.setattr(house.ledger.store, name, partial(self._note, name, getattr(house.ledger.store, name)))
+        self.source = JobMessages(house.app, lambda *_: self.announced.set())
+        self.source.has_loop = True
+
+    def _note(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        self.asked.append(name)
+        return function(*args, **options)
+
+    def take(self, *queues: str) -> tuple[list[Taken], bool]:
+        """Take jobs of queues."""
+        return self.source.take(queues or ["celery"], 2, no_ack=False)
+
+    def await_answer(self) -> None:
+        """Wait for the thread."""
+        assert self.announced.wait(PATIENCE)
+        self.announced.clear()
+
+    @property
+    def waits(self) -> float:
+        """In how many seconds it wants to be asked again."""
+        return (self.source.due_at() or math.inf) - time.monotonic()
+
+
+@pytest.fixture
+def taking(new_house: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[House, Taking]]:
+    """Return a house on SQLite whose ledger delivers, and the source of an idle worker."""
+    house = new_house("sqlite", **DELIVERS, onejob_sweep=LONG)
+    made = Taking(house, monkeypatch)
+    yield house, made
+    made.source.close()
+
+
+def test_an_idle_worker_hands_its_job_over_first(taking: tuple[House, Taking]) -> None:
     """A job that an idle worker takes is in its process before the worker asks when the next one is due."""
-    store, asked, announced = delivering.ledger.store, list[str](), threading.Event()
-    for name in ("deliver", "next_delivery"):
-        monkeypatch.setattr(store, name, partial(call_and_note, asked, name, getattr(store, name)))
-    slots = SimpleNamespace(count_wanted=lambda _: 2, is_busy=False)
-    monkeypatch.setattr(app_state_of(delivering.app), "slots", slots)
-    delivering.play.delay("first", ["return"])
-    delivering.play.apply_async(("later", ["return"]), countdown=LONG)
-    source = JobMessages(delivering.app, lambda _: announced.set())
-    source.has_loop = True
-    (taken,), _more = source.take(["celery"], 2, no_ack=False)
-    assert asked == ["deliver"]
-    assert seconds_until_due(source) == pytest.approx(UNASKED_SECONDS, rel=0.9)
-    source.ack([taken.tag])
-    assert announced.wait(PATIENCE)
-    assert source.take(["celery"], 2, no_ack=False) == ([], False)
-    assert asked == ["deliver", "next_delivery"]
-    assert seconds_until_due(source) == pytest.approx(LONG, rel=0.1)
-    source.close()
+    house, idle = taking
+    house.play.delay("first", ["return"])
+    house.play.apply_async(("later", ["return"]), countdown=LONG)
+    (taken,), _more = idle.take()
+    assert idle.asked == ["deliver"]
+    assert idle.waits == pytest.approx(UNASKED_SECONDS, rel=0.9)
+    idle.source.ack([taken.tag])
+    idle.await_answer()
+    assert idle.take() == ([], False)
+    assert idle.asked == ["deliver", "next_delivery"]
+    assert idle.waits == pytest.approx(LONG, rel=0.1)
+
+
+def test_a_consumer_that_ends_leaves_no_question(taking: tuple[House, Taking]) -> None:
+    """After the end of a consumer nothing is asked for its queue, and jobs of the others are taken as before."""
+    house, idle = taking
+    house.play.delay("first", ["return"])
+    (taken,), _more = idle.take("celery", "gone")
+    idle.source.cancel()
+    assert idle.waits == math.inf
+    idle.source.ack([taken.tag])
+    house.play.delay("second", ["return"])
+    assert len(idle.take()[0]) == 1
+
+
+def test_a_worker_takes_a_job_once(taking: tuple[House, Taking]) -> None:
+    """A job that waits in a worker, as for its rate limit, is offered to others, and has one message in that worker."""
+    house, limited = taking
+    job_id = house.play.delay("limited", ["return"]).id
+    (taken,), _more = limited.take()
+    for _ in range(2):
+        limited.source.renew(["celery"])
+    assert house.ledger.get(job_id).published_at is None
+    limited.take()
+    limited.await_answer()
+    assert limited.take()[0] == []
+    assert house.ledger.get(job_id).published_at is not None
+    limited.source.requeue([taken.tag])
+    assert house.ledger.get(job_id).published_at is None
+
+
+def test_a_job_that_is_locked_is_asked_for_less_and_less(
+    taking: tuple[House, Taking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is due and cannot be taken, as while a user's transaction holds it, keeps no worker busy."""
+    house, idle = taking
+    monkeypatch.setattr(house.ledger.store, "deliver", lambda *_, **__: [])
+    monkeypatch.setattr(house.ledger.store, "next_delivery", lambda _: 0.0)
+    waits = []
+    for _ in range(20):
+        assert idle.take() == ([], False)
+        waits.append(idle.waits)
+    assert waits[0] < waits[4] < waits[19] <= LOCKED_PAUSES[1]
+    assert waits[19] > LOCKED_PAUSES[1] / 2
+
+
+def test_jobs_survive_an_error_after_their_delivery(
+    taking: tuple[House, Taking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that were taken before the store went away are handed over; the next look meets the error."""
+    house, busy = taking
+    busy.slots.is_busy = True
+    monkeypatch.setattr(house.ledger.store, "next_delivery", raise_(StoreUnavailableError("away")))
+    house.play.delay("one", ["return"])
+    busy.take()
+    busy.await_answer()
+    taken, has_more = busy.take()
+    assert (len(taken), has_more) == (1, True)
+    busy.take()
+    busy.await_answer()
+    with pytest.raises(StoreUnavailableError):
+        busy.take()
+
+
+@provokes(Transition.PUBLISH, logs=["cannot be delivered"], because="the worker can make no message")
+def test_a_job_without_a_message_is_tried_again_later(
+    taking: tuple[House, Taking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose message this worker cannot make is offered again after a back-off: another worker may be able to."""
+    house, idle = taking
+    monkeypatch.setattr(app_state_of(house.app).publisher, "payload_of", raise_(ValueError("no serializer")))
+    job_id = house.play.delay("odd", ["return"]).id
+    assert idle.take()[0] == []
+    job = house.ledger.get(job_id)
+    assert (job.state, job.published_at, "no serializer" in job.publish_error) == (State.QUEUED, None, True)
+    assert job.run_at - house.ledger.read_clock() == pytest.approx(job.lease, rel=0.1)
+
+
+def test_one_message_is_got_from_a_worker(taking: tuple[House, Taking]) -> None:
+    """`basic_get` in the process of a worker with several free places takes one job, and returns the others."""
+    house, _idle = taking
+    house.play.submit_many([(f"job {number}", ["return"]) for number in range(3)])
+    with house.app.connection_for_read() as connection, connection.channel() as channel:
+        assert channel.basic_get("celery") is not None
+        assert len(house.ledger.store.deliver(["celery"], limit=9)) == 2  # type: ignore[attr-defined] # as above
+
+
+def test_two_consumers_wait_for_each_other(taking: tuple[House, Taking]) -> None:
+    """Two consumers of one connection, as with a step of the user's own, ask once each, and then wait for a signal."""
+    house, busy = taking
+    busy.slots.is_busy = True
+    with house.app.connection_for_read() as connection, connection.channel() as one, connection.channel() as two:
+        hub = Hub()
+        for channel, name in ((one, "celery"), (two, "own")):
+            Queue(name)(channel).consume(callback=lambda _body, _message: None)
+        connection.transport.register_with_event_loop(connection.connection, hub)
+        steps = hub.create_loop()
+        await_(lambda: next(steps) or busy.asked.count("next_delivery") >= 2)
+        seen = len(busy.asked)
+        for _ in range(300):
+            connection.transport.wake()
+            next(steps)
+        hub.close()
+    assert len(busy.asked) - seen < 20  # the file may have been written to shortly before
+
+
+def test_a_wake_in_between_is_no_endless_one() -> None:
+    """A thread that wakes while another one clears leaves nothing that would end each later wait at once."""
+    waker = Waker()
+    waker._writer.send(b"x")
+    waker.clear()
+    assert not select.select([waker.reader], [], [], 0)[0]
+    waker.close()
+
+
+def raise_(error: Exception) -> Callable[..., Any]:
+    """Return a function that raises."""
+
+    def function(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return function
 
 
 @pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
@@ -200,17 +358,6 @@ def test_a_signal_says_what_to_ask_for(delivering: House) -> None:
             channel._due[False].clear()
             channel.look(no_ack=False, payload=payload)
             assert {type(source) for source in channel._due[False]} == {*names}
-
-
-def seconds_until_due(source: JobMessages) -> float:
-    """Return in how many seconds a source wants to be asked again."""
-    return (source.due_at() or 0.0) - time.monotonic()
-
-
-def call_and_note(names: list[str], name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Note that a function is called."""
-    names.append(name)
-    return function(*args, **options)
 
 
 @pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
@@ -254,7 +401,7 @@ def test_a_full_worker_waits_for_a_place_only(delivering: House, monkeypatch: py
     slots = SimpleNamespace(count_wanted=lambda _: wanted[0], is_busy=False)
     monkeypatch.setattr(app_state_of(delivering.app), "slots", slots)
     delivering.play.apply_async(("later", ["return"]), countdown=LONG)
-    source = JobMessages(delivering.app, lambda _: None)
+    source = JobMessages(delivering.app, lambda *_: None)
     assert source.take(["celery"], 1, no_ack=False) == ([], False)
     assert source.due_at() is not None
     wanted[0] = 0

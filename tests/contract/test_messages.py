@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onejob.jobs.messages import Delivery, NewMessage
-from onejob.stores.protocol import MessageStore
+from onejob.stores.protocol import FORGOTTEN_AFTER, MessageStore
 from onejob.stores.signals import JOB, MESSAGE, Channel
 from tests.conftest import on_stores
 from tests.contract.support import ManualClock, StoreAddress, submit
@@ -167,6 +167,32 @@ def test_a_temporary_queue_ends_without_a_consumer(store: MessageStore, clock: M
     assert (store.queue_size("dead"), store.bindings("x")) == (0, [("x", "", "mine")])
 
 
+@pytest.mark.parametrize(("away", "found"), [(2 * HOLD, [("x", "", "q")]), (2 * FORGOTTEN_AFTER, [])])
+def test_a_suspended_consumer_keeps_its_queue(
+    store: MessageStore, clock: ManualClock, away: float, found: list[Any]
+) -> None:
+    """A consumer that renews its temporary queue late has it again, empty and bound, unless it was away for long."""
+    store.declare_queue("q", expires_after=10, message_ttl=None)
+    store.bind_queue("q", "x", "", "")
+    put(store, "old")
+    clock.advance(away)
+    store.renew_messages([], [], consumer=NOBODY, hold=HOLD)
+    assert (put(store, "lost", exchange="x", to=""), store.queue_size("q"), store.bindings()) == ([], None, [])
+    store.renew_messages([], ["q"], consumer="c", hold=HOLD)
+    assert store.bindings() == found
+    assert put(store, "new", exchange="x", to="") == [queue for _exchange, _key, queue in found]
+    assert bodies(take(store)) == ["new"] * len(found)
+
+
+def test_a_late_consumer_keeps_its_messages(store: MessageStore, clock: ManualClock) -> None:
+    """A consumer that renews after the deadline of its messages still has those which nobody else got."""
+    put(store, "a")
+    (mine,) = take(store)
+    clock.advance(2 * HOLD)
+    store.renew_messages([mine.id], [], consumer="c", hold=HOLD)
+    assert take(store, consumer="d") == []
+
+
 def test_a_declared_queue_exists(store: MessageStore) -> None:
     """A queue exists from its declaration, or its first message, to its deletion; a purge keeps what is taken."""
     assert store.queue_size("q") is None
@@ -195,6 +221,16 @@ def test_what_can_be_taken_wakes_the_consumers_of_its_queue(store: Any) -> None:
     assert wakes.get(timeout=20) in {"", MESSAGE}
     submit(store, route="q", delay=1.0)
     assert wakes.get(timeout=20) in {"", JOB}
+
+
+def test_expired_jobs_hide_no_other(store: Any, clock: ManualClock) -> None:
+    """However many jobs have expired in a queue, and were not swept yet, the next one is delivered."""
+    for number in range(9):
+        submit(store, f"expired-{number}", route="q", delay=1.0, expires_in=2.0)
+    submit(store, "fresh", route="q", delay=1.5)
+    clock.advance(3.0)
+    assert [job.id for job in store.deliver(["q"], limit=1)] == ["fresh"]
+    assert store.next_delivery(["q"]) is None
 
 
 def test_only_stores_with_tables_are_brokers(redis_url: str, redis_prefix: str) -> None:

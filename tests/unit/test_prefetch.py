@@ -22,8 +22,8 @@ class Source:
         self.gate, self.begun, self.announced = threading.Event(), threading.Event(), threading.Event()
         self.given_back: list[Any] = []
         self.returned = threading.Event()
-        self.error: StoreUnavailableError | None = None
-        self.prefetch = Prefetch(self._deliver, self._give_back, self.announced.set)
+        self.error: Exception | None = None
+        self.prefetch = Prefetch(self._deliver, self._give_back, self._announce)
 
     def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
         self.begun.set()
@@ -32,6 +32,10 @@ class Source:
             raise self.error
         jobs: list[Any] = [f"{queue} {number}" for queue in queues for number in range(limit)]
         return Delivered(jobs, is_full=False, due_at=None)
+
+    def _announce(self, queues: Sequence[str]) -> None:
+        assert [*queues] == QUEUES
+        self.announced.set()
 
     def _give_back(self, jobs: Sequence[Any]) -> None:
         self.given_back += jobs
@@ -46,7 +50,7 @@ class Source:
         """Return the answer once it is announced."""
         self.gate.set()
         assert self.announced.wait(PATIENCE)
-        return self.prefetch.collect(QUEUES)
+        return self.prefetch.collect()
 
 
 @pytest.fixture
@@ -59,41 +63,39 @@ def source() -> Iterator[Source]:
 
 
 def test_an_answer_is_collected_once(source: Source) -> None:
-    """A delivery does not block who requests it, and its jobs are collected once, by a consumer of its queues."""
+    """A delivery does not block who requests it, and its jobs are collected once."""
     source.request()
-    assert source.prefetch.collect(QUEUES) is None
-    assert source.prefetch.is_requested
-    source.gate.set()
-    assert source.announced.wait(PATIENCE)
-    assert source.prefetch.collect(["other"]) is None
+    assert source.prefetch.collect() is None
+    assert [*source.prefetch.queues] == QUEUES
     answer = source.collect()
     assert answer is not None
     assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
-    assert not source.prefetch.is_requested
-    assert source.prefetch.collect(QUEUES) is None
+    assert not source.prefetch.queues
+    assert source.prefetch.collect() is None
 
 
-def test_a_consumer_of_other_queues_is_next(source: Source) -> None:
-    """Who asks for jobs of other queues during a delivery hears of it when that is collected, and only then."""
+def test_one_request_at_a_time(source: Source) -> None:
+    """A request during another one, or before its answer is collected, loses nothing of it."""
     source.request()
-    assert source.prefetch.collect(["other"]) is None
+    source.prefetch.request(["other"], 5)
     source.gate.set()
     assert source.announced.wait(PATIENCE)
-    source.announced.clear()
-    assert source.prefetch.collect(QUEUES) is not None
-    assert source.announced.is_set()
+    source.prefetch.request(["other"], 5)
+    answer = source.collect()
+    assert answer is not None
+    assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
 
 
 def test_a_job_that_comes_meanwhile_is_looked_for(source: Source) -> None:
     """A signal during a delivery has the consumer look once more; one before it does not."""
-    source.prefetch.is_stale = True
+    source.prefetch.note_arrival()
     source.request()
     answer = source.collect()
     assert answer is not None
     assert not answer.is_full
     source.announced.clear()
     source.request()
-    source.prefetch.is_stale = True
+    source.prefetch.note_arrival()
     answer = source.collect()
     assert answer is not None
     assert answer.is_full
@@ -111,14 +113,15 @@ def test_what_nobody_collects_is_given_back(source: Source, is_answered: bool) -
     assert source.returned.wait(PATIENCE)
     source.prefetch.close()
     assert source.given_back == ["celery 0", "celery 1"]
-    assert source.prefetch.collect(QUEUES) is None
+    assert source.prefetch.collect() is None
 
 
-def test_an_error_is_raised_where_the_answer_is_collected(source: Source) -> None:
-    """What the store raises reaches the consumer, and the next request is tried."""
-    source.error = StoreUnavailableError("away")
+@pytest.mark.parametrize("error", [StoreUnavailableError("away"), ValueError("away")])
+def test_an_error_is_raised_where_the_answer_is_collected(source: Source, error: Exception) -> None:
+    """Whatever a delivery raises reaches the consumer, and the next request is tried."""
+    source.error = error
     source.request()
-    with pytest.raises(StoreUnavailableError, match="away"):
+    with pytest.raises(type(error), match="away"):
         source.collect()
     source.error = None
     source.announced.clear()

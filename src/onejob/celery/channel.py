@@ -107,7 +107,12 @@ def take_from(
     for source in sources:
         has_more, places = True, limit - sum(each.counts for each in taken)
         if places > 0 or source.has_limit:
-            found, has_more = source.take(queues, places, no_ack=no_ack)
+            try:
+                found, has_more = source.take(queues, places, no_ack=no_ack)
+            except StoreError:
+                if not taken:
+                    raise
+                found = []  # what was taken is delivered, and the next look meets the error again
             taken += found
         left += [source] if has_more else []
     return taken, left
@@ -345,6 +350,7 @@ class Channel(VirtualChannel):  # type: ignore[misc]
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:  # noqa: FBT001, FBT002 - kombu's signature
         """Return the first message of a queue, or None."""
         taken, _left = take_from(self.connection.sources, [queue], 1, no_ack=no_ack)
+        self.connection.requeue([each.tag for each in taken[1:]])  # a worker takes as many jobs as it has places
         return self._received(taken[0], no_ack=no_ack) if taken else None
 
     def basic_consume(
@@ -369,6 +375,7 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         consumer.unsubscribe()
         for source in self.connection.sources:
             source.cancel()
+            self.connection.announce(source, self.connection.consumed())  # the others look for what was returned
         if consumer.queue in self.connection.deleted_at_end:
             self.connection.deleted_at_end.discard(consumer.queue)
             with suppress(StoreError):  # it expires
@@ -390,6 +397,8 @@ class Channel(VirtualChannel):  # type: ignore[misc]
 
     def look(self, no_ack: bool, payload: str = "") -> None:  # noqa: FBT001 - for `partial`
         """Have the thread of the consumers look for messages, as a signal says; any thread may call it."""
+        if self.connection is None:  # it was closed while a signal arrived
+            return
         sources = [source for source in self.connection.sources if payload in {"", source.signal}]
         for source in sources:
             source.note_arrival()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from onejob.celery.app_state import app_state_of
@@ -26,6 +27,8 @@ logger = logging.getLogger("onejob")
 
 UNASKED_SECONDS = 0.1
 """Seconds after which an idle worker looks again when no process has accepted the jobs that it took."""
+LOCKED_PAUSES = (0.001, 0.1)
+"""Seconds between two looks for due jobs whose rows are locked: at first, doubled each time, and at most."""
 
 
 class Delivered(NamedTuple):
@@ -38,72 +41,76 @@ class Delivered(NamedTuple):
     """When the next job is due of which no signal tells, on the monotonic clock; None: none is known."""
 
 
+class Request:
+    """What a thread is asked for, and its answer."""
+
+    def __init__(self, queues: Sequence[str], limit: int) -> None:
+        self.queues, self.limit = tuple(queues), limit
+        self.answer: Delivered | Exception | None = None
+        self.is_stale = False
+        """Whether jobs may have come since, which it does not find."""
+
+
 class Prefetch:
     """Takes jobs in a thread, one statement at a time, so that a worker's event loop serves its processes meanwhile.
 
-    `deliver` takes jobs, `give_back` offers jobs again, and `announce` is called when there is an answer.
+    `deliver` takes jobs, `give_back` offers jobs again, and `announce` is called with the queues of an answer. Any
+    thread may call its methods.
     """
 
     def __init__(
         self,
         deliver: Callable[[Sequence[str], int], Delivered],
         give_back: Callable[[Sequence[Job]], None],
-        announce: Callable[[], None],
+        announce: Callable[[Sequence[str]], None],
     ) -> None:
         self._deliver, self._give_back, self._announce = deliver, give_back, announce
         self._lock = threading.Lock()
-        self._queues: Sequence[str] | None = None
-        """The queues of the request; None: there is none."""
-        self._limit = 0
-        self._answer: Delivered | StoreError | None = None
-        self._has_others = False
-        """Whether a consumer of other queues has asked meanwhile, and is to ask again when the request has ended."""
-        self.is_stale = False
-        """Whether jobs may have come since the request, which did not find them. Any thread may set it."""
+        self._request: Request | None = None
         self._loop: Loop | None = None
 
     def request(self, queues: Sequence[str], limit: int) -> None:
-        """Take jobs, and announce it."""
+        """Take jobs, and announce it; do nothing while there is another request, whose answer leads to the next one."""
         from onejob.celery.worker.heartbeat import Loop  # imports Celery's worker
 
         with self._lock:
-            self._queues, self._limit, self._answer, self.is_stale = [*queues], limit, None, False
-        if self._loop is None:
-            self._loop = Loop("onejob-delivery", threading.TIMEOUT_MAX, self._fetch, pause=0.0)
-            self._loop.start()
-        self._loop.wake()
-
-    def collect(self, queues: Sequence[str]) -> Delivered | None:
-        """Return the answer to a request for some of these queues, once; None: none yet. Raises `StoreError`."""
-        with self._lock:
-            is_own = {*(self._queues or ())} <= {*queues}
-            self._has_others |= not is_own
-            if self._answer is None or not is_own:
-                return None
-        answer = self._end_request()
-        if isinstance(answer, StoreError):
-            raise answer
-        return answer and answer._replace(is_full=answer.is_full or self.is_stale)
+            if self._request is not None:
+                return
+            self._request = Request(queues, limit)
+            if self._loop is None:
+                self._loop = Loop("onejob-delivery", threading.TIMEOUT_MAX, self._fetch, pause=0.0)
+                self._loop.start()
+            self._loop.wake()
 
     @property
-    def is_requested(self) -> bool:
-        """Whether there is a request whose answer nobody has collected."""
-        return self._queues is not None
+    def queues(self) -> Sequence[str]:
+        """The queues of the request whose answer nobody has collected; empty without one."""
+        request = self._request
+        return () if request is None else request.queues
+
+    def collect(self) -> Delivered | None:
+        """Return the answer to the request, once; None: none yet. Raises `StoreError`, and whatever the thread has."""
+        with self._lock:
+            request = self._request
+            if request is None or request.answer is None:
+                return None
+            self._request = None
+        if isinstance(request.answer, Exception):
+            raise request.answer
+        return request.answer._replace(is_full=request.answer.is_full or request.is_stale)
+
+    def note_arrival(self) -> None:
+        """Note that jobs may have come since the request, which did not find them."""
+        request = self._request
+        if request is not None:
+            request.is_stale = True
 
     def cancel(self) -> None:
         """Give back what was taken, or is being taken, and not collected."""
-        answer = self._end_request()
-        if isinstance(answer, Delivered):
-            self._give_back(answer.jobs)
-
-    def _end_request(self) -> Delivered | StoreError | None:
-        """End the request, and return its answer if there is one."""
         with self._lock:
-            answer, has_others = self._answer, self._has_others
-            self._queues, self._answer, self._has_others = None, None, False
-        if has_others:
-            self._announce()
-        return answer
+            request, self._request = self._request, None
+        if request is not None and isinstance(request.answer, Delivered):
+            self._give_back(request.answer.jobs)
 
     def close(self) -> None:
         """Cancel the request, and end the thread."""
@@ -113,20 +120,19 @@ class Prefetch:
             self._loop = None
 
     def _fetch(self) -> None:
-        with self._lock:
-            queues, limit, is_answered = self._queues, self._limit, self._answer is not None
-        if queues is None or is_answered:
+        request = self._request
+        if request is None or request.answer is not None:
             return
-        answer: Delivered | StoreError
+        answer: Delivered | Exception
         try:
-            answer = self._deliver(queues, limit)
-        except StoreError as error:
+            answer = self._deliver(request.queues, request.limit)
+        except Exception as error:  # noqa: BLE001 - it is raised where the answer is collected
             answer = error
         with self._lock:
-            is_canceled = self._queues is not queues
-            self._answer = self._answer if is_canceled else answer
+            is_canceled = self._request is not request
+            request.answer = None if is_canceled else answer
         if not is_canceled:
-            self._announce()
+            self._announce(request.queues)
         elif isinstance(answer, Delivered):
             self._give_back(answer.jobs)
 
@@ -141,18 +147,18 @@ class JobMessages(Source):
 
     signal = JOB
 
-    def __init__(self, app: Celery, announce: Callable[[Source], None]) -> None:
+    def __init__(self, app: Celery, announce: Callable[[Source, Sequence[str]], None]) -> None:
         self._app_state = app_state_of(app)
-        self._prefetch = Prefetch(self._deliver, self._offer, lambda: announce(self))
-        self.has_loop = False
-        """Whether the consumers' thread runs an event loop, which also serves the processes of a pool."""
+        self._prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
         self._held: dict[str, Job] = {}
         """The jobs that no process has accepted, by tag."""
         self._waiting: set[str] = set()
         """The tags of those that were held at the last renewal."""
-        self._due_at: float | None = None
-        """When the next job is due that no signal tells of, on the monotonic clock."""
-        self._unasked: Sequence[str] | None = None
+        self._due_at: dict[str, float] = {}
+        """When the next job of each queue is due that no signal tells of, on the monotonic clock."""
+        self._locked_pause = 0.0
+        """Seconds after which due jobs that were locked are looked for again."""
+        self._unasked: Sequence[str] = ()
         """The queues of which it is not known when their next job is due: that is asked while the latest one runs."""
 
     @property
@@ -168,64 +174,84 @@ class JobMessages(Source):
         """Take due jobs of these queues, and tell whether there may be more; none with `no_ack`, as of replies."""
         if no_ack or not queues:
             return [], False
-        if self._prefetch.is_requested:
-            found = self._prefetch.collect(queues)
-        else:
-            slots = self._app_state.slots
-            if slots is not None:
-                limit = slots.count_wanted([job.id for job in self._held.values()])
-            if limit <= 0:
-                self._due_at = None  # a free place is waited for, whatever becomes due meanwhile
-                return [], True
-            if slots is None or not self.has_loop:
-                found = self._deliver(queues, limit)
-            elif self._held or slots.is_busy:
-                self._request(queues, limit)
-                return [], False
-            else:
-                found = self._deliver_first(queues, limit)
-        if found is None:
-            return [], False
-        self._due_at = found.due_at
+        found = self._collect_or_deliver(queues, limit)
+        if not isinstance(found, Delivered):
+            return [], found
+        self._note_due(queues, found)
         return [taken for job in found.jobs if (taken := self._take(job)) is not None], found.is_full
+
+    def _collect_or_deliver(self, queues: Sequence[str], limit: int) -> Delivered | bool:
+        """Return jobs; without any, whether there may be some: False if their delivery will be announced."""
+        if self._prefetch.queues:
+            is_own = {*self._prefetch.queues} <= {*queues}
+            return (self._prefetch.collect() or False) if is_own else True
+        slots = self._app_state.slots
+        if slots is not None:
+            limit = slots.count_wanted([job.id for job in [*self._held.values()]])
+        if limit <= 0:
+            self._forget_due(queues)  # a free place is waited for, whatever becomes due meanwhile
+            return True
+        if slots is None or not self.has_loop:
+            return self._deliver(queues, limit)
+        if self._held or slots.is_busy:
+            self._request(queues, limit)
+            return False
+        return self._deliver_first(queues, limit)
 
     def _request(self, queues: Sequence[str], limit: int) -> None:
         """Have jobs taken in the thread, which announces its answer."""
-        self._due_at = None
+        self._unasked = ()
+        self._forget_due(queues)
         self._prefetch.request(queues, limit)
 
     def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
         """Take jobs, and find out when the next one is due; `limit` 0: only this."""
         jobs = self._store.deliver(queues, limit=limit) if limit else []
-        is_full = 0 < limit == len(jobs)
-        seconds = None if is_full else self._store.next_delivery(queues)
-        return Delivered(jobs, is_full, None if seconds is None else time.monotonic() + seconds)
+        if jobs and len(jobs) == limit:
+            return Delivered(jobs, is_full=True, due_at=None)
+        try:
+            seconds = self._store.next_delivery(queues)
+        except StoreError:
+            if not jobs:
+                raise
+            return Delivered(jobs, is_full=True, due_at=None)  # the next delivery meets the error again
+        return Delivered(jobs, is_full=False, due_at=None if seconds is None else time.monotonic() + seconds)
 
     def _deliver_first(self, queues: Sequence[str], limit: int) -> Delivered:
         """Take jobs for an idle worker, which get to its processes before anything else is asked."""
         jobs = self._store.deliver(queues, limit=limit)
         if not jobs:
-            found = self._deliver(queues, 0)
-            if found.due_at is None or found.due_at > time.monotonic():
-                return found
-            jobs = self._store.deliver(queues, limit=limit)  # it was locked, as by a client that begins to wait for it
-            if not jobs:
-                return found
+            return self._deliver(queues, 0)
         if len(jobs) == limit:
             return Delivered(jobs, is_full=True, due_at=None)
         self._unasked = queues
         return Delivered(jobs, is_full=False, due_at=time.monotonic() + UNASKED_SECONDS)
+
+    def _note_due(self, queues: Sequence[str], found: Delivered) -> None:
+        """Note when to look again: less and less often for due jobs that are locked, as by a user's transaction."""
+        now, due_at = time.monotonic(), found.due_at
+        is_locked = not found.jobs and due_at is not None and due_at <= now
+        self._locked_pause = min(2 * self._locked_pause or LOCKED_PAUSES[0], LOCKED_PAUSES[1]) if is_locked else 0.0
+        self._forget_due(queues)
+        if due_at is not None:
+            self._due_at.update(dict.fromkeys(queues, max(due_at, now + self._locked_pause)))
+
+    def _forget_due(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            self._due_at.pop(queue, None)
 
     def _offer(self, jobs: Sequence[Job]) -> None:
         self._app_state.ledger.mark_lost([job.id for job in jobs])
 
     def _take(self, job: Job) -> Taken | None:
         tag = f"job {job.id}"
+        if tag in self._held:
+            return None  # it was offered to other workers, and still waits here
         try:
             payload = self._app_state.publisher.payload_of(job, tag)
         except Exception as error:  # noqa: BLE001 - whatever Celery raises for what it cannot send
             logger.warning("job %s cannot be delivered: %s", job.id, describe(error))
-            note_publication(self._app_state.ledger, job, describe(error))
+            note_publication(self._app_state.ledger, job, describe(error), is_delivered=True)
             return None
         self._held[tag] = job
         return Taken(tag, job.queue, payload, counts=not self.has_limit)
@@ -234,9 +260,8 @@ class JobMessages(Source):
         """Forget jobs: a process has accepted them, and claims them."""
         for tag in tags:
             self._held.pop(tag, None)
-        queues, self._unasked = self._unasked, None
-        if queues is not None and not self._prefetch.is_requested:
-            self._request(queues, 0)
+        if self._unasked:
+            self._request(self._unasked, 0)
 
     def requeue(self, tags: Sequence[str]) -> None:
         """Offer jobs again."""
@@ -244,12 +269,13 @@ class JobMessages(Source):
 
     def note_arrival(self) -> None:
         """Note that jobs may have come which a delivery that is under way does not find."""
-        self._prefetch.is_stale = True
+        self._prefetch.note_arrival()
 
     def cancel(self) -> None:
-        """Offer again what no consumer has got yet."""
+        """Offer again what no consumer has got yet, and forget what was known of the queues."""
         self._prefetch.cancel()
-        self._due_at = time.monotonic()
+        self._unasked = ()
+        self._due_at.clear()
 
     def close(self) -> None:
         """End the thread."""
@@ -268,4 +294,4 @@ class JobMessages(Source):
 
     def due_at(self) -> float | None:
         """Return when a job becomes due of which no signal tells, on the monotonic clock; None: none is known."""
-        return self._due_at
+        return min([*self._due_at.values()], default=None)

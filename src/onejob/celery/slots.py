@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker import state as worker_state
 
+from onejob.celery.worker.request import members_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -55,7 +57,7 @@ class Slots:
         ahead = min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._average, 0.001))) * processes
         limited = self._rate_limited()
         waiting = {*held} if len(limited) > MAX_LIMITED * processes else {*held} - limited
-        used = len(waiting | {str(request.id) for request in [*worker_state.active_requests]})
+        used = len(waiting | {str(request.id) for request in members_of(worker_state.active_requests)})
         free = processes + ahead - used
         return free if used < processes or 2 * free >= processes + ahead else 0
 

@@ -34,7 +34,7 @@ from onejob.stores.signals import BACKSTOP
 from onejob.stores.signals import Channel as Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from celery import Celery
 
@@ -77,10 +77,9 @@ class Waker:
 
     def clear(self) -> None:
         """Begin to look for messages: later calls of `wake` end the next wait."""
-        if self._event.is_set():
-            with suppress(OSError):
-                self.reader.recv(4096)
-            self._event.clear()
+        with suppress(OSError):  # there is nothing, or it is closed
+            self.reader.recv(4096)
+        self._event.clear()
 
     def wait(self, seconds: float) -> None:
         """Wait for a call of `wake`."""
@@ -123,6 +122,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         self._loop: Any = None
         self._loop_thread: int | None = None
         self._timer: Any = None
+        self._timer_at = 0.0
         self._looked_at = -math.inf
         """When the consumers looked everywhere."""
         self._look_at = 0.0
@@ -208,10 +208,11 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         sizes = [size for source in self.sources if (size := source.size(queue)) is not None]
         return sum(sizes) if sizes else None
 
-    def announce(self, source: Source) -> None:
-        """Have the consumers take from a source, which has found something; any thread may call it."""
+    def announce(self, source: Source, queues: Sequence[str]) -> None:
+        """Have the consumers of queues take from a source, which has found something; any thread may call it."""
         for channel in [*self.channels]:
-            channel.look_in(source)
+            if not {*queues}.isdisjoint(channel.consumed()):
+                channel.look_in(source)
         self.wake()
 
     def subscribe(self, look: Callable[[str], object], queue: str) -> Callable[[], None]:
@@ -231,13 +232,14 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
     def _renew(self) -> None:
         """Renew in a thread, since tasks may keep an event loop busy; end it without consumers and messages."""
-        holds = [source.renew(self._consumed()) for source in self.sources]
+        holds = [source.renew(self.consumed()) for source in self.sources]
         with self._renewal_lock:
-            if not any(holds) and not self._consumed() and self._renewal is not None:
+            if not any(holds) and not self.consumed() and self._renewal is not None:
                 self._renewal.stop()
                 self._renewal = None
 
-    def _consumed(self) -> list[str]:
+    def consumed(self) -> list[str]:
+        """Return the queues from which the channels consume."""
         return [queue for channel in [*self.channels] for queue in channel.consumed()]
 
     # --- waiting ----------------------------------------------------------------------------------------------------
@@ -283,8 +285,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
     def _on_tick(self) -> None:
         """Write the acknowledgements of a round of the event loop, and look for more: a process may be free."""
         self.flush()
-        timer_at = self._look_at
-        if self._has_due() and (self._deliver_found() or self._next_look() < timer_at):
+        if self._has_due() and (self._deliver_found() or self._next_look() < self._timer_at):
             # The pool may have looked in this round already for what it has to write to its processes, and the loop
             # for how long it may wait: `_deliver_all` sets an earlier timer in the next one.
             self.wake()
@@ -298,8 +299,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         self._new_waker().clear()
         self._deliver_found()
         if self._loop is not None:  # a consumer may have closed the connection
-            self._cancel_timer(self._loop)
-            self._timer = self._loop.call_later(self._pause(), self.wake)
+            self._set_timer(self._loop)
 
     def _deliver_found(self) -> bool:
         """Deliver what there is, and return whether there was anything."""
@@ -307,6 +307,18 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         while self._deliver_one():
             found = True
         return found
+
+    def _set_timer(self, loop: Any) -> None:
+        """Wake at the next look. An earlier timer stays: a loop keeps those that were canceled until their time."""
+        pause = self._pause()
+        at = time.monotonic() + pause
+        if self._timer is None or at < self._timer_at:
+            self._cancel_timer(loop)
+            self._timer, self._timer_at = loop.call_later(pause, self._on_timer), at
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake()
 
     def _cancel_timer(self, loop: Any) -> None:
         timer, self._timer = self._timer, None

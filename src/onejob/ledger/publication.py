@@ -27,10 +27,13 @@ def backoff(job: Job, attempt: int) -> float:
     return float(job.lease * 2 ** min(attempt - 1, MAX_DOUBLINGS))
 
 
-def note_publication(ledger: Ledger, job: Job, error: str, message: BrokerMessage | None = None) -> Applied:
-    """Record a sweep's attempt to publish a waiting job; `error`: why it cannot be sent, "" if it was sent.
+def note_publication(
+    ledger: Ledger, job: Job, error: str, message: BrokerMessage | None = None, *, is_delivered: bool = False
+) -> Applied:
+    """Record an attempt to publish a waiting job; `error`: why it cannot be sent, "" if it was sent.
 
-    `message`: what the store pushes with this change, instead of an earlier publication.
+    `message`: what the store pushes with this change, instead of an earlier publication. `is_delivered`: workers take
+    the job from the ledger, after the back-off.
     After `Policy.publish_limit` failed attempts in a row, the job becomes a dead letter. Refused after a claim.
     """
     attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
@@ -40,7 +43,7 @@ def note_publication(ledger: Ledger, job: Job, error: str, message: BrokerMessag
     detail = _describe(job, attempt, error) + (f"; again in {wake_after:g} s" if error else "")
     return ledger.change(
         job, Transition.PUBLISH, None, token=job.token, wake_after=wake_after, published=attempt, publishes=not error,
-        publish_error=error, detail=detail, message=message,
+        publish_error=error, detail=detail, message=message, run_in=wake_after if is_delivered else None,
     )  # fmt: skip
 
 

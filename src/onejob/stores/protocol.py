@@ -60,6 +60,8 @@ OTHER_SUBMITTERS = "(others)"
 """The submitter under which the duplicates of all further submitters are counted."""
 BATCH_LIMIT = 1000
 """How many submissions one call may have."""
+FORGOTTEN_AFTER = 86_400.0
+"""Seconds for which an expired queue and its bindings are kept: a consumer that was suspended meanwhile renews it."""
 LOOK_INTERVAL = 10.0
 """Seconds after which workers look for jobs and messages without a signal, which tells of all that are due before."""
 INDEXED_STATES = (State.CANCELED, State.FAILED, State.RETRYING)
@@ -478,7 +480,8 @@ class MessageStore(Protocol):
     def renew_messages(self, ids: Sequence[int], queues: Sequence[str], *, consumer: str, hold: float) -> None:
         """Extend the deadlines of a consumer's copies, and the lives of the temporary queues from which it consumes.
 
-        Returns the copies of dead consumers to their queues, and deletes what has expired.
+        Returns the copies of dead consumers to their queues, and deletes what has expired; an expired queue itself,
+        which gets no copies, after `FORGOTTEN_AFTER`.
         """
         ...
 

@@ -165,11 +165,13 @@ class LedgerStep(bootsteps.StartStopStep):
                 return
 
     def _share_sweeps(self) -> None:
-        """Sweep less often where many workers do, and publish nothing."""
+        """Sweep less often where many workers do that have these tasks, too, and publish nothing."""
         now = time.monotonic()
         if self.app_state.publisher.delivers and now >= self._workers_counted_at + COUNT_INTERVAL:
             self._workers_counted_at = now
-            self.sweeper.interval = self._sweep_interval * sweep_share(len(self.app_state.ledger.workers()))
+            tasks, workers = tasks_of(self.worker.app), self.app_state.ledger.workers()
+            others = [each for each in workers if each.takes_jobs and all(map(each.knows, tasks))]
+            self.sweeper.interval = self._sweep_interval * sweep_share(len(others))
 
     def register(self) -> Registration:
         """Return the registration of this worker: its tasks, its pool, and the queues that it consumes now."""

@@ -10,6 +10,7 @@ due as (
     select jobs.id, jobs.run_at from onejob.jobs as jobs
     where jobs.route = places.queue and jobs.priority_rank = places.rank and {is_offered}
       and jobs.run_at <= (select now from clock)
+      and (jobs.expires_at is null or jobs.expires_at > (select now from clock))
     order by jobs.run_at
     limit (select 4 * cast(:limit as bigint))
   ) as found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from onejob.jobs.messages import Delivery
 from onejob.jobs.model import values_of
+from onejob.stores.protocol import FORGOTTEN_AFTER
 from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Messages:
 
     def renew_messages(self, ids: Sequence[int], queues: Sequence[str], *, consumer: str, hold: float) -> None:
         values = {"ids": list(ids), "queues": list(queues), "consumer": consumer, "hold": hold}
-        self._sql.run(*RENEWAL, **values, channel=self._channel)
+        self._sql.run(*RENEWAL, **values, channel=self._channel, forgotten_after=FORGOTTEN_AFTER)
 
     def declare_queue(self, name: str, *, expires_after: float | None, message_ttl: float | None) -> None:
         self._sql.run("declare_queue", name=name, expires_after=expires_after, message_ttl=message_ttl)
@@ -69,4 +70,4 @@ class Messages:
         return self._sql.channels[Channel.DUE]
 
 
-RENEWAL = ("release_abandoned", "renew_messages", "renew_queues", "delete_expired_messages", "delete_expired_queues")
+RENEWAL = ("renew_messages", "renew_queues", "release_abandoned", "delete_expired_messages", "delete_expired_queues")

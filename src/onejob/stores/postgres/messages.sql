@@ -101,22 +101,31 @@ expired as (
 )
 delete from onejob.messages where id = any(array(select id from expired))
 -- name: delete_expired_queues
--- Delete the temporary queues that have no consumer, with their bindings and copies.
--- in: :now
+-- Delete what is in the temporary queues that have no consumer, and after `:forgotten_after` seconds these and their bindings:
+-- a consumer that was suspended goes on with its own.
+-- in: :forgotten_after (seconds) :now
 with {unsynchronized_clock},
 expired as (
-  delete from onejob.message_queues where name = any(array(
-    select name from onejob.message_queues where until <= (select now from clock) for update skip locked
-  ))
-  returning name
+  select name, until from onejob.message_queues where until <= (select now from clock) for update skip locked
+),
+forgotten as (
+  delete from onejob.message_queues as queues using expired, clock
+  where queues.name = expired.name and expired.until <= now - cast(:forgotten_after as float8)
+  returning queues.name
 ),
 unbound as (
-  delete from onejob.message_bindings where queue = any(array(select name from expired))
+  delete from onejob.message_bindings where queue = any(array(select name from forgotten))
 )
 delete from onejob.messages where taken_until is null and queue = any(array(select name from expired))
 -- name: declare_queue
 -- in: :name :expires_after (seconds, null: for ever) :message_ttl (seconds, or null) :now
-with {clock}
+with {clock},
+unbound as (
+  delete from onejob.message_bindings
+  where queue = :name and exists (
+    select from onejob.message_queues where name = :name and until <= (select now from clock)
+  )
+)
 insert into onejob.message_queues (name, expires_after, until, message_ttl)
 select :name, cast(:expires_after as float8), now + cast(:expires_after as float8), cast(:message_ttl as float8) from clock
 on conflict (name) do update set

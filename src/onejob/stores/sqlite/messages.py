@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.messages import Delivery
 from onejob.jobs.model import values_of
+from onejob.stores.protocol import FORGOTTEN_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,11 +52,15 @@ class Messages:
         with self._transaction() as tx:
             for name in ("renew_messages", "renew_queues", "release_abandoned", "delete_expired_messages"):
                 tx.rows(name, **values)
-            for row in tx.rows("expired_queues"):
-                _delete_queue(tx, row["name"])
+            for row in tx.rows("expired_queues", forgotten_after=FORGOTTEN_AFTER):
+                tx.rows("purge_queue", name=row["name"])
+                if row["is_forgotten"]:
+                    _delete_queue(tx, row["name"])
 
     def declare_queue(self, name: str, *, expires_after: float | None, message_ttl: float | None) -> None:
-        self._execute("declare_queue", name=name, expires_after=expires_after, message_ttl=message_ttl)
+        with self._transaction() as tx:
+            tx.rows("unbind_expired", name=name)
+            tx.rows("declare_queue", name=name, expires_after=expires_after, message_ttl=message_ttl)
 
     def bind_queue(self, name: str, exchange: str, routing_key: str, pattern: str | None) -> None:
         self._execute("bind_queue", name=name, exchange=exchange, routing_key=routing_key, pattern=pattern)

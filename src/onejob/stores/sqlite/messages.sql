@@ -72,9 +72,9 @@ update messages set consumer = '', taken_until = null, redelivered = 1 where tak
 -- in: :now
 delete from messages where taken_until is null and expires_at <= :now
 -- name: expired_queues
--- in: :now
--- out: the names of the temporary queues that have no consumer
-select name from message_queues where until <= :now
+-- in: :forgotten_after (seconds) :now
+-- out: the names of the temporary queues that have no consumer, and whether they had none for so long
+select name, until <= :now - :forgotten_after as is_forgotten from message_queues where until <= :now
 -- name: declare_queue
 -- in: :name :expires_after (seconds, null: for ever) :message_ttl (seconds, or null) :now
 insert into message_queues (name, expires_after, until, message_ttl)
@@ -89,6 +89,10 @@ values (:exchange, :name, :routing_key, :pattern)
 -- name: unbind_queue
 -- in: :name :exchange :routing_key
 delete from message_bindings where exchange = :exchange and queue = :name and routing_key = :routing_key
+-- name: unbind_expired
+-- in: :name :now
+delete from message_bindings
+where queue = :name and exists (select 1 from message_queues where name = :name and until <= :now)
 -- name: unbind_all
 -- in: :name
 delete from message_bindings where queue = :name
