@@ -14,6 +14,7 @@ import redis
 from onejob.jobs.lifecycle import State
 from onejob.stores.postgres.statements import NAME_LIMIT, channels_of
 from onejob.stores.protocol import Store
+from onejob.stores.redis.rows import Keys
 from onejob.stores.signals import POLL, Channel
 from tests.contract.processes import in_child
 from tests.contract.support import StoreAddress, end, run, submit
@@ -28,7 +29,7 @@ class Subscriber:
 
     def __init__(self, store: Store, key: str = KEY, *, first: bool = True) -> None:
         self.wakes: SimpleQueue[str] = SimpleQueue()
-        self.end = store.signals.subscribe(Channel.FANOUT, key, self.wakes.put)
+        self.end = store.signals.subscribe(Channel.DUE, key, self.wakes.put)
         if first:
             self.await_wake("")  # the connection listens from now on
 
@@ -43,7 +44,13 @@ def signal(store: Store, address: StoreAddress, payload: str = "") -> str:
     if address.kind == "sqlite":
         submit(store, os.urandom(8).hex())
         return ""
-    store.signals.notify(Channel.FANOUT, KEY, payload)
+    text = f"{KEY}\n{payload}"
+    if address.kind == "redis":
+        with redis.Redis.from_url(address.url) as client:
+            client.publish(Keys(address.namespace).channels[Channel.DUE], text)
+    else:
+        with psycopg.connect(address.url, autocommit=True) as connection:
+            connection.execute("select pg_notify(%s, %s)", [channels_of(address.namespace)[Channel.DUE], text])
     return payload
 
 
@@ -165,12 +172,11 @@ def test_a_sqlite_file_is_never_opened_for_signals(store: Store, store_address: 
 
 
 def test_behind_a_pooler_subscribers_poll(postgres_server: PostgresServer, postgres_schema: str) -> None:
-    """Behind a pooler in transaction mode nobody listens: subscribers look in short intervals, and can notify."""
+    """Behind a pooler in transaction mode nobody listens: subscribers look in short intervals."""
     pooler = start_pgbouncer(postgres_server)
     try:
         with StoreAddress(pooler.url, postgres_schema).opened() as store:
             store.signals.subscribe(Channel.END, "job-1", print)()
-            store.signals.notify(Channel.END, "job-1")
             assert store.signals.interval == POLL
     finally:
         pooler.stop()

@@ -28,8 +28,6 @@ class Channel(StrEnum):
     DUE = "due"
     """A job or a message may be due; the key is the name of its queue, or "" for a job that the end of another one has
     made due. The payload is `JOB` or `MESSAGE`."""
-    FANOUT = "fanout"
-    """A message for all who are bound to an exchange; the key is its name, the payload is the message."""
 
 
 class Signals(Protocol):
@@ -47,13 +45,6 @@ class Signals(Protocol):
         """
         ...
 
-    def notify(self, channel: Channel, key: str, payload: str = "") -> None:
-        """Signal what no operation of the store does. On SQLite nothing is sent: a write to the file is the signal.
-
-        PostgreSQL refuses a key and a payload of more than 7,998 bytes together. Raises `StoreError`.
-        """
-        ...
-
     def close(self) -> None:
         """Close the connection. The next subscription opens another one."""
         ...
@@ -63,8 +54,3 @@ def split_message(message: str) -> tuple[str, str]:
     """Return key and payload of a notification."""
     key, _, payload = message.partition("\n")
     return key, payload
-
-
-def join_message(key: str, payload: str) -> str:
-    """Return a notification's text."""
-    return f"{key}\n{payload}" if payload else key

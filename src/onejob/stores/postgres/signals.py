@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onejob.stores.listener import ConnectedListener
-from onejob.stores.signals import POLL, join_message, split_message
+from onejob.stores.signals import POLL, split_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,11 +31,6 @@ class PostgresSignals(ConnectedListener):
         if self._connections.is_pooled:
             return lambda: None
         return super().subscribe(channel, key, wake)
-
-    def notify(self, channel: Channel, key: str, payload: str = "") -> None:
-        """Notify who listens."""
-        values = {"channel": self._names[channel], "message": join_message(key, payload)}
-        self._connections.run([("select pg_notify(:channel, :message)", values)])
 
     def _connect(self) -> PostgresFeed:
         return PostgresFeed(self._connections.open_listening(), self._names)

@@ -8,7 +8,7 @@ from redis import exceptions
 
 from onejob.stores.listener import ConnectedListener
 from onejob.stores.redis.connection import Connection
-from onejob.stores.signals import join_message, split_message
+from onejob.stores.signals import split_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,10 +27,6 @@ class RedisSignals(ConnectedListener):
         super().__init__()
         self._client = client
         self._names = keys.channels
-
-    def notify(self, channel: Channel, key: str, payload: str = "") -> None:
-        """Publish a signal."""
-        self._client.read(("PUBLISH", self._names[channel], join_message(key, payload)))
 
     def _connect(self) -> RedisFeed:
         return RedisFeed(self._client.pool, self._names)

@@ -45,9 +45,6 @@ class SQLiteSignals(Listener):
             return lambda: None
         return super().subscribe(channel, key, wake)
 
-    def notify(self, channel: Channel, key: str, payload: str = "") -> None:
-        """Do nothing: what was written to the file is the signal."""
-
     def _listen(self) -> None:
         seen: object = None  # so that the first look is a change
         changed_at, settles_at = time.monotonic(), float("inf")
