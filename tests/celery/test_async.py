@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import AsyncResult, GroupResult
 
 import onejob
 from onejob import Outcome, State
@@ -242,6 +246,45 @@ def test_every_event_loop_has_its_own_state(app: Any) -> None:
     assert '"stamp": "s"' in asyncio.run(app.tasks["stamped"].asubmit(1)).job.payload
 
 
+def test_a_closed_event_loop_is_not_kept(app: Any) -> None:
+    """Nothing keeps an event loop in which a result was awaited, nor its threads, once it is closed."""
+    loops = list[Any]()
+
+    async def scenario() -> None:
+        loops.append(ref(asyncio.get_running_loop()))
+        result = await app.tasks["invoice"].asubmit(1)
+        with pytest.raises(CeleryTimeoutError):
+            await result.aget(timeout=0.05)
+
+    for _ in range(3):
+        asyncio.run(scenario())
+    gc.collect()
+    assert [loop() for loop in loops] == [None, None, None]
+
+
+def test_a_wait_for_a_chain_has_one_deadline(app: Any) -> None:
+    """The results before one in a chain, and in a group before it, share the timeout of `aget` with it."""
+    play = app.tasks["invoice"]
+    given = list[float | None]()
+
+    class Earlier(AsyncResult[None]):
+        async def aget(self, timeout: float | None = None, **_: Any) -> None:  # noqa: ASYNC109 - as that of onejob
+            given.append(timeout)
+            await asyncio.sleep(0.02)
+
+    async def scenario() -> None:
+        last = await play.asubmit(1)
+        last.parent = GroupResult("group", [Earlier("one", app=app), Earlier("two", app=app)], app=app)
+        end(app, last.id)
+        await last.aget(timeout=PATIENCE)
+
+    asyncio.run(scenario())
+    first, second = given
+    assert first is not None
+    assert second is not None
+    assert second < first <= PATIENCE
+
+
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +328,35 @@ def test_a_failed_batch_fails_each_item() -> None:
         return await batcher.process(1)
 
     assert asyncio.run(scenario()) == 1
+
+
+def test_a_result_that_no_future_takes_is_an_error() -> None:
+    """StopIteration, which a future of some versions of Python refuses, is the error of its own item only."""
+
+    def answer(numbers: Sequence[int]) -> list[int | Pending[int] | Exception]:
+        special: dict[int, Any] = {1: StopIteration("none"), 2: Pending(partial(next, iter(())))}
+        return [special.get(number, number) for number in numbers]
+
+    async def scenario() -> list[int | BaseException]:
+        batcher = Batcher(answer)
+        return await asyncio.gather(*map(batcher.process, range(4)), return_exceptions=True)
+
+    answers = asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    assert [type(each) for each in answers] == [int, RuntimeError, RuntimeError, int]
+
+
+def test_a_failing_argument_function_is_its_callers_error(app: Any) -> None:
+    """A task's `unique_on` that raises StopIteration fails the call, and no other one."""
+
+    @onejob.task(app, name="first_of", shared=False, unique_on=lambda items: next(each for each in items if each))
+    def first_of(items: list[int]) -> None: ...
+
+    async def scenario() -> list[Any]:
+        calls = [first_of.asubmit([number]) for number in range(4)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    assert [isinstance(each, Exception) for each in answers] == [True, False, False, False]
 
 
 def test_a_deferred_result_delays_no_other() -> None:

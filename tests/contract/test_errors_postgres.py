@@ -23,7 +23,7 @@ from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Admission, Duplicate, Outcome
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.stores.postgres import PostgresStore, connection
+from onejob.stores.postgres import PostgresStore, connection, statements
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import transaction_of
 from tests.conftest import make_ledger
@@ -396,6 +396,60 @@ def test_urls_of_sqlalchemy_are_understood(place: Place, scheme: str) -> None:
     url = place.server.url.replace("postgresql", scheme)
     with closing(PostgresStore(url, schema=place.schema)) as store:
         assert claim(store, submit(store).id).applied
+
+
+# --- statements that overlap ------------------------------------------------------------------------------------------
+
+
+def test_a_duplicate_that_is_forgotten_is_counted_anew(store: PostgresStore) -> None:
+    """A request that is repeated when its duplicate is no longer kept is answered, and counted once more."""
+    submit(store, "a", identity="same")
+    again = submission("b", identity="same", nonce="again")
+    submit_one(store, again, wake_after=LEASE)
+    store.submit_many([submission(f"more-{number}", identity="same") for number in range(25)], wake_after=LEASE)
+    assert submit_one(store, again, wake_after=LEASE).outcome is Outcome.ATTACHED
+    assert read(store, "a").duplicate_count == 27
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+def test_a_request_that_is_sent_twice_at_once_counts_once(store: PostgresStore, place: Place, key: str | None) -> None:
+    """A duplicate whose request arrives twice while it is locked is one duplicate, with a key and without."""
+    submit(store, "a", identity="same", key=key)
+    again = submission("b", identity="same", nonce="again", key=key)
+    with psycopg.connect(place.server.url) as session, ThreadPoolExecutor() as threads:
+        session.execute(f'lock table "{place.schema}".jobs in exclusive mode'.encode())
+        answers = [threads.submit(submit_one, store, again, wake_after=LEASE) for _ in range(2)]
+        eventually(lambda: waiting(place) == 2)
+        session.commit()
+        assert [answer.result().outcome for answer in answers] == [Outcome.ATTACHED] * 2
+    assert read(store, "a").duplicate_count == 1
+
+
+def waiting(place: Place) -> int:
+    """Return how many statements wait for a lock of a row in a ledger."""
+    query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+    with psycopg.connect(place.server.url) as session:
+        return int(not_none(session.execute(query, [f"%{place.schema}%"]).fetchone())[0])
+
+
+def test_a_job_that_is_followed_during_its_purge_stays(
+    store: PostgresStore, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that comes between the snapshot of a purge and its lock keeps the job that it follows."""
+    end(store, run(store, "a"))
+    slow = statements.SQL["delete"].replace(" as now\n", " as now, pg_sleep(0.5)\n", 1)
+    assert slow != statements.SQL["delete"]
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as threads:
+        patch.setitem(statements.SQL, "delete", slow)
+        statements.statement.cache_clear()
+        purged = threads.submit(store.delete, ["a"], sources=FINAL, skip_referenced=True)
+        query = "select from pg_stat_activity where wait_event = 'PgSleep' and query like %s"
+        with psycopg.connect(place.server.url, autocommit=True) as session:
+            eventually(lambda: session.execute(query, [f"%{place.schema}%"]).fetchone() is not None)
+        assert store.follow(submission("b"), follows_id="a") is not None
+        assert purged.result() == []
+    statements.statement.cache_clear()
+    assert get(store, "a") is not None
 
 
 # --- many threads, and signals --------------------------------------------------------------------------------------

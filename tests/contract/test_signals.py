@@ -17,7 +17,7 @@ from onejob.stores.protocol import Store
 from onejob.stores.redis.rows import Keys
 from onejob.stores.signals import POLL, Channel
 from tests.contract.processes import in_child
-from tests.contract.support import StoreAddress, end, run, submit
+from tests.contract.support import StoreAddress, end, run, submission, submit
 from tests.services import PostgresServer, eventually, start_pgbouncer
 
 PATIENCE = 20.0
@@ -116,6 +116,24 @@ def test_a_lost_connection_is_replaced(store: Store, store_address: StoreAddress
     cut(store_address)
     subscriber.await_wake("")
     subscriber.await_wake(signal(store, store_address, "later"))
+
+
+@pytest.mark.parametrize("fresh_address", ["redis"], indirect=True)
+def test_the_end_of_a_job_with_many_followers_is_few_signals(store: Store, store_address: StoreAddress) -> None:
+    """However many followers an end makes due, sweepers get one signal."""
+    job = run(store)
+    for number in range(20):
+        store.follow(submission(f"follower-{number}"), follows_id=job.id)
+    name = Keys(store_address.namespace).channels[Channel.DUE]
+    with redis.Redis.from_url(store_address.url, decode_responses=True) as client, client.pubsub() as pubsub:
+        pubsub.subscribe(name)
+        eventually(lambda: pubsub.get_message() is not None)
+        end(store, job)
+        client.publish(name, "last")
+        heard = list[str]()
+        while "last" not in heard:
+            heard += [message["data"]] if (message := pubsub.get_message(timeout=PATIENCE)) else []
+    assert heard == ["", "last"]
 
 
 def test_what_listens_reads_only_what_is_there(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import celery
 import pytest
@@ -81,7 +82,13 @@ def test_one_line_mounts_the_api(celery_app: celery.Celery, tmp_path: Path) -> N
     def other(word: str) -> None: ...
 
     app = FastAPI()
-    for prefix, each in (("", celery_app), ("/v1", celery_app), ("/b", exposing(tmp_path, "other.task", other))):
+    tenants = ("/v1/{tenant}", celery_app)
+    for prefix, each in (
+        ("", celery_app),
+        ("/v1", celery_app),
+        tenants,
+        ("/b", exposing(tmp_path, "other.task", other)),
+    ):
         app.include_router(router(each, prefix=prefix))
     app.get("/own")(lambda: {"mine": True})
     shop, body = Shop(celery_app, TestClient(app, **LOCAL)), {"task": "shop.invoice", "kwargs": {"order_id": 7}}
@@ -90,6 +97,9 @@ def test_one_line_mounts_the_api(celery_app: celery.Celery, tmp_path: Path) -> N
         assert response.headers["location"] == f"{prefix}/jobs/{response.json()['job']['id']}"
         assert shop.get(response.headers["location"]).status_code == 200
         problem(shop.post(f"{prefix}/jobs", {"task": "shop.invoice"}), 422, "invalid-request")
+    for tenant in ("a b", "日本", "50%"):
+        location = shop.post(f"/v1/{quote(tenant)}/jobs", body).headers["location"]
+        assert location.startswith(f"/v1/{quote(tenant)}/jobs/")
     assert [shop.get(path).json() for path in ("/own", "/nowhere")] == [{"mine": True}, {"detail": "Not Found"}]
     theirs = {"task": "other.task", "kwargs": {"word": "x"}}
     assert [shop.post(*sent).status_code for sent in (("/jobs", theirs), ("/b/jobs", body), ("/b/jobs", theirs))] == [

@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -220,3 +221,15 @@ def test_a_connection_that_commits_by_itself_commits_the_job(task: Any, tmp_path
         job = task.submit("alone", session=connection)
         assert not connection.in_transaction
     assert ledger_of(task).get(job.id).id == job.id
+
+
+def test_a_submission_waits_for_another_writer(task: Any, tmp_path: Path) -> None:
+    """A keyed submission that begins the user's transaction waits for a writer, as the connection's timeout says."""
+    writer = sqlite3.connect(tmp_path / "shop.db", isolation_level=None, check_same_thread=False)
+    with closing(writer), transaction(tmp_path, kind="plain") as session:
+        writer.execute("begin immediate")
+        end = threading.Timer(0.5, writer.execute, ["commit"])
+        end.start()
+        job = task.apply_async(("one",), idempotency_key="key", session=session)
+        end.join()
+    assert ledger_of(task).get(job.id).state is onejob.State.QUEUED

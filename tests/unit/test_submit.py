@@ -336,6 +336,17 @@ def test_a_withdrawn_job_with_a_duplicate_is_kept(app: Any) -> None:
     assert [state for _, state in jobs(app)] == [State.FAILED]
 
 
+def test_a_store_that_goes_away_at_a_withdrawal_is_one_callers_error(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a job whose message cannot be sent cannot be withdrawn, the other calls of its batch have their jobs."""
+    refuse_messages(app)
+
+    def change(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailableError("away")
+
+    monkeypatch.setattr(app_state_of(app).ledger, "change", change)
+    assert kinds(each(app)) == ["StoreUnavailableError", "admitted", "admitted"]
+
+
 @pytest.mark.parametrize(
     ("errors", "count", "expected"),
     [

@@ -79,9 +79,16 @@ class JobPages:
             return dict.fromkeys(State, 0)
         return await self._counters.current().process(replace(query, before=None, before_id=None, offset=0, limit=0))
 
-    def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int]]:
-        found = {query: self._ledger.counts(query, limit=COUNT_LIMIT) for query in set(queries)}
+    def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int] | Exception]:
+        found = {query: self._try_count(query) for query in set(queries)}
         return [found[query] for query in queries]
+
+    def _try_count(self, query: Query) -> dict[State, int] | Exception:
+        """Count, or return the error, which is that of one caller."""
+        try:
+            return self._ledger.counts(query, limit=COUNT_LIMIT)
+        except Exception as error:  # noqa: BLE001 - the batcher raises it
+            return error
 
     def _render(
         self,

@@ -16,7 +16,7 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.batching import Batcher
+from onejob.celery.batching import Batcher, raisable
 from onejob.celery.payload import REPLACED
 from onejob.stores.signals import Channel
 
@@ -62,7 +62,7 @@ class LoopReader:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function in a thread, in the context of the coroutine; it ends also if the coroutine is canceled."""
-        call = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, function)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, raisable(function))
         call.add_done_callback(_retrieve_error)
         return await asyncio.shield(call)
 
@@ -118,7 +118,7 @@ async def wait_for_end(
     except TimeoutError:
         if not scope.expired():
             raise
-        msg = f"job {job_id} is {meta['status']} after {timeout} s"
+        msg = f"job {job_id} is {meta['status']} after {timeout:g} s"
         raise CeleryTimeoutError(msg) from None
     return meta
 
@@ -188,17 +188,23 @@ class Watcher:
         self._signaled: deque[str] = deque()
         """The jobs to read at once. The thread that listens appends to it."""
         self._is_signaled = asyncio.Event()
+        self._is_woken = False
+        """Whether the loop will look at what is signaled. The thread that listens sets it."""
         self._reads_all_at = 0.0
+        self._reading = asyncio.Lock()
+        """Held during a read, so that no later one is overtaken."""
 
     @asynccontextmanager
     async def watch(self, job: Job) -> AsyncIterator[Watch]:
         """Watch a job, whose version the caller has read, for the duration of the context."""
         watch = self.watches.get(job.id) or self._add(job)
         watch.waiters += 1
-        if self._reader is None or self._reader.done():
+        if self._reader is None:
             self._reads_all_at = asyncio.get_running_loop().time() + self._interval
             self._reader = asyncio.create_task(self._read())
         try:
+            if watch.job != _without_message(job):  # one of the two is older
+                await self._update([job.id])
             yield watch
         finally:
             watch.waiters -= 1
@@ -216,23 +222,32 @@ class Watcher:
 
     def _signal(self, loop: asyncio.AbstractEventLoop, job_id: str, _payload: str) -> None:
         self._signaled.append(job_id)
-        if len(self._signaled) == 1:
+        if not self._is_woken:
+            self._is_woken = True
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._is_signaled.set)
 
     async def _read(self) -> None:
+        try:
+            while self.watches:
+                await self._read_next()
+        finally:  # neither may keep a loop that is closed then
+            self._reader, self._is_signaled, self._is_woken = None, asyncio.Event(), False
+            self._reading = asyncio.Lock()
+
+    async def _read_next(self) -> None:
         loop = asyncio.get_running_loop()
-        while self.watches:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_signaled.wait(), max(0.0, self._reads_all_at - loop.time()))
-            if self._closing is not None and self._closing.is_set():
-                for watch in self.watches.values():
-                    watch.notify()
-            self._is_signaled.clear()
-            await self._update(self._take_signaled())
-            if (started := loop.time()) >= self._reads_all_at:
-                await self._update(list(self.watches))
-                self._reads_all_at = loop.time() + max(self._interval, 4 * (loop.time() - started))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_signaled.wait(), max(0.0, self._reads_all_at - loop.time()))
+        if self._closing is not None and self._closing.is_set():
+            for watch in self.watches.values():
+                watch.notify()
+        self._is_signaled.clear()
+        self._is_woken = False
+        await self._update(self._take_signaled())
+        if (started := loop.time()) >= self._reads_all_at:
+            await self._update(list(self.watches))
+            self._reads_all_at = loop.time() + max(self._interval, 4 * (loop.time() - started))
 
     def _take_signaled(self) -> list[str]:
         found: dict[str, None] = {}
@@ -242,14 +257,15 @@ class Watcher:
 
     async def _update(self, job_ids: Sequence[str]) -> None:
         for start in range(0, len(job_ids), READ_LIMIT):
-            try:
-                jobs = await asyncio.to_thread(self._read_jobs, job_ids[start : start + READ_LIMIT])
-            except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the reader must go on
-                logger.warning("the watched jobs could not be read: %r", error)
-                return
-            for job_id, job in jobs.items():
-                if job_id in self.watches:
-                    self.watches[job_id].update(job)
+            async with self._reading:
+                try:
+                    jobs = await asyncio.to_thread(self._read_jobs, job_ids[start : start + READ_LIMIT])
+                except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the reader must go on
+                    logger.warning("the watched jobs could not be read: %r", error)
+                    return
+                for job_id, job in jobs.items():
+                    if job_id in self.watches:
+                        self.watches[job_id].update(job)
 
     def _read_jobs(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
         found = self.ledger.store.get_awaited(job_ids)

@@ -92,16 +92,22 @@ class Batcher(Generic[Item, Result]):
     async def _process_next_batch(self) -> None:
         batch, self._pending = self._pending[:BATCH_LIMIT], self._pending[BATCH_LIMIT:]
         items = [item for item, _ in batch]
-        results = await asyncio.get_running_loop().run_in_executor(self._threads, self._results, items)
-        for (_, future), result in zip(batch, results, strict=True):
-            if isinstance(result, Pending):
-                self._start(self._resolve_deferred(result, future))
-            else:
-                _resolve(future, result)
+        try:
+            results = await asyncio.get_running_loop().run_in_executor(self._threads, self._results, items)
+            for (_, future), result in zip(batch, results, strict=True):
+                if isinstance(result, Pending):
+                    self._start(self._resolve_deferred(result, future))
+                else:
+                    _resolve(future, result)
+        except BaseException as error:
+            for _, future in batch:  # whatever happens, nobody waits for ever
+                _resolve(future, RuntimeError(f"the batch was not processed: {error!r}"))
+            raise
 
     async def _resolve_deferred(self, deferred: Pending[Result], future: asyncio.Future[Result]) -> None:
+        compute = raisable(deferred.compute)
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._deferred_threads, deferred.compute)
+            result = await asyncio.get_running_loop().run_in_executor(self._deferred_threads, compute)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of its item
             _resolve(future, error)
         else:
@@ -117,10 +123,30 @@ class Batcher(Generic[Item, Result]):
 def _resolve(future: asyncio.Future[Result], result: Result | Exception) -> None:
     if future.done():
         return  # its coroutine was canceled
-    if isinstance(result, Exception):
+    if isinstance(result, StopIteration):
+        future.set_exception(_replacement(result))
+    elif isinstance(result, Exception):
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+def raisable(function: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that raises RuntimeError for StopIteration, which futures refuse before Python 3.12.2."""
+
+    def call() -> T:
+        try:
+            return function()
+        except StopIteration as error:
+            raise _replacement(error) from error
+
+    return call
+
+
+def _replacement(error: StopIteration) -> RuntimeError:
+    replacement = RuntimeError(f"StopIteration: {error}")
+    replacement.__cause__ = error
+    return replacement
 
 
 class TTLCache(Generic[T]):

@@ -145,7 +145,11 @@ class Publisher(MessageWriter):
 
     def _push(self, jobs: Sequence[Job], *, confirms: bool) -> Sequence[Job]:
         """Push messages without Celery, in one write where there is one; return the jobs that Celery has to send."""
-        broker = self._direct_broker()
+        try:
+            broker = self._direct_broker()
+        except Exception as error:  # noqa: BLE001 - Celery may be able to send what cannot be written here
+            self._raise_outage(error)
+            return jobs
         if broker is None or (confirms and not broker.confirms):
             return jobs
         messages = {job.id: message for job in jobs if (message := self._write(broker, job)) is not None}

@@ -191,16 +191,15 @@ class AsyncResult(CeleryResult, Generic[R_co]):
 
         All waits of one event loop share one reader. Canceling the coroutine ends the wait, not the job.
         """
-        import asyncio
-
         from onejob.celery.async_reads import wait_for_end
 
         celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
-        parent: Any = self.parent
-        if parent is not None and propagate:
-            await (parent.aget(timeout) if hasattr(parent, "aget") else asyncio.to_thread(parent.join, timeout))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self.parent is not None and propagate:
+            await _await_result(self.parent, deadline)
         if self._cache is None:
-            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, timeout, self._submitted())
+            left = timeout if self.parent is None else _seconds_until(deadline)
+            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, left, self._submitted())
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
     def _await_end(
@@ -285,6 +284,23 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         """Return the result of a job that was purged: its final state, and the error; None for an unknown id."""
         error = app_state_of(self.app).ledger.why_missing(self.id)
         return _meta(self.id, CELERY_STATES[State(error.state)], error) if isinstance(error, JobPurgedError) else None
+
+
+async def _await_result(result: Any, deadline: float | None) -> None:
+    """Wait for what comes before in a chain: a result, or those of a group. Raises its failure, and `TimeoutError`."""
+    if hasattr(result, "aget"):
+        await result.aget(_seconds_until(deadline))
+    elif (members := getattr(result, "results", None)) is not None:
+        for each in members:
+            await _await_result(each, deadline)
+    else:
+        import asyncio
+
+        await asyncio.to_thread(result.get, _seconds_until(deadline))
+
+
+def _seconds_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 # --- waiting in a thread: the signal of the end wakes, a read per second finds what was not signaled ------------------

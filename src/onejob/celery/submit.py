@@ -312,12 +312,16 @@ def _publish(app_state: AppState, due: Mapping[str, tuple[Call, Admission]], pro
     A job whose message cannot be sent, whatever the state of the broker, is withdrawn if its submission made it.
     """
     errors = app_state.publisher.publish_stored([admission.job for _, admission in due.values()], producer) or {}
-    withdrawn = {}
+    withdrawn: dict[str, Exception] = {}
     for job_id, error in errors.items():
         call, admission = due[job_id]
-        is_new = admission.outcome is Outcome.ADMITTED
-        if is_new and _withdraw(app_state.ledger, admission.job, error, has_webhooks=_has_webhooks(call)):
-            withdrawn[job_id] = error
+        if admission.outcome is not Outcome.ADMITTED:
+            continue
+        try:
+            if _withdraw(app_state.ledger, admission.job, error, has_webhooks=_has_webhooks(call)):
+                withdrawn[job_id] = error
+        except StoreError as failure:  # whether the job exists is unknown
+            withdrawn[job_id] = failure
     return withdrawn
 
 

@@ -181,7 +181,11 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
         finally:
             lookups.release(submitter, host)
 
-    threading.Thread(target=look_up, name="onejob-dns-lookup", daemon=True).start()
+    try:
+        threading.Thread(target=look_up, name="onejob-dns-lookup", daemon=True).start()
+    except RuntimeError:
+        lookups.release(submitter, host)
+        raise LookupBusyError(f"no DNS lookup of {host} could be started: the system has no more threads") from None
     with suppress(Empty):
         result = results.get(timeout=deadline.remaining())
         if isinstance(result, OSError):

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import NamedTuple
@@ -74,8 +75,9 @@ class DeliveryQueue:
                 return False
             self._queued[job.id] = item
             if self._threads < THREADS:
-                self._threads += 1
-                threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+                with suppress(RuntimeError):  # the system has no more threads: others deliver it, or the next `put`
+                    threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+                    self._threads += 1
         return True
 
     def close(self, grace: float) -> None:

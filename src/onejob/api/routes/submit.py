@@ -5,17 +5,17 @@ Concurrent requests are submitted in batches, and each gets its own response.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from celery import Celery
 from pydantic import WrapValidator
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import URL
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
@@ -23,7 +23,7 @@ from onejob.api.auth import direct_handler, requires_role
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
-from onejob.api.request_models import MAX_DELAY, CallRequest, RequestReader, SubmitRequest
+from onejob.api.request_models import KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
 from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_submissions import admit_batch
@@ -42,6 +42,8 @@ from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
 RETRY_AFTER = {"retry-after": "1"}
+PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+"""What stands for itself in the path of a URL (RFC 3986, section 3.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
     async def handle(request: CheckedRequest) -> Response:
         body, permissions = await reader.read(request), permissions_of(request)
         permissions.check("submit", body.task)
-        submitter, jobs_path = permissions.caller.submitter, _url_path(request.scope["path"]).rstrip("/")
-        pending = PendingRequest(body, _idempotency_key(body, request), permissions, submitter, jobs_path)
+        jobs_path = quote(request.scope["path"], safe=PATH_CHARACTERS).rstrip("/")
+        key, submitter = _idempotency_key(body, request), permissions.caller.submitter
+        pending = PendingRequest(body, key, permissions, submitter, jobs_path)
         if tracing.tracer is tracing.NO_TRACER or body.validate_only:
             return await batchers.current().process(pending)
         with tracing.tracer.submit(body.task, SOURCE, carrier=_trace_context(request)) as span:
@@ -148,6 +151,8 @@ def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None
     if not headers:
         return body.idempotency_key
     keys = {key for key in (body.idempotency_key, *map(_unquote, headers)) if key is not None}
+    if not all(re.fullmatch(KEY_PATTERN, key) for key in keys):
+        raise Problem("invalid-request", "the idempotency key has other characters than printable ASCII")
     if len(keys) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has more than one idempotency key")
     return next(iter(keys), None)
@@ -156,12 +161,6 @@ def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None
 def _trace_context(request: CheckedRequest) -> dict[str, str]:
     """Return the trace context in the headers of a request."""
     return {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
-
-
-@lru_cache(maxsize=256)
-def _url_path(path: str) -> str:
-    """Return the decoded path of a request as it stands in a URL."""
-    return URL(scope={"path": path, "headers": [], "server": ("localhost", 80)}).path
 
 
 def _unquote(header: str) -> str:

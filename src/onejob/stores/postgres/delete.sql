@@ -3,7 +3,7 @@
 -- in: :job_ids :sources (arrays) :skip_referenced :tombstone_for (seconds; 0 for none) :submitter_limit
 --     :other_submitters :now
 -- out: the ids of the deleted jobs: in one of the states, and not holding their identity; with :skip_referenced only
---      those to which no idempotency key and no unfinished follower points, and whose rows are not locked. The former
+--      those to which no idempotency key and no unfinished follower points, and whose rows are not locked or just changed. The former
 --      become due when their last key expires, or when the time since their end has doubled; the latter stay until the
 --      next call
 with {clock},
@@ -16,6 +16,8 @@ unlocked as (
   from onejob.jobs, clock
   where cast(:skip_referenced as boolean)
     and id = any(cast(:job_ids as text[])) and not holds_identity and state = any(cast(:sources as text[]))
+    -- Whoever writes a follower writes this row, too: a newer version than that of the snapshot may have one.
+    and jobs.xmin = (select seen.xmin from onejob.jobs as seen where seen.id = jobs.id)
   for update of jobs skip locked
 ),
 locked as (

@@ -29,6 +29,10 @@ earlier_answer as ( -- to a request that is repeated
 new_request as (
   select now from clock where not exists (select from own) and not exists (select from earlier_answer)
 ),
+known as ( -- whether the snapshot has the duplicate of this request, which is no longer kept: it is counted anew
+  select from onejob.jobs as jobs
+  where (identity = :identity and holds_identity or id = (select job_id from keyed)) and {is_repeated}
+),
 keyed_job as (
   update onejob.jobs as jobs set
     duplicate_count = jobs.duplicate_count + 1,
@@ -40,7 +44,7 @@ keyed_job as (
     rescheduled = false,
     duplicate_nonces = {add_nonce}
   from keyed, new_request
-  where jobs.id = keyed.job_id
+  where jobs.id = keyed.job_id and not ({is_repeated} and not exists (select from known))
   returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
 ),
 /* charged:
@@ -78,7 +82,7 @@ inserted as (
     /* charged: and not exists (select from refusal) */
   on conflict (identity) where holds_identity do update set
     duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}, {answer_duplicate}
-  where jobs.id <> excluded.id and not {is_repeated}
+  where jobs.id <> excluded.id and not ({is_repeated} and not exists (select from known))
   returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job, {notify_workers}
 ),
 queued as (

@@ -120,6 +120,7 @@ if ends then
         wake_follower(follower, task, now)
       end
     end
+    signal('due', '')
   end
   holder_id = is_free and hand_over_identity(identity, next_key, next_id, followers, now)
 elseif releases then

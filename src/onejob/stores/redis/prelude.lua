@@ -220,11 +220,11 @@ local function add_follower(follows_ids, followers, followed, follower, wake_at)
   set_wake_at(follower, wake_at)
 end
 
--- Make a follower due now, unless it runs. Its row is not a key of this script; the job that it follows has its task.
+-- Make a follower due now, unless it runs; the caller signals it. Its row is not a key of this script; the job that it
+-- follows has its task.
 local function wake_follower(follower_id, task, now)
   redis.call('ZADD', KEYS[1] .. task, 'XX', format_time(now), follower_id)
   keep_earliest(KEYS[1] .. task, format_time(now))
-  signal('due', '')
 end
 
 -- Append an entry to the history of a job, which keeps its newest entries.
@@ -260,6 +260,7 @@ local function hand_over_identity(identity, next_key, next_id, followers, now)
   local task = redis.call('HGET', followers, next_id)
   if task then
     wake_follower(next_id, task, now)
+    signal('due', '')
   end
   return next_id
 end

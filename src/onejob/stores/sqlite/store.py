@@ -379,9 +379,10 @@ class _JoinedStore(SQLiteStore):
         """Do nothing: the connection belongs to the user."""
 
     def _transaction(self) -> Transaction:
-        return JoinedTransaction(self._user_connection, self._clock)
+        return JoinedTransaction(self._user_connection, self._clock, "begin immediate")
 
-    _statement = _transaction
+    def _statement(self) -> Transaction:
+        return JoinedTransaction(self._user_connection, self._clock)
 
 
 def _wake_followers(tx: Transaction, ended: Job) -> None:

@@ -151,13 +151,16 @@ class Transaction:
 class JoinedTransaction(Transaction):
     """One operation in a user's open transaction: a savepoint. Errors of the driver are not translated.
 
-    On a connection in autocommit mode, without a transaction, the operation is a transaction of its own.
+    On a connection in autocommit mode, without a transaction, the operation is a transaction of its own. `begin`: how a
+    transaction begins that the user has not begun; one that reads before it writes must be `begin immediate`, which
+    waits for other writers, since SQLite refuses to write after them what it has read before.
     """
 
-    __slots__ = ("_user_connection",)
+    __slots__ = ("_begin", "_user_connection")
 
-    def __init__(self, connection: Any, clock: Callable[[], float]) -> None:
+    def __init__(self, connection: Any, clock: Callable[[], float], begin: str = "begin") -> None:
         self._user_connection = connection
+        self._begin = begin
         self._clock = clock
 
     def __enter__(self) -> Self:
@@ -165,7 +168,9 @@ class JoinedTransaction(Transaction):
         connection = self._user_connection
         commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # the driver
         if not commits and not connection.in_transaction:
-            self.execute("begin")  # Python begins only before some statements, and a savepoint's release would commit
+            self.execute(
+                self._begin
+            )  # Python begins only before some statements, and a savepoint's release would commit
         self.execute("savepoint onejob")
         self.now = self._clock()
         return self
