@@ -6,6 +6,7 @@ are counted, and nothing has to be timed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from celery.exceptions import Ignore, Reject
 
 import onejob
 from onejob.celery.options import tasks_of
-from onejob.errors import StoreRefusedError
+from onejob.errors import StoreRefusedError, describe
 from onejob.ledger import ledger
 from tests.celery.reports import append, report_to, trace_to
 
@@ -169,7 +170,8 @@ class Act(NamedTuple):
 def _raise(error: type[BaseException]) -> Any:
     def act_raise(act: Act) -> None:
         raised = error(act.argument or act.key)
-        act.announce(f"raised unexpected: {raised!r}\n")
+        told = RuntimeError(f"the task raised {describe(raised)}, which is no Exception")
+        act.announce(f"raised unexpected: {(raised if isinstance(raised, Exception) else told)!r}\n")
         raise raised
 
     return act_raise
@@ -289,6 +291,7 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "permanent": _raise(onejob.PermanentError),
     "refused": _raise(StoreRefusedError),
     "base": _raise(KeyboardInterrupt),
+    "cancelled": _raise(asyncio.CancelledError),
     "exit": _raise(SystemExit),
     "ignore": _raise(Ignore),
     "reject": _reject,

@@ -60,6 +60,7 @@ ENDS: dict[str, Case] = {
     "returns no JSON": Case(["unstorable"], InvalidPayloadError, says="the result"),
     "raises": Case(["raise:no luck"], ValueError, says="no luck"),
     "ends with what no store can hold": Case(["refused"], StoreRefusedError),
+    "ends with no Exception": Case(["cancelled"], RuntimeError, says="CancelledError"),
     "retries": Case(["retry:0.2", "retry", "return:x"], "x", 3, 2),
     "retries without raising": Case(["retry_on", "return:second"], "second", 2, 1),
     "retries until it cannot": Case(["retry_caught"], ValueError, 2, 1, says="the cause of"),
@@ -119,9 +120,11 @@ def test_a_job_ends_as_its_body_does(shared: House) -> None:
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_jobs_end_alike_in_every_pool(house: House, pool: str) -> None:
-    """In pools without processes a job ends as under prefork."""
+    """In pools without processes a job ends as under prefork; what would end a process is an error of the body."""
     house.worker("--pool", pool, "-c", "4")
-    assert_ends(house, ENDS)
+    assert_ends(
+        house, ENDS | {f"leaves by {act}": Case([act], RuntimeError, says="raised") for act in ("base", "exit")}
+    )
     house.assert_quiet()
 
 

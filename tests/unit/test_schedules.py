@@ -51,6 +51,8 @@ def every(seconds: float, missed: Missed = Missed.LAST, spec: str = "spec") -> T
         (60.0, "last", 60.0, [60.0], 60.0),
         (20.0, "last", 61.0, [20.0, 40.0, 60.0], 60.0),  # late, and not missed
         (20.0, "skip", 61.0, [20.0, 40.0, 60.0], 60.0),
+        (20.0, "last", 85.0, [40.0, 60.0, 80.0], 80.0),  # of which none but the first was missed
+        (20.0, "skip", 85.0, [40.0, 60.0, 80.0], 80.0),
         (HOUR, "last", 5 * HOUR + 61, [5 * HOUR], 5 * HOUR),
         (HOUR, "skip", 5 * HOUR + 61, [], 5 * HOUR),
         (HOUR, "skip", 5 * HOUR + 60, [5 * HOUR], 5 * HOUR),
@@ -61,7 +63,7 @@ def every(seconds: float, missed: Missed = Missed.LAST, spec: str = "spec") -> T
     ],
 )
 def test_the_ticks_of_a_downtime(seconds: float, missed: str, passed: float, ticks: list[float], until: float) -> None:
-    """Ticks up to a minute late are due; of older ones none, the last one or all, in portions that end."""
+    """Ticks up to a minute late are due; of older ones none, the last one if no later one is due, or all."""
     due = due_ticks(every(seconds, Missed(missed)), 0.0, passed)
     assert ([*due.ticks], due.until) == (ticks, until)
 

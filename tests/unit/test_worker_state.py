@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -12,10 +13,13 @@ from celery.worker import state
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.slots import MAX_AHEAD, Slots
-from onejob.celery.worker.bootstep import MAX_SHARE, SWEEPERS, LedgerStep, sweep_share
+from onejob.celery.worker.bootstep import MAX_SHARE, SWEEPERS, LedgerStep, release_run, sweep_share
 from onejob.celery.worker.heartbeat import FailureLog, ProbeFile, StoreContact, find_fault
+from onejob.celery.worker.request import Request
 from onejob.config import Settings
 from onejob.errors import ConfigurationError, StoreError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Applied, Cancel
 from tests.cases import for_each
 from tests.cli.command import call
 from tests.contract.support import START, ManualClock
@@ -173,3 +177,34 @@ def test_the_slots_of_a_worker_end_with_it(tmp_path: Path) -> None:
 def test_many_workers_share_the_sweeps(workers: int, share: float) -> None:
     """Together many workers sweep as often as a few, and each of them often enough."""
     assert sweep_share(workers) == share
+
+
+def test_a_run_is_stopped_while_the_store_is_away() -> None:
+    """A worker that stops kills the process of a run also if the store does not say whether that is still its own."""
+    done = list[str]()
+
+    def get_own_run() -> None:
+        raise StoreError("away")
+
+    request: Any = SimpleNamespace(
+        get_own_run=get_own_run, kill_child=lambda: done.append("killed"), release=lambda _: done.append("released")
+    )
+    release_run(request)
+    request.get_own_run = lambda: None  # it has ended
+    release_run(request)
+    assert done == ["killed", "released"]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_lost_child_is_reported_once(applied: bool) -> None:
+    """Of two reports of a dead process only the one that the ledger applies tells Celery of the failure."""
+    reported = list[str]()
+    job: Any = SimpleNamespace(id="job", cancel=Cancel.NO, state=State.FAILED)
+    ledger = SimpleNamespace(crash=lambda *_, **__: Applied(applied=applied, job=job))
+    state = SimpleNamespace(ledger=ledger, publisher=SimpleNamespace(message_of=lambda _: None))
+    request: Any = SimpleNamespace(
+        id="job", app_state=state, get_own_run=lambda: job, _already_cancelled=False,
+        report_failure=lambda *_: reported.append("failed"),
+    )  # fmt: skip
+    Request.handle_lost_child(request, "its worker process died")
+    assert reported == ["failed"] * applied

@@ -131,7 +131,9 @@ def entries_of(app: Celery) -> dict[str, Entry]:
     scheduler: Any = beat.Scheduler(app, schedule={}, lazy=True)
     scheduler.install_default_entries({})
     scheduler.merge_inplace({**_task_entries(app), **scheduler.schedule, **app.conf.beat_schedule})
-    return {str(entry.name): Entry(app, entry) for entry in (*scheduler.schedule.values(), *_django_entries(app))}
+    return {str(entry.name): Entry(app, entry) for entry in scheduler.schedule.values()} | {
+        entry.name: entry for entry in _django_entries(app)
+    }
 
 
 def _task_entries(app: Celery) -> dict[str, dict[str, Any]]:
@@ -144,20 +146,29 @@ def _task_entries(app: Celery) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _django_entries(app: Celery) -> Iterator[Any]:
-    """Yield the enabled entries of django-celery-beat, if it is installed."""
+def _django_entries(app: Celery) -> Iterator[Entry]:
+    """Yield the enabled entries of django-celery-beat, if it is installed; none while its database is away."""
     try:
         from django.apps import apps
     except ImportError:
         return
-    if apps.ready and apps.is_installed("django_celery_beat"):
-        from django.db import close_old_connections
-        from django_celery_beat.models import PeriodicTask
-        from django_celery_beat.schedulers import ModelEntry
+    if not apps.ready or not apps.is_installed("django_celery_beat"):
+        return
+    from django.db import DatabaseError, close_old_connections
+    from django_celery_beat.models import PeriodicTask
+    from django_celery_beat.schedulers import ModelEntry
 
-        close_old_connections()  # that of a worker's thread may be broken
-        for model in PeriodicTask.objects.enabled():
-            yield ModelEntry(model, app=app)
+    close_old_connections()  # that of a worker's thread may be broken
+    try:
+        models = [*PeriodicTask.objects.enabled()]
+    except DatabaseError as error:
+        log_warning("the entries of django-celery-beat cannot be read: %s", describe(error))
+        return
+    for model in models:
+        try:
+            yield Entry(app, ModelEntry(model, app=app))
+        except Exception as error:  # noqa: BLE001 - a row that nobody has validated costs its own ticks only
+            log_warning("the entry %s of django-celery-beat cannot be used: %s", model, describe(error))
 
 
 class Beat:
@@ -408,8 +419,8 @@ class Scheduler(beat.Scheduler):
         """Submit what is due, and return the seconds to sleep."""
         try:
             return max(self._beat.look(), app_state_of(self.app).settings.sweep)
-        except StoreError as error:
-            log_warning("the beat schedule waits for the ledger: %s", describe(error))
+        except Exception as error:  # noqa: BLE001 - a beat that ends would need somebody to start it again
+            log_warning("the beat schedule is tried again in %g s: %s", LOOK_INTERVAL, describe(error))
             return LOOK_INTERVAL
 
 

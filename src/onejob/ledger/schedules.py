@@ -81,10 +81,10 @@ def due_ticks(timetable: Timetable, since: float, now: float) -> Due:
     if timetable.missed is Missed.ALL or moments[0] >= now - LATE:
         ticks = moments[:TICK_LIMIT]
         return Due(ticks, ticks[-1])
-    if timetable.missed is Missed.SKIP:
-        on_time = [moment for moment in moments if moment >= now - LATE]
-        return Due(on_time[:TICK_LIMIT], on_time[:TICK_LIMIT][-1] if on_time else moments[-1])
-    return Due(moments[-1:] if len(moments) < MOMENT_LIMIT else (), moments[-1])
+    ticks = [moment for moment in moments if moment >= now - LATE][:TICK_LIMIT]
+    if not ticks and timetable.missed is Missed.LAST and len(moments) < MOMENT_LIMIT:
+        ticks = moments[-1:]
+    return Due(ticks, ticks[-1] if ticks else moments[-1])
 
 
 def latest_moment(timetable: Timetable, since: float, now: float) -> float:

@@ -23,9 +23,9 @@ from onejob.celery.options import tasks_of
 from onejob.celery.slots import Slots
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
-from onejob.celery.worker.request import Revocations, log_errors
+from onejob.celery.worker.request import Revocations
 from onejob.celery.worker.silence import Silence
-from onejob.errors import ConfigurationError, OneJobError
+from onejob.errors import ConfigurationError, OneJobError, StoreError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.logs import JsonFormatter
@@ -128,7 +128,7 @@ class LedgerStep(bootsteps.StartStopStep):
         if self.beat is not None:
             self.beat.stop()
         deadline = time.monotonic() + self.app_state.settings.shutdown_grace
-        while time.monotonic() < deadline and any(request.get_own_run() for request in active_requests()):
+        while time.monotonic() < deadline and any(map(_may_run, active_requests())):
             time.sleep(0.05)
         self.webhooks.close(max(0.0, deadline - time.monotonic()))
         if self.app_state.can_kill:
@@ -252,12 +252,21 @@ def describe_ledger(app: Celery) -> str:
 
 
 def release_run(request: Request) -> None:
-    """Kill a run's child, then release its job to the queue: in this order, so that no two runs overlap."""
-    with log_errors(request.id):
-        if request.get_own_run() is None:
-            return
+    """Kill a run's child, then release its job to the queue: in this order, so that no two runs overlap.
+
+    While the store is away, the child is killed, and its job recovers when its lease expires.
+    """
+    if _may_run(request):
         request.kill_child()
         request.release("its worker was shut down")
+
+
+def _may_run(request: Request) -> bool:
+    """Return whether the job of a request runs, or the store does not say."""
+    try:
+        return request.get_own_run() is not None
+    except StoreError:
+        return True
 
 
 def let_processes_exit(pool: Any) -> None:

@@ -14,12 +14,13 @@ from functools import partial
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
+from billiard.process import current_process
 from celery import signals
-from celery.exceptions import Ignore, WorkerLostError
+from celery.exceptions import Ignore, WorkerLostError, WorkerShutdown, WorkerTerminate
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, is_from_beat
-from onejob.celery.current_job import RunningJob, claim_of, set_current_job
+from onejob.celery.current_job import RunningJob, claim_of, draining, set_current_job
 from onejob.celery.option_names import is_priority
 from onejob.celery.options import options_of
 from onejob.celery.payload import (
@@ -37,6 +38,7 @@ from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store
 from onejob.celery.submit import create_task_webhook, needs_message, submit_to_ledger
 from onejob.errors import (
     JobCanceled,
+    JobInterrupted,
     OneJobError,
     StaleTokenError,
     StoreError,
@@ -255,7 +257,7 @@ def _run(
     with set_current_job(run):
         try:
             run.raise_if_draining()
-            return _complete(run, app_state, body(*message.args, **message.kwargs))
+            return _complete(run, app_state, _call(body, message))
         except BaseException as error:
             run.rollback_sessions()  # an open transaction would lock the job's row
             completed = _find_committed(run, app_state)
@@ -269,6 +271,24 @@ def _run(
             if end.is_silent:
                 return Ignored(end.reason)
             raise
+
+
+def _call(body: Callable[..., Any], message: Message) -> Any:
+    """Call the body. Raises RuntimeError for what is no `Exception`, which Celery's pools do not expect of a task.
+
+    In a process of its own, `sys.exit` ends that process, which is a crash; elsewhere it would end the worker, or a
+    thread. What ends a worker, or its threads, reaches Celery.
+    """
+    try:
+        return body(*message.args, **message.kwargs)
+    except (Exception, JobInterrupted, WorkerShutdown, WorkerTerminate):
+        raise
+    except BaseException as error:
+        ends_process = isinstance(error, SystemExit | KeyboardInterrupt) and current_process().name != "MainProcess"
+        if ends_process or draining.is_set():
+            raise
+        msg = f"the task raised {describe(error)}, which is no Exception"
+        raise RuntimeError(msg) from error
 
 
 def _identity_options(task: BoundTask, job: Job) -> TaskOptions:

@@ -53,7 +53,7 @@ def keep_no_copies(consumer: Any) -> None:
     is_of_job = partial(_is_of_job, app.tasks)
     if driver == "redis":
         consumer.connection_for_read = partial(_connect, consumer, partial(_keep_in_memory, is_of_job))
-    elif driver == "amqp" and consumer.hub is not None:  # not with eventlet and gevent
+    elif driver == "amqp" and consumer.hub is not None and consumer.pool.signal_safe:  # all acks are in one thread
         consumer.connection_for_read = partial(_connect, consumer, partial(BatchedAcks, consumer, is_of_job))
 
 

@@ -187,11 +187,14 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 return
             error = WorkerLostError(reason)
             message = self.app_state.publisher.message_of(job)
-            crashed = self.app_state.ledger.crash(job, reason, encode_failure(error), message=message).job
-            logger.warning("job %s: %s; it is %s now", job.id, reason, crashed and crashed.state)
-            if crashed is not None and crashed.state is State.QUEUED:
+            applied = self.app_state.ledger.crash(job, reason, encode_failure(error), message=message)
+            crashed = applied.job
+            if not applied.applied or crashed is None:  # another thread, or the sweeper of another worker, was first
+                return
+            logger.warning("job %s: %s; it is %s now", job.id, reason, crashed.state)
+            if crashed.state is State.QUEUED:
                 self.app_state.publisher.try_publish(crashed, pushed=message)
-            elif crashed is not None and crashed.state is State.FAILED:
+            elif crashed.state is State.FAILED:
                 self.report_failure(crashed, error, exc_info)
 
     def fail_timed_out(self, error: TimeLimitExceeded) -> None:
@@ -235,7 +238,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
             return None
         try:
             os.kill(pid, number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # it has exited, and its number may be another user's process
             return False
         return True
 
