@@ -460,11 +460,13 @@ class ModelStore:
             if waits and is_plain(job.route) and job.route in queues and (job.expires_at or inf) > now:
                 yield job
 
-    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
-        now = self.read_clock()
+    def postpone(
+        self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
+    ) -> None:
+        now, seen = self.read_clock(), taken or {}
         for job_id, seconds in wake_after.items():
             row = self.rows.get(job_id)
-            if row is None or not _waits(row.job):
+            if row is None or not _waits(row.job) or seen.get(job_id, row.job.wake_at) != row.job.wake_at:
                 continue
             job = row.job
             if not lost or (job.published_at is not None and job.run_at <= now):

@@ -236,7 +236,8 @@ class JobPlayer(Player):
     def postpone(self, dice: Random) -> None:
         """Postpone jobs, or note that their messages are lost."""
         chosen = {job.id: dice.choice((0.0, 9.0, 90.0)) for job in self.jobs() if dice.random() < 0.5}
-        self.run("postpone", chosen | {"nobody": 1.0}, lost=dice.random() < 0.4)
+        seen = {job.id: (job.wake_at or 0.0) + dice.choice((0.0, 1.0)) for job in self.jobs() if dice.random() < 0.5}
+        self.run("postpone", chosen | {"nobody": 1.0}, taken=seen, lost=dice.random() < 0.4)
 
     def delete(self, dice: Random) -> None:
         """Delete jobs in some states; the others stay."""

@@ -454,10 +454,10 @@ class Ledger(JobReader):
         """
         return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold, expired_runs=expired_runs)
 
-    def postpone(self, wake_after: Mapping[str, float]) -> None:
-        """Have sweeps process jobs that wait, by id, in so many seconds."""
+    def postpone(self, wake_after: Mapping[str, float], taken: Mapping[str, float]) -> None:
+        """Have sweeps process jobs that wait, by id, in so many seconds; `taken`: see `CoreStore.postpone`."""
         if wake_after:
-            self.store.postpone(wake_after)
+            self.store.postpone(wake_after, taken=taken)
 
     def mark_lost(self, job_ids: Sequence[str]) -> None:
         """Have sweeps publish waiting jobs again at once, because their messages are lost."""

@@ -84,7 +84,7 @@ def sweep(
         if run.outages < PUBLISH_FAILURES or run.has_dispatcher(job):
             run.process(job)
     run.wake_overtaken_followers()
-    ledger.postpone(run.in_queue)
+    ledger.postpone(run.in_queue, {job.id: job.wake_at for job in due if job.wake_at is not None})
     run.purge([job.id for job in due if job.state.final and not job.canvas_pending])
     ledger.emit(JobEvent(SWEEP, fields=values_of(run.swept)))
     if run.errors:

@@ -166,9 +166,12 @@ class CoreStore(Protocol):
         """
         ...
 
-    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
+    def postpone(
+        self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
+    ) -> None:
         """Set `wake_at` of jobs by id, in seconds from now; jobs that run or are settled do not change.
 
+        `taken`: the `wake_at` of some of the jobs as the caller has seen it; one that has another now does not change.
         `lost`: only of published jobs that may run, which lose their `published_at`: a sweep has to publish them again.
         """
         ...

@@ -13,7 +13,7 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Applied, BrokerMessage, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.publication import (
     abandon_canvas,
     fail_unpublishable,
@@ -63,6 +63,22 @@ def test_a_sweep_offers_again_what_no_live_worker_holds(world: World) -> None:
         world.sweep(**delivers, gone_in=lambda _, seconds=gone_in: seconds)
         assert world.read().published_at == published_at
     assert (world.sent, [job.id for job in store.deliver(["celery"], limit=9)]) == ([], ["job-1"])
+
+
+def test_a_retry_during_a_sweep_keeps_its_time(world: World) -> None:
+    """A sweep leaves a job alone that has run and been retried since it was taken, however long its message waited."""
+    world.due("waited", route="celery")
+    world.sweep()
+    world.clock.advance(9 * LEASE)
+    world.due("other")
+
+    def publish(job: Job) -> None:
+        assert job.id == "other"
+        waited = world.start("waited")
+        world.ledger.retry(waited, NextRun.again(waited, delay=1.0, retries=1), error=None, reason="fails")
+
+    assert world.sweep(publish).published == 1
+    assert (world.read("waited").wake_at or 0.0) <= world.clock.now + 1.0
 
 
 def test_due_jobs_have_no_order(world: World) -> None:

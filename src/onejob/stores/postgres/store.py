@@ -143,8 +143,12 @@ class PostgresStore(Messages):
         rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [job_in(row) for row in rows]
 
-    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
-        self._sql.run("postpone", ids=list(wake_after), wake_after=list(map(float, wake_after.values())), lost=lost)
+    def postpone(
+        self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
+    ) -> None:
+        seen = [(taken or {}).get(job_id) for job_id in wake_after]
+        values = {"ids": list(wake_after), "wake_after": list(map(float, wake_after.values())), "taken": seen}
+        self._sql.run("postpone", **values, lost=lost)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if len(job_ids) == 1:

@@ -15,14 +15,16 @@ return row[CANCEL] or '0'
 #!lua flags=allow-oom
 -- Set `wake_at` of jobs that wait for a run, or whose canvas waits.
 -- KEYS: wake, leases, ended; the jobs
--- ARGV: clock, lost ("1": only published jobs that may run, which a sweep has to publish again); id and wake_after (seconds) of each
+-- ARGV: clock, lost ("1": only published jobs that may run, which a sweep has to publish again); id, wake_after (seconds) and
+--       `wake_at` as it was seen ("": whatever it is) of each
 -- returns: nothing
 local now, lost = clock(), ARGV[2] == '1'
 for i = 4, #KEYS do
-  local job, wake_after = read_job(KEYS[i], ARGV[2 * i - 5], 0), number(ARGV[2 * i - 4])
+  local job, wake_after, taken = read_job(KEYS[i], ARGV[3 * i - 9], 0), number(ARGV[3 * i - 8]), tonumber(ARGV[3 * i - 7])
   local row = job and job[1]
   local waits = row and not row[LEASE_UNTIL] and (not row[FINISHED_AT] or row[CANVAS_PENDING])
-  if waits and not (lost and (row[PUBLISHED_AT] == '0' or run_at_of(row) > now)) then
+  local is_seen = waits and (not taken or math.abs((tonumber(read_wake_at(job)) or 0) - taken) < 0.001)
+  if is_seen and not (lost and (row[PUBLISHED_AT] == '0' or run_at_of(row) > now)) then
     if lost then
       fill_row(row)[PUBLISHED_AT] = '0'
       write_row(KEYS[i], row)

@@ -155,10 +155,12 @@ class RedisStore(Queries, Records):
         self.delete([job_id for job_id, parts in found.items() if parts == ["lost"]], sources=frozenset())
         return [job_of(job_id, parts) for job_id, parts in found.items() if len(parts) > 1]
 
-    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
-        calls = []
+    def postpone(
+        self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
+    ) -> None:
+        calls, seen = [], taken or {}
         for page in pages_of([*wake_after]):
-            values = (text for job_id in page for text in (job_id, str(wake_after[job_id])))
+            values = (str(value) for job_id in page for value in (job_id, wake_after[job_id], seen.get(job_id, "")))
             script_keys = (*self._keys.wake_sets, *map(self._keys.job, page))
             calls.append(Call("postpone", script_keys, (format_value(lost), *values)))
         if calls:

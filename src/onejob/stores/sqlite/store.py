@@ -192,8 +192,10 @@ class SQLiteStore(Messages):
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         return self._jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
-    def postpone(self, wake_after: Mapping[str, float], *, lost: bool = False) -> None:
-        self._rows("postpone", wake_after=json.dumps(dict(wake_after)), lost=lost)
+    def postpone(
+        self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
+    ) -> None:
+        self._rows("postpone", wake_after=json.dumps(dict(wake_after)), taken=json.dumps(dict(taken or {})), lost=lost)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if len(job_ids) == 1:  # the usual number, which needs no JSON
