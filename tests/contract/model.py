@@ -342,6 +342,7 @@ class ModelStore:
         return (
             job.state in change.sources
             and change.token in {None, job.token}
+            and change.seen_run_at in {None, job.run_at}
             and not (change.lapsed and (job.lease_until is None or job.lease_until > now))
             and not (change.overdue and (job.expires_at is None or job.expires_at > now))
             and not (change.unnotified and not job.canvas_pending)

@@ -208,6 +208,8 @@ class JobPlayer(Player):
             return  # a task with a window queues no run: `conflict_policy_of` refuses it
         if RULES[event].fenced:
             given["token"] = job.token - (wrong == "token")
+        if dice.random() < 0.2:
+            given["seen_run_at"] = job.run_at + dice.choice((0.0, 0.0, 1.0))
         request = dice.choice(self.requests[job.id] or [""]) if wrong == "request" else ""
         self.write("apply", change(job, event, **given | {"request_id": self.request(job, request)}))
 

@@ -307,8 +307,9 @@ class Duplicate:
 class Change:
     """One compare-and-set on one job, applied if all its conditions hold.
 
-    Conditions: the state is one of `sources`; the token is `token` (if given); the lease has expired (`lapsed`); the
-    job has expired (`overdue`); its canvas is still to be notified (`unnotified`); the identity is free (`reopens`).
+    Conditions: the state is one of `sources`; the token is `token`, and the time to run `seen_run_at` (if given); the
+    lease has expired (`lapsed`); the job has expired (`overdue`); its canvas is still to be notified (`unnotified`); the
+    identity is free (`reopens`).
     A field that is None leaves its column unchanged, unless noted.
     """
 
@@ -319,6 +320,7 @@ class Change:
     sources: frozenset[State]
     target: State | None
     token: int | None = None
+    seen_run_at: float | None = None
     lapsed: bool = False
     overdue: bool = False
     unnotified: bool = False

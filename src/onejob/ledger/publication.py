@@ -34,7 +34,8 @@ def note_publication(
 
     `message`: what the store pushes with this change, instead of an earlier publication. `is_delivered`: workers take
     the job from the ledger, after the back-off.
-    After `Policy.publish_limit` failed attempts in a row, the job becomes a dead letter. Refused after a claim.
+    After `Policy.publish_limit` failed attempts in a row, the job becomes a dead letter. Refused after a claim, and
+    when a duplicate has moved its time meanwhile.
     """
     attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
     if error and attempt >= ledger.policy.publish_limit:
@@ -44,6 +45,7 @@ def note_publication(
     return ledger.change(
         job, Transition.PUBLISH, None, token=job.token, wake_after=wake_after, published=attempt, publishes=not error,
         publish_error=error, detail=detail, message=message, run_in=wake_after if is_delivered else None,
+        seen_run_at=job.run_at,
     )  # fmt: skip
 
 

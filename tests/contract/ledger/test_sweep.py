@@ -28,7 +28,7 @@ from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
-from tests.contract.support import LEASE, run, sweep, untouched
+from tests.contract.support import LEASE, REPLACE, run, sweep, untouched
 from tests.services import PostgresServer, eventually
 
 HOLD = Policy().hold
@@ -79,6 +79,20 @@ def test_a_retry_during_a_sweep_keeps_its_time(world: World) -> None:
 
     assert world.sweep(publish).published == 1
     assert (world.read("waited").wake_at or 0.0) <= world.clock.now + 1.0
+
+
+def test_a_debounce_during_a_sweep_keeps_its_time(world: World) -> None:
+    """A duplicate that moves a job while a sweep publishes it leaves the job unpublished, and due at its new time."""
+    debounced: dict[str, Any] = {"identity": "same", "delay": 5.0, "route": "celery"} | REPLACE
+    world.submit("job-1", **debounced)
+    world.clock.advance(5.0)
+
+    def publish(_: Job) -> None:
+        assert world.submit("job-2", **debounced).id == "job-1"
+
+    world.sweep(publish)
+    job = world.read()
+    assert (job.published_at, job.run_at, job.wake_at) == (None, world.clock.now + 5.0, world.clock.now + 5.0)
 
 
 def test_due_jobs_have_no_order(world: World) -> None:

@@ -55,6 +55,7 @@ changed as (
   where jobs.id = job.id
     and job.state = any(cast(:sources as text[]))
     and (cast(:token as bigint) is null or job.token = cast(:token as bigint))
+    and (cast(:seen_run_at as float8) is null or abs(job.run_at - cast(:seen_run_at as float8)) < 0.001)
     and (not cast(:lapsed as boolean) or job.lease_until <= now)
     and (not cast(:overdue as boolean) or job.expires_at <= now)
     and (not cast(:unnotified as boolean) or job.canvas_pending)

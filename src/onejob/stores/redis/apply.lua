@@ -3,7 +3,7 @@
 -- that is queued next, and is signaled. A reopened job takes its identity. A message is pushed if the job waits for a run and is due.
 -- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps; the broker's list, if the
 --       change has a message; the sets of `indexed`
--- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, lapsed, overdue, unnotified, ends,
+-- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, seen_run_at, lapsed, overdue, unnotified, ends,
 --       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_after, run_in, detail, message, indexed (see
 --       `move_between_states`); then positions and new values in turn (a negative position: an element after the row; `published_at`
 --       is "now" or "0")
@@ -11,9 +11,9 @@
 --          the id of the job that has the identity now, whose row `promote` updates if it was queued next
 -- refusal: "refused" and the job when a condition does not hold, and "" and the id of the job that holds the identity if
 --          that is the reason; "gone"
-local FIRST_VALUE = 23
+local FIRST_VALUE = 24
 local key, identity, next_key, history, followers, follows_ids, steps, destination = unpack(KEYS, 4)
-local _, job_id, job_identity, request_id, event, sources, target, token, lapsed, overdue, unnotified, ends,
+local _, job_id, job_identity, request_id, event, sources, target, token, seen_run_at, lapsed, overdue, unnotified, ends,
   keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_after, run_in, detail, message, indexed = unpack(ARGV)
 ends, reopens = ends == '1', reopens == '1'
 
@@ -37,6 +37,7 @@ if ends or reopens or releases then
 end
 if not contains(sources, row[STATE])
   or (token ~= '' and token ~= (row[TOKEN] or '0'))
+  or (seen_run_at ~= '' and math.abs(run_at_of(row) - tonumber(seen_run_at)) >= 0.001)
   or (lapsed == '1' and not (lease_until and lease_until <= now))
   or (overdue == '1' and not (expires_at and expires_at <= now))
   or (unnotified == '1' and not row[CANVAS_PENDING])

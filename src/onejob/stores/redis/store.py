@@ -235,9 +235,10 @@ def _change_values(change: Change, indexed: str) -> tuple[str, ...]:
         values.append((POSITIONS["published_at"], "now" if change.publishes else "0"))
     return (
         change.job_id, change.identity, change.request_id, "" if is_told else change.event, _words(change.sources),
-        change.target or "", given(change.token), *map(format_value, conditions), given(change.identity_for),
-        given(change.identity_until), format_value(change.reopens), format_value(change.forgets_steps),
-        given(change.wake_after), given(change.run_in), change.detail, change.message.text if change.message else "",
+        change.target or "", given(change.token), given(change.seen_run_at), *map(format_value, conditions),
+        given(change.identity_for), given(change.identity_until), format_value(change.reopens),
+        format_value(change.forgets_steps), given(change.wake_after), given(change.run_in), change.detail,
+        change.message.text if change.message else "",
         indexed, *(text for position, value in values for text in (str(position), format_value(value))),
     )  # fmt: skip
 

@@ -35,6 +35,7 @@ update jobs set
 where id = :job_id
   and {in_sources}
   and (:token is null or token = :token)
+  and (:seen_run_at is null or abs(run_at - :seen_run_at) < 0.001)
   and (not :lapsed or lease_until <= :now)
   and (not :overdue or expires_at <= :now)
   and (not :unnotified or canvas_pending)
