@@ -6,15 +6,14 @@ So no process waits for the next job, and a job that was taken waits `AHEAD_SECO
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery.worker import state as worker_state
 
-from onejob.celery.worker.request import members_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
+T = TypeVar("T")
 AHEAD_SECONDS = 0.1
 """For how many seconds of work a worker takes jobs that its processes cannot run yet."""
 MAX_AHEAD = 32
@@ -73,3 +72,12 @@ class Slots:
 def _count_runs() -> int:
     """Return how many runs the processes of this worker have begun."""
     return int(worker_state.all_total_count[0])
+
+
+def members_of(changing: Iterable[T]) -> list[T]:
+    """Return the members of a set or a queue to which Celery's main thread adds meanwhile."""
+    while True:
+        try:
+            return [*changing]
+        except RuntimeError:  # its size changed during the iteration
+            continue

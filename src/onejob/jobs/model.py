@@ -308,8 +308,8 @@ class Change:
     """One compare-and-set on one job, applied if all its conditions hold.
 
     Conditions: the state is one of `sources`; the token is `token`, and the time to run `seen_run_at` (if given); the
-    lease has expired (`lapsed`); the job has expired (`overdue`); its canvas is still to be notified (`unnotified`); the
-    identity is free (`reopens`).
+    lease has expired (`lapsed`); the job has expired (`overdue`); its canvas is still to be notified (`unnotified`);
+    the identity is free (`reopens`).
     A field that is None leaves its column unchanged, unless noted.
     """
 

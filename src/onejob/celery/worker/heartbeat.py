@@ -18,7 +18,8 @@ from celery.worker import state as worker_state
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of, tasks_of
-from onejob.celery.worker.request import Request, log_errors, members_of, signaled_requests
+from onejob.celery.slots import members_of
+from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel

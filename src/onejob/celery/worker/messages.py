@@ -23,8 +23,8 @@ from kombu.transport import redis, virtual
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import MARK
+from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR
-from onejob.celery.worker.request import members_of
 from onejob.jobs.records import RESERVED_LIMIT
 
 if TYPE_CHECKING:

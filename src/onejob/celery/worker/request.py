@@ -7,7 +7,7 @@ import os
 import signal
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import celery
@@ -30,7 +30,7 @@ from onejob.jobs.model import Cancel
 from onejob.jobs.transitions import new_nonce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from celery import Celery
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("onejob")
-T = TypeVar("T")
 CANCELED_BY_CELERY = "its worker canceled the run"
 
 
@@ -266,15 +265,6 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
 signaled_requests: WeakSet[Request] = WeakSet()
 """Runs that were sent a signal. Celery counts them as ended at once; the ledger, when their children are dead."""
-
-
-def members_of(changing: Iterable[T]) -> list[T]:
-    """Return the members of a set or a queue to which Celery's main thread adds meanwhile."""
-    while True:
-        try:
-            return [*changing]
-        except RuntimeError:  # its size changed during the iteration
-            continue
 
 
 def cancel_revoked(ledger: Ledger, job: Job) -> Job:

@@ -25,8 +25,9 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import timeout_options
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
+from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR, active_requests
-from onejob.celery.worker.request import LedgerMessage, log_errors, members_of, message_of_job
+from onejob.celery.worker.request import LedgerMessage, log_errors, message_of_job
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.observability.events import WORKER_SILENT, JobEvent, one_line
