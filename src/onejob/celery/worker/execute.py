@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
+from signal import SIGINT, default_int_handler, getsignal
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -277,7 +278,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
     """Call the body. Raises RuntimeError for what is no `Exception`, which Celery's pools do not expect of a task.
 
     In a process of its own, `sys.exit` ends that process, which is a crash; elsewhere it would end the worker, or a
-    thread. What ends a worker, or its threads, reaches Celery.
+    thread. What ends a worker, or its threads, reaches Celery, and the Ctrl-C of who runs tests reaches them.
     """
     try:
         return body(*message.args, **message.kwargs)
@@ -285,7 +286,8 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
         raise
     except BaseException as error:
         ends_process = isinstance(error, SystemExit | KeyboardInterrupt) and current_process().name != "MainProcess"
-        if ends_process or draining.is_set():
+        is_users = isinstance(error, KeyboardInterrupt) and getsignal(SIGINT) is default_int_handler
+        if ends_process or is_users or draining.is_set():
             raise
         msg = f"the task raised {describe(error)}, which is no Exception"
         raise RuntimeError(msg) from error
