@@ -24,9 +24,11 @@ from onejob.celery.delivery import LOCKED_PAUSES, UNASKED_SECONDS, JobMessages
 from onejob.celery.transport import Waker
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
+from onejob.ledger.ledger import NextRun
 from onejob.stores.protocol import LOOK_INTERVAL
 from onejob.stores.signals import JOB, MESSAGE
 from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, await_
+from tests.contract.support import accepted
 from tests.quiet import provokes
 
 STORES = ("sqlite", "postgresql")
@@ -254,6 +256,21 @@ def test_a_worker_takes_a_job_once(taking: tuple[House, Taking]) -> None:
     assert house.ledger.get(job_id).published_at is not None
     limited.source.requeue([taken.tag])
     assert house.ledger.get(job_id).published_at is None
+
+
+@provokes(Transition.RETRY, because="a run is retried while its message is held")
+def test_a_worker_takes_the_next_run_of_a_job_that_it_holds(taking: tuple[House, Taking]) -> None:
+    """A job that is retried before its message is acknowledged, as with `acks_late`, is taken again at once."""
+    house, busy = taking
+    job_id = house.play.delay("late", ["return"]).id
+    assert len(busy.take()[0]) == 1
+    job = accepted(house.ledger.claim(job_id, nonce="nonce", node="here"))
+    retry = partial(house.ledger.retry, job, error=None, reason="fails")
+    app_state_of(house.app).publisher.run_next(job, NextRun.again(job, delay=0.0, retries=1), retry)
+    busy.slots.is_busy = True
+    busy.take()
+    busy.await_answer()
+    assert len(busy.take()[0]) == 1
 
 
 def test_a_job_that_is_locked_is_asked_for_less_and_less(

@@ -43,7 +43,7 @@ class Source:
 
     def request(self) -> None:
         """Request two jobs, and wait until the delivery has begun."""
-        self.prefetch.request(QUEUES, 2)
+        assert self.prefetch.request(QUEUES, 2)
         assert self.begun.wait(PATIENCE)
 
     def collect(self) -> Delivered | None:
@@ -77,10 +77,10 @@ def test_an_answer_is_collected_once(source: Source) -> None:
 def test_one_request_at_a_time(source: Source) -> None:
     """A request during another one, or before its answer is collected, loses nothing of it."""
     source.request()
-    source.prefetch.request(["other"], 5)
+    assert not source.prefetch.request(["other"], 5)
     source.gate.set()
     assert source.announced.wait(PATIENCE)
-    source.prefetch.request(["other"], 5)
+    assert not source.prefetch.request(["other"], 5)
     answer = source.collect()
     assert answer is not None
     assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]

@@ -69,18 +69,19 @@ class Prefetch:
         self._request: Request | None = None
         self._loop: Loop | None = None
 
-    def request(self, queues: Sequence[str], limit: int) -> None:
-        """Take jobs, and announce it; do nothing while there is another request, whose answer leads to the next one."""
+    def request(self, queues: Sequence[str], limit: int) -> bool:
+        """Take jobs, and announce it; return False, and do nothing, while there is another request."""
         from onejob.celery.worker.heartbeat import Loop  # imports Celery's worker
 
         with self._lock:
             if self._request is not None:
-                return
+                return False
             self._request = Request(queues, limit)
             if self._loop is None:
                 self._loop = Loop("onejob-delivery", threading.TIMEOUT_MAX, self._fetch, pause=0.0)
                 self._loop.start()
             self._loop.wake()
+            return True
 
     @property
     def queues(self) -> Sequence[str]:
@@ -194,15 +195,14 @@ class JobMessages(Source):
         if slots is None or not self.has_loop:
             return self._deliver(queues, limit)
         if self._held or slots.is_busy:
-            self._request(queues, limit)
-            return False
+            return not self._request(queues, limit)
         return self._deliver_first(queues, limit)
 
-    def _request(self, queues: Sequence[str], limit: int) -> None:
-        """Have jobs taken in the thread, which announces its answer."""
+    def _request(self, queues: Sequence[str], limit: int) -> bool:
+        """Have jobs taken in the thread, which announces its answer; False if it is busy."""
         self._unasked = ()
         self._forget_due(queues)
-        self._prefetch.request(queues, limit)
+        return self._prefetch.request(queues, limit)
 
     def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
         """Take jobs, and find out when the next one is due; `limit` 0: only this."""
@@ -224,8 +224,12 @@ class JobMessages(Source):
             return self._deliver(queues, 0)
         if len(jobs) == limit:
             return Delivered(jobs, is_full=True, due_at=None)
+        return Delivered(jobs, is_full=False, due_at=self._ask_later(queues))
+
+    def _ask_later(self, queues: Sequence[str]) -> float:
+        """Ask when the next job is due once a process has accepted one; return when to look if none does."""
         self._unasked = queues
-        return Delivered(jobs, is_full=False, due_at=time.monotonic() + UNASKED_SECONDS)
+        return time.monotonic() + UNASKED_SECONDS
 
     def _note_due(self, queues: Sequence[str], found: Delivered) -> None:
         """Note when to look again: less and less often for due jobs that are locked, as by a user's transaction."""
@@ -245,7 +249,8 @@ class JobMessages(Source):
 
     def _take(self, job: Job) -> Taken | None:
         tag = f"job {job.id}"
-        if tag in self._held:
+        held = self._held.get(tag)
+        if held is not None and held.attempt == job.attempt:
             return None  # it was offered to other workers, and still waits here
         try:
             payload = self._app_state.publisher.payload_of(job, tag)
@@ -260,8 +265,8 @@ class JobMessages(Source):
         """Forget jobs: a process has accepted them, and claims them."""
         for tag in tags:
             self._held.pop(tag, None)
-        if self._unasked:
-            self._request(self._unasked, 0)
+        if (queues := self._unasked) and not self._request(queues, 0):
+            self._due_at.update(dict.fromkeys(queues, self._ask_later(queues)))
 
     def requeue(self, tags: Sequence[str]) -> None:
         """Offer jobs again."""
