@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
+KILLED = "GreenletExit"
+"""What a greenlet raises that is killed, as by a revocation; its package need not be installed."""
 _claimed: ContextVar[tuple[Applied, str]] = ContextVar("onejob_claimed")
 """The answer to the claim of the message that is traced, and the nonce of the claim."""
 
@@ -287,7 +289,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
     except BaseException as error:
         ends_process = isinstance(error, SystemExit | KeyboardInterrupt) and current_process().name != "MainProcess"
         is_users = isinstance(error, KeyboardInterrupt) and getsignal(SIGINT) is default_int_handler
-        if ends_process or is_users or draining.is_set():
+        if ends_process or is_users or type(error).__name__ == KILLED or draining.is_set():
             raise
         msg = f"the task raised {describe(error)}, which is no Exception"
         raise RuntimeError(msg) from error
