@@ -20,7 +20,7 @@ from kombu.asynchronous import Hub
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.channel import PlainMessages, Taken
-from onejob.celery.delivery import LOCKED_PAUSES, UNASKED_SECONDS, JobMessages
+from onejob.celery.delivery import ASK_AFTER, LOCKED_PAUSES, JobMessages
 from onejob.celery.transport import Waker
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
@@ -220,26 +220,62 @@ def test_an_idle_worker_hands_its_job_over_first(taking: tuple[House, Taking]) -
     house, idle = taking
     house.play.delay("first", ["return"])
     house.play.apply_async(("later", ["return"]), countdown=LONG)
-    (taken,), _more = idle.take()
+    assert len(idle.take()[0]) == 1
     assert idle.asked == ["deliver"]
-    assert idle.waits <= UNASKED_SECONDS
-    idle.source.ack([taken.tag])
+    assert idle.waits <= ASK_AFTER
+    idle.slots.is_busy = True
+    idle.take()
     idle.await_answer()
     assert idle.take() == ([], False)
-    assert idle.asked == ["deliver", "next_delivery"]
+    assert idle.asked == ["deliver", "deliver", "next_delivery"]
     assert idle.waits == pytest.approx(LONG, rel=0.1)
 
 
 def test_a_consumer_that_ends_leaves_no_question(taking: tuple[House, Taking]) -> None:
     """After the end of a consumer nothing is asked for its queue, and jobs of the others are taken as before."""
-    house, idle = taking
+    house, busy = taking
     house.play.delay("first", ["return"])
-    (taken,), _more = idle.take("celery", "gone")
-    idle.source.cancel()
-    assert idle.waits == math.inf
-    idle.source.ack([taken.tag])
+    busy.take("celery", "gone")
+    assert busy.waits < math.inf
+    busy.slots.is_busy = True
+    busy.take("celery", "gone")
+    busy.source.cancel()
+    assert busy.waits == math.inf
     house.play.delay("second", ["return"])
-    assert len(idle.take()[0]) == 1
+    busy.take()
+    busy.await_answer()
+    assert len(busy.take()[0]) == 1
+
+
+def test_what_is_due_is_looked_for_once(taking: tuple[House, Taking]) -> None:
+    """A time at which a job becomes due leads to one look, also if nobody consumes its queue any more."""
+    house, idle = taking
+    house.play.apply_async(("soon", ["return"]), countdown=0.05)
+    idle.take("celery", "other")
+    assert not idle.source.pop_due(time.monotonic())
+    assert idle.source.pop_due(time.monotonic() + 1)
+    assert not idle.source.pop_due(time.monotonic() + 1)
+    assert idle.waits == math.inf
+
+
+def test_a_full_worker_rests(taking: tuple[House, Taking], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop whose worker has no free place begins no round by itself while jobs wait."""
+    house, full = taking
+    monkeypatch.setattr(app_state_of(house.app), "can_kill", True)
+    monkeypatch.setattr(full.slots, "count_wanted", lambda _: 0)
+    house.play.delay("waits", ["return"])
+    with house.app.connection_for_read() as connection, connection.channel() as channel:
+        hub, transport = Hub(), connection.transport
+        house.app.amqp.queues["celery"](channel).consume(callback=lambda _body, _message: None)
+        transport.register_with_event_loop(connection.connection, hub)
+        for _ in range(3):
+            transport._deliver_all()
+        assert channel.has_due
+        transport._waker.clear()
+        for _ in range(3):
+            transport._on_tick()
+        assert not select.select([transport._waker.reader], [], [], 0)[0]
+        hub.close()
 
 
 def test_a_worker_takes_a_job_once(taking: tuple[House, Taking]) -> None:

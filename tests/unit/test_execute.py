@@ -1,6 +1,5 @@
 """What one message makes of its job: no sweep runs here, so that nothing heals what a message has not done."""
 
-import asyncio
 import json
 import logging
 import os
@@ -172,10 +171,6 @@ def cancel_and_retry(task: Any) -> Any:
     return task.retry(countdown=0)
 
 
-class GreenletExit(BaseException):
-    """What a killed greenlet raises."""
-
-
 REUSED = (
     "TaskIdReusedError: the id 'ID' belongs to a job of play, and cannot be that of a job of echo: an id is used for "
     "one job. Leave task_id out, or choose another one"
@@ -214,9 +209,6 @@ ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
     (raised(JobInterrupted("x")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
     (raised(StaleTokenError("x", 1, "running")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
     (raised(KeyboardInterrupt()), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
-    (raised(GreenletExit()), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
-    (raised(asyncio.CancelledError()), State.FAILED, "fail", "", 0, 0),
-    (raised(SystemExit(1)), State.FAILED, "fail", "", 0, 0),
 ]  # fmt: skip
 """What a body does; then the job's state, the last event and its reason, the messages, and the retries of the job."""
 
@@ -228,7 +220,7 @@ def test_a_run_ends_as_its_body(  # noqa: PLR0917 - a table
     """A run ends in one transition, and sends one message if the job is due at once, and none otherwise."""
     house.act = act
     result = house.play.delay("key")
-    with suppress(KeyboardInterrupt, GreenletExit):
+    with suppress(KeyboardInterrupt):
         house.jobs.worker.run_next_message()
     job = house.ledger.get(result.id)
     last = house.ledger.history(result.id)[-1]

@@ -192,7 +192,7 @@ def test_a_run_is_stopped_while_the_store_is_away() -> None:
     release_run(request)
     request.get_own_run = lambda: None  # it has ended
     release_run(request)
-    assert done == ["killed", "released"]
+    assert done == ["killed"]
 
 
 @pytest.mark.parametrize("applied", [True, False])

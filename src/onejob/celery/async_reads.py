@@ -199,7 +199,7 @@ class Watcher:
         """Watch a job, whose version the caller has read, for the duration of the context."""
         watch = self.watches.get(job.id) or self._add(job)
         watch.waiters += 1
-        if self._reader is None:
+        if self._reader is None or self._reader.done():
             self._reads_all_at = asyncio.get_running_loop().time() + self._interval
             self._reader = asyncio.create_task(self._read())
         try:

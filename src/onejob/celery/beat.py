@@ -154,14 +154,14 @@ def _django_entries(app: Celery) -> Iterator[Entry]:
         return
     if not apps.ready or not apps.is_installed("django_celery_beat"):
         return
-    from django.db import DatabaseError, close_old_connections
+    from django.db import Error, close_old_connections
     from django_celery_beat.models import PeriodicTask
     from django_celery_beat.schedulers import ModelEntry
 
     close_old_connections()  # that of a worker's thread may be broken
     try:
         models = [*PeriodicTask.objects.enabled()]
-    except DatabaseError as error:
+    except Error as error:
         log_warning("the entries of django-celery-beat cannot be read: %s", describe(error))
         return
     for model in models:

@@ -89,6 +89,10 @@ class Source:
         """Return when a message becomes due of which no signal tells, on the monotonic clock; None: there is none."""
         return None
 
+    def pop_due(self, now: float) -> bool:  # noqa: ARG002 - as `due_at`
+        """Return whether one is due, and forget it."""
+        return False
+
     def size(self, queue: str) -> int | None:  # noqa: ARG002 - for those that have messages in queues
         """Return how many messages a queue has; None if there is no such queue, or the ledger counts them."""
         return None

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onejob")
 
-UNASKED_SECONDS = 0.1
-"""Seconds after which an idle worker looks again when no process has accepted the jobs that it took."""
+ASK_AFTER = 0.005
+"""Seconds after which a worker that was idle asks when its next job is due: its processes get their jobs before."""
 LOCKED_PAUSES = (0.001, 0.1)
 """Seconds between two looks for due jobs whose rows are locked: at first, doubled each time, and at most."""
 
@@ -159,8 +159,6 @@ class JobMessages(Source):
         """When the next job of each queue is due that no signal tells of, on the monotonic clock."""
         self._locked_pause = 0.0
         """Seconds after which due jobs that were locked are looked for again."""
-        self._unasked: Sequence[str] = ()
-        """The queues of which it is not known when their next job is due: that is asked while the latest one runs."""
 
     @property
     def has_limit(self) -> bool:
@@ -195,20 +193,17 @@ class JobMessages(Source):
         if slots is None or not self.has_loop:
             return self._deliver(queues, limit)
         if self._held or slots.is_busy:
-            return not self._request(queues, limit)
-        return self._deliver_first(queues, limit)
+            self._forget_due(queues)
+            return not self._prefetch.request(queues, limit)
+        return self._deliver(queues, limit, asks_later=True)
 
-    def _request(self, queues: Sequence[str], limit: int) -> bool:
-        """Have jobs taken in the thread, which announces its answer; False if it is busy."""
-        self._unasked = ()
-        self._forget_due(queues)
-        return self._prefetch.request(queues, limit)
-
-    def _deliver(self, queues: Sequence[str], limit: int) -> Delivered:
-        """Take jobs, and find out when the next one is due; `limit` 0: only this."""
-        jobs = self._store.deliver(queues, limit=limit) if limit else []
-        if jobs and len(jobs) == limit:
+    def _deliver(self, queues: Sequence[str], limit: int, *, asks_later: bool = False) -> Delivered:
+        """Take jobs, and find out when the next one is due; `asks_later`: not before these are with their processes."""
+        jobs = self._store.deliver(queues, limit=limit)
+        if len(jobs) == limit:
             return Delivered(jobs, is_full=True, due_at=None)
+        if jobs and asks_later:
+            return Delivered(jobs, is_full=False, due_at=time.monotonic() + ASK_AFTER)
         try:
             seconds = self._store.next_delivery(queues)
         except StoreError:
@@ -216,20 +211,6 @@ class JobMessages(Source):
                 raise
             return Delivered(jobs, is_full=True, due_at=None)  # the next delivery meets the error again
         return Delivered(jobs, is_full=False, due_at=None if seconds is None else time.monotonic() + seconds)
-
-    def _deliver_first(self, queues: Sequence[str], limit: int) -> Delivered:
-        """Take jobs for an idle worker, which get to its processes before anything else is asked."""
-        jobs = self._store.deliver(queues, limit=limit)
-        if not jobs:
-            return self._deliver(queues, 0)
-        if len(jobs) == limit:
-            return Delivered(jobs, is_full=True, due_at=None)
-        return Delivered(jobs, is_full=False, due_at=self._ask_later(queues))
-
-    def _ask_later(self, queues: Sequence[str]) -> float:
-        """Ask when the next job is due once a process has accepted one; return when to look if none does."""
-        self._unasked = queues
-        return time.monotonic() + UNASKED_SECONDS
 
     def _note_due(self, queues: Sequence[str], found: Delivered) -> None:
         """Note when to look again: less and less often for due jobs that are locked, as by a user's transaction."""
@@ -248,9 +229,8 @@ class JobMessages(Source):
         self._app_state.ledger.mark_lost([job.id for job in jobs])
 
     def _take(self, job: Job) -> Taken | None:
-        tag = f"job {job.id}"
-        held = self._held.get(tag)
-        if held is not None and held.attempt == job.attempt:
+        tag = f"job {job.id} {job.attempt}"  # its next run may come before the end of this one is acknowledged
+        if tag in self._held:
             return None  # it was offered to other workers, and still waits here
         try:
             payload = self._app_state.publisher.payload_of(job, tag)
@@ -265,8 +245,6 @@ class JobMessages(Source):
         """Forget jobs: a process has accepted them, and claims them."""
         for tag in tags:
             self._held.pop(tag, None)
-        if (queues := self._unasked) and not self._request(queues, 0):
-            self._due_at.update(dict.fromkeys(queues, self._ask_later(queues)))
 
     def requeue(self, tags: Sequence[str]) -> None:
         """Offer jobs again."""
@@ -279,7 +257,6 @@ class JobMessages(Source):
     def cancel(self) -> None:
         """Offer again what no consumer has got yet, and forget what was known of the queues."""
         self._prefetch.cancel()
-        self._unasked = ()
         self._due_at.clear()
 
     def close(self) -> None:
@@ -300,3 +277,9 @@ class JobMessages(Source):
     def due_at(self) -> float | None:
         """Return when a job becomes due of which no signal tells, on the monotonic clock; None: none is known."""
         return min([*self._due_at.values()], default=None)
+
+    def pop_due(self, now: float) -> bool:
+        """Return whether a job is due of which no signal tells, and forget it: the delivery that follows knows more."""
+        due = [queue for queue, at in [*self._due_at.items()] if at <= now]
+        self._forget_due(due)
+        return bool(due)

@@ -285,7 +285,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
     def _on_tick(self) -> None:
         """Write the acknowledgements of a round of the event loop, and look for more: a process may be free."""
         self.flush()
-        if self._has_due() and (self._deliver_found() or self._next_look() < self._timer_at):
+        if self._has_due() and (self._deliver_found() or self._next_look() < self._timer_at - SHORTEST_PAUSE):
             # The pool may have looked in this round already for what it has to write to its processes, and the loop
             # for how long it may wait: `_deliver_all` sets an earlier timer in the next one.
             self.wake()
@@ -340,7 +340,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             for channel in self.channels:
                 channel.look_everywhere()
         for source in self.sources:
-            if (due_at := source.due_at()) is not None and due_at <= now:
+            if source.pop_due(now):
                 for channel in self.channels:
                     channel.look_in(source)
         self._look_at = self._looked_at + self._interval

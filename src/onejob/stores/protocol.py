@@ -60,7 +60,7 @@ OTHER_SUBMITTERS = "(others)"
 """The submitter under which the duplicates of all further submitters are counted."""
 BATCH_LIMIT = 1000
 """How many submissions one call may have."""
-FORGOTTEN_AFTER = 86_400.0
+FORGOTTEN_AFTER = 3_600.0
 """Seconds for which an expired queue and its bindings are kept: a consumer that was suspended meanwhile renews it."""
 LOOK_INTERVAL = 10.0
 """Seconds after which workers look for jobs and messages without a signal, which tells of all that are due before."""

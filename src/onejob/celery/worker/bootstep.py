@@ -256,7 +256,12 @@ def release_run(request: Request) -> None:
 
     While the store is away, the child is killed, and its job recovers when its lease expires.
     """
-    if _may_run(request):
+    try:
+        is_running = request.get_own_run() is not None
+    except StoreError:
+        request.kill_child()
+        return
+    if is_running:
         request.kill_child()
         request.release("its worker was shut down")
 

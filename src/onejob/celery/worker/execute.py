@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
-KILLED = "GreenletExit"
-"""What a greenlet raises that is killed, as by a revocation; its package need not be installed."""
+OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
+"""What pools of greenlets raise in a body to end it; their packages need not be installed."""
 _claimed: ContextVar[tuple[Applied, str]] = ContextVar("onejob_claimed")
 """The answer to the claim of the message that is traced, and the nonce of the claim."""
 
@@ -280,16 +280,17 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
     """Call the body. Raises RuntimeError for what is no `Exception`, which Celery's pools do not expect of a task.
 
     In a process of its own, `sys.exit` ends that process, which is a crash; elsewhere it would end the worker, or a
-    thread. What ends a worker, or its threads, reaches Celery, and the Ctrl-C of who runs tests reaches them.
+    thread. What a worker itself raises to end a run reaches Celery, and outside of workers everything its test.
     """
     try:
         return body(*message.args, **message.kwargs)
     except (Exception, JobInterrupted, WorkerShutdown, WorkerTerminate):
         raise
     except BaseException as error:
+        is_in_worker = getsignal(SIGINT) is not default_int_handler
         ends_process = isinstance(error, SystemExit | KeyboardInterrupt) and current_process().name != "MainProcess"
-        is_users = isinstance(error, KeyboardInterrupt) and getsignal(SIGINT) is default_int_handler
-        if ends_process or is_users or type(error).__name__ == KILLED or draining.is_set():
+        is_of_greenlet = not OF_GREENLETS.isdisjoint(each.__name__ for each in type(error).__mro__)
+        if not is_in_worker or ends_process or is_of_greenlet or draining.is_set():
             raise
         msg = f"the task raised {describe(error)}, which is no Exception"
         raise RuntimeError(msg) from error

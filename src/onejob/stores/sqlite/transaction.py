@@ -168,9 +168,8 @@ class JoinedTransaction(Transaction):
         connection = self._user_connection
         commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # the driver
         if not commits and not connection.in_transaction:
-            self.execute(
-                self._begin
-            )  # Python begins only before some statements, and a savepoint's release would commit
+            # Python begins only before some statements, and the release of a savepoint would commit.
+            self.execute(self._begin)
         self.execute("savepoint onejob")
         self.now = self._clock()
         return self
