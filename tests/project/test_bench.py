@@ -69,6 +69,10 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+EXPECTED = ("no setting", "ended too soon to measure them")
+"""What a contender cannot do, and what happens to a few jobs beside other work."""
+
+
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_the_bench_runs(tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def test_the_bench_runs(tmp_path: Path) -> None:
     run("bench", "--quick", "--peers", "", "--output", str(output))
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     failures = [row["failure"] for stage in STAGES for row in found[stage] if "failure" in row]
-    assert [failure for failure in failures if "no setting" not in failure] == []
+    assert [failure for failure in failures if not any(each in failure for each in EXPECTED)] == []
     assert all("onejob on postgresql" in str(found[stage]) or stage == "growth" for stage in STAGES)
 
 
