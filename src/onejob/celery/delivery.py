@@ -199,17 +199,22 @@ class JobMessages(Source):
 
     def _deliver(self, queues: Sequence[str], limit: int, *, asks_later: bool = False) -> Delivered:
         """Take jobs, and find out when the next one is due; `asks_later`: not before these are with their processes."""
-        jobs = self._store.deliver(queues, limit=limit)
+        jobs, seconds = self._store.deliver(queues, limit=limit), None
+        if len(jobs) < limit and not (jobs and asks_later):
+            try:
+                seconds = self._store.next_delivery(queues)
+                if (
+                    not jobs and seconds is not None and seconds <= 0
+                ):  # locked, as by a client that begins to wait for it
+                    jobs = self._store.deliver(queues, limit=limit)
+            except StoreError:
+                if not jobs:
+                    raise
+                seconds = 0.0  # the next delivery meets the error again
         if len(jobs) == limit:
             return Delivered(jobs, is_full=True, due_at=None)
         if jobs and asks_later:
-            return Delivered(jobs, is_full=False, due_at=time.monotonic() + ASK_AFTER)
-        try:
-            seconds = self._store.next_delivery(queues)
-        except StoreError:
-            if not jobs:
-                raise
-            return Delivered(jobs, is_full=True, due_at=None)  # the next delivery meets the error again
+            seconds = ASK_AFTER
         return Delivered(jobs, is_full=False, due_at=None if seconds is None else time.monotonic() + seconds)
 
     def _note_due(self, queues: Sequence[str], found: Delivered) -> None:
