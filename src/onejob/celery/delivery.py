@@ -203,9 +203,8 @@ class JobMessages(Source):
         if len(jobs) < limit and not (jobs and asks_later):
             try:
                 seconds = self._store.next_delivery(queues)
-                if (
-                    not jobs and seconds is not None and seconds <= 0
-                ):  # locked, as by a client that begins to wait for it
+                is_locked = not jobs and seconds is not None and seconds <= 0
+                if is_locked:  # as by a client that begins to wait for it
                     jobs = self._store.deliver(queues, limit=limit)
             except StoreError:
                 if not jobs:
