@@ -106,6 +106,11 @@ def test_keys_open_pages_and_the_search(tabs: Tabs, served: Dashboard) -> None:
     expect(page.locator("#find")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#find")).not_to_be_focused()
+    page.evaluate("""document.querySelector("#keys dl").dispatchEvent(
+        new KeyboardEvent("keydown", {key: "/", bubbles: true})
+    )""")  # the focus leaves a closed dialog with the next picture only: a key until then is one of the page
+    expect(page.locator("#find")).to_be_focused()
+    page.keyboard.press("Escape")
     page.keyboard.press("/")
     page.keyboard.type("project=crashed")
     page.keyboard.press("Enter")

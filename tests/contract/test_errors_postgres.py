@@ -460,7 +460,7 @@ class StopIt(BaseException):
 
 
 def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After hundreds of exceptions of signals during operations, the pool has as many connections as before."""
+    """After hundreds of exceptions of signals during operations, all threads of the pool get a connection."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a connection may be dropped open
     job = run(store)
     armed: list[bool] = []  # not empty while an operation is under way that was not interrupted yet
@@ -491,9 +491,21 @@ def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeyp
     signal.signal(signal.SIGUSR1, before)
     assert interrupted > 30
     pool = store._connections._pool
-    assert pool is None or pool._slots.qsize() == connection.MAX_CONNECTIONS
+    assert pool is None or pool._slots.free._value == connection.MAX_CONNECTIONS - 1
     warm(store, connection.MAX_CONNECTIONS)
     assert end(store, job).state is State.COMPLETED
+
+
+def test_the_main_thread_has_a_connection_of_its_own(store: PostgresStore) -> None:
+    """While other threads hold all connections that they may, the main thread reads: it takes no slot to lose."""
+    store.find(Query())
+    pool = store._connections._pool
+    assert pool is not None
+    with ExitStack() as held:
+        for _ in range(connection.MAX_CONNECTIONS - 1):
+            assert pool._slots.free.acquire(blocking=False)
+            held.callback(pool._slots.free.release)
+        store.find(Query())
 
 
 def test_submissions_that_wait_block_no_other_operations(place: Place, store: PostgresStore) -> None:

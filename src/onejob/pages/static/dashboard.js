@@ -233,9 +233,11 @@ let isAfterG = false;
 
 function handleKey(event) {
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") { event.preventDefault(); openPalette(); return; }
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("dialog")) return;
-  if (event.target.matches("input:not([type=checkbox]), textarea, select")) {
-    if (event.key === "Escape") event.target.blur();
+  // Until the page is painted again, the focus is still in a dialog that has just been closed.
+  const target = event.target.closest("dialog:not([open])") ? document.body : event.target;
+  if (event.ctrlKey || event.metaKey || event.altKey || target.closest("dialog")) return;
+  if (target.matches("input:not([type=checkbox]), textarea, select")) {
+    if (event.key === "Escape") target.blur();
     return;
   }
   const page = isAfterG && PAGES.find(([, , key]) => key === event.key);
@@ -248,7 +250,7 @@ function handleKey(event) {
     case "k": moveBy(-1); break;
     case "?": if (byId("keys")) byId("keys").showModal(); break;
     case "x": { const box = current && all("input[name=id]", current)[0]; if (box) { box.checked = !box.checked; showSelected(); } break; }
-    case "Enter": if (current && event.target === current) { const link = all("a", current)[0]; if (link) link.click(); } break;
+    case "Enter": if (current && target === current) { const link = all("a", current)[0]; if (link) link.click(); } break;
   }
 }
 

@@ -6,9 +6,8 @@ import os
 import re
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakSet
@@ -96,34 +95,27 @@ _LOST = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTra
 class Pool:
     """Idle connections, and a limit of all. A thread that finds none idle opens a new one itself.
 
-    A signal handler may raise an exception anywhere in here; it may lose a connection, but never a slot of the limit.
+    A signal handler may raise an exception anywhere in here, even between the end of a call and the assignment of what
+    it returned. It may lose a connection, but never a slot of the limit: handlers run in the main thread only, which
+    needs one connection at a time and takes no slot for it.
     """
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._slots = _new_slots(MAX_CONNECTIONS)
-        self._waiting_slots = _new_slots(MAX_CONNECTIONS // 2)
+        self._slots = Slots(MAX_CONNECTIONS - 1)  # and one for the main thread
+        self._waiting_slots = Slots(MAX_CONNECTIONS // 2)
         self._idle: list[tuple[float, Connection]] = []
         self._retired = False
 
     @contextmanager
     def connection(self, *, wait_for_locks: bool) -> Iterator[Connection]:
         """Yield an exclusive connection. Operations that may wait for locks get at most half of all connections."""
-        if wait_for_locks:
-            _take(self._waiting_slots)
-        try:
-            _take(self._slots)
+        with self._waiting_slots if wait_for_locks else nullcontext(), self._slots:
+            connection = self._acquire()
             try:
-                connection = self._acquire()
-                try:
-                    yield connection
-                finally:
-                    self._release(connection)
+                yield connection
             finally:
-                self._slots.put(None)
-        finally:
-            if wait_for_locks:
-                self._waiting_slots.put(None)
+                self._release(connection)
 
     def retire(self) -> None:
         """Close the idle connections now, and those in use at the end of their operations."""
@@ -156,20 +148,24 @@ class Pool:
             connection.close()
 
 
-def _new_slots(count: int) -> SimpleQueue[None]:
-    """Return a semaphore that is implemented in C: a signal handler cannot interrupt its operations half-way."""
-    slots: SimpleQueue[None] = SimpleQueue()
-    for _ in range(count):
-        slots.put(None)
-    return slots
+class Slots:
+    """A limit of the threads that do something at a time. The main thread does not count: see `Pool`."""
+
+    def __init__(self, count: int) -> None:
+        self.free = threading.Semaphore(count)
+
+    def __enter__(self) -> None:
+        if not _in_main_thread() and not self.free.acquire(timeout=WAIT_SECONDS):
+            msg = "all connections of this process are in use"
+            raise PoolTimeout(msg)
+
+    def __exit__(self, *_: object) -> None:
+        if not _in_main_thread():
+            self.free.release()
 
 
-def _take(slots: SimpleQueue[None]) -> None:
-    try:
-        slots.get(timeout=WAIT_SECONDS)
-    except Empty:
-        msg = "all connections of this process are in use"
-        raise PoolTimeout(msg) from None
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class Connections:
