@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -147,6 +149,19 @@ def test_a_time_limit_fails_the_job(shared: House) -> None:
         soft.get(PATIENCE)
     for key, result in {"hard": hard, "soft": soft}.items():
         shared.assert_ran(result, State.FAILED, key, 1)
+
+
+@provokes(logs=["JSONDecodeError"], because="its payload is no JSON")
+def test_an_error_before_the_body_ends_the_job(house: House) -> None:
+    """A job whose run cannot start, as its payload cannot be read, has failed in the ledger as in Celery, at once."""
+    result = house.play.delay("unread", ["return"])
+    with closing(sqlite3.connect(house.directory / "ledger.db")) as database, database:
+        database.execute("update jobs set payload = '{' where id = ?", [result.id])
+    house.worker()
+    job = house.await_state(result, State.FAILED)
+    assert (job.attempt, house.runs("unread")) == (1, 0)
+    with pytest.raises(Exception, match="Expecting property name"):
+        CeleryResult(result.id, app=house.app).get(PATIENCE)
 
 
 def test_a_retry_keeps_the_identity_of_the_submission(shared: House) -> None:

@@ -95,9 +95,9 @@ def _end_of_signal(signal: Retry | Ignore | Reject) -> End:
     return End(Transition.FAIL, "the task rejected its message", encode_failure(signal))
 
 
-def apply_end(end: End, task: BoundTask, run: RunningJob) -> None:
+def apply_end(end: End, task: BoundTask, job: Job) -> None:
     """Record the end of a run, when the store can be reached. Raises `StaleTokenError` if another run has the job."""
-    job, ledger = run.job, app_state_of(task.app).ledger
+    ledger = app_state_of(task.app).ledger
     if end.transition is Transition.FAIL:
         end_run(job.id, partial(ledger.fail, job, end.error or "", end.reason))
     elif end.transition is Transition.ABANDON:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from signal import SIGINT, default_int_handler, getsignal
@@ -55,7 +55,7 @@ from onejob.observability import tracing
 from onejob.observability.events import transition_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from onejob.celery.app_state import AppState
     from onejob.celery.options import BoundTask, TaskOptions
@@ -140,7 +140,8 @@ def _execute(task: BoundTask, request: Any, app_state: AppState, body: Callable[
     job = _claim(task, request, app_state)
     if isinstance(job, Ignored):
         return job
-    message = _check_message(task, request, app_state, job)
+    with _ending_run(task, job):
+        message = _check_message(task, request, app_state, job)
     if isinstance(message, Ignored):
         return message
     if job.canvas_pending:
@@ -154,6 +155,17 @@ def _execute(task: BoundTask, request: Any, app_state: AppState, body: Callable[
 
 
 # --- before the body ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _ending_run(task: BoundTask, job: Job) -> Iterator[None]:
+    """End the run in the ledger, too, if what precedes the body raises: Celery reports it as the failure of the job."""
+    try:
+        yield
+    except Exception as error:
+        if job.state is State.RUNNING and job.follows_id is None:
+            apply_end(end_of(error, has_ended=False), task, job)
+        raise
 
 
 def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job | Ignored:
@@ -246,17 +258,8 @@ def _run(
     if message.replaced_by is not None:
         ended = await_replacement(task, job)
         return ended if isinstance(ended, Ignored) else return_end(task, request, app_state, ended)
-    if options_of(task).webhook_url is not None:
-        wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
-    request.retries = job.retries
-    if job.attempt > job.retries + 1:  # as the broker says of a message that it delivers again
-        request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
-    request.args, request.kwargs = message.args, message.kwargs
-    options = _identity_options(task, job)
-    if options.unique_until == "started" and job.holds_identity:
-        job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
-    limits, typed = app_state.settings.limits, options_of(task).typed
-    run = RunningJob(job, app_state.ledger, limits, options.retention_of(job), typed)
+    with _ending_run(task, job):
+        run = _start(task, request, app_state, job, message)
     with set_current_job(run):
         try:
             run.raise_if_draining()
@@ -268,12 +271,27 @@ def _run(
                 logger.warning("job %s was completed by its transaction, which then raised %s", job.id, describe(error))
                 return loads(completed.result or "null")
             end = end_of(error, has_ended=run.ended)
-            apply_end(end, task, run)
+            apply_end(end, task, run.job)
             if isinstance(error, JobCanceled):
                 report_canceled(task, request, app_state, job)
             if end.is_silent:
                 return Ignored(end.reason)
             raise
+
+
+def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message: Message) -> RunningJob:
+    """Give the request what the job's run is to see, and return the handle of the run."""
+    if options_of(task).webhook_url is not None:
+        wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
+    request.retries = job.retries
+    if job.attempt > job.retries + 1:  # as the broker says of a message that it delivers again
+        request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
+    request.args, request.kwargs = message.args, message.kwargs
+    options = _identity_options(task, job)
+    if options.unique_until == "started" and job.holds_identity:
+        job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
+    limits, typed = app_state.settings.limits, options_of(task).typed
+    return RunningJob(job, app_state.ledger, limits, options.retention_of(job), typed)
 
 
 def _call(body: Callable[..., Any], message: Message) -> Any:
