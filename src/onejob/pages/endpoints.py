@@ -158,12 +158,12 @@ class Endpoints:
             job_id = request.query_params.get("job")
             if "wsgi_environ" in request.scope:
                 return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
+            job = None if job_id is None else await run_in_threadpool(self._context.job, job_id)
             watcher = self._watchers.current()
             watcher.check_waits(user.name)
-            if job_id is None:
+            if job is None:
                 events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
             else:
-                job = await run_in_threadpool(self._context.job, job_id)
                 events = stream_job(watcher, job, user.name, is_open)
             return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 

@@ -185,8 +185,8 @@ class JobRoutes:
         stream ends also when the API key, or the caller, is no longer valid.
         """
         permissions = permissions_of(request)
-        self.watchers.current().check_waits(_caller_of(request))
         job = await run_in_threadpool(self.get, job_id, permissions)
+        self.watchers.current().check_waits(_caller_of(request))  # a burst of streams has read its jobs at once
         if job.state.final and last_event_id == _event_id(job):
             return Response(status_code=204)  # makes an EventSource stop reconnecting
         return EventSourceResponse(self._stream(job, request, last_event_id), headers={"x-accel-buffering": "no"})

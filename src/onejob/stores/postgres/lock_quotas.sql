@@ -10,6 +10,6 @@ expired as (
 deleted as (
   delete from onejob.quotas using expired where quotas.name = expired.name
 )
-insert into onejob.quotas as quotas (name, used, until, requests)
-select name, 0, 0, '' from unnest(cast(:names as text[])) as given (name)
+insert into onejob.quotas as quotas (name, used, until)
+select name, 0, 0 from unnest(cast(:names as text[])) as given (name)
 on conflict (name) do update set used = quotas.used where false -- which locks the row, and writes nothing

@@ -6,7 +6,7 @@ delete from quotas where name in (select name from quotas where until <= :now or
 -- Use a quota once, unless it is used up. A window begins with its first use.
 -- in: :name :limit :period (seconds) :now
 -- out: when the window ends; nothing when the quota is used up
-insert into quotas (name, used, until, requests) values (:name, 1, :now + :period, '')
+insert into quotas (name, used, until) values (:name, 1, :now + :period)
 on conflict (name) do update set
   used = iif(until > :now, used, 0) + 1, until = iif(until > :now, until, :now + :period)
 where until <= :now or used < :limit

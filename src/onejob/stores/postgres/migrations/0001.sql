@@ -171,8 +171,7 @@ create index keys_job on onejob.keys (job_id);
 create table onejob.quotas (
   name text primary key,
   used integer not null,
-  until double precision not null,
-  requests text not null
+  until double precision not null
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
 create index quotas_until on onejob.quotas (until);
 

@@ -163,8 +163,7 @@ create index keys_job on keys (job_id);
 create table quotas (
   name text primary key,
   used integer not null,
-  until real not null,
-  requests text not null
+  until real not null
 ) strict, without rowid;
 create index quotas_until on quotas (until);
 
