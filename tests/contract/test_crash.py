@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from onejob.jobs.lifecycle import State
@@ -34,6 +35,10 @@ def kill_after_acknowledgements(address: StoreAddress, log: Path, name: str, aft
     eventually(lambda: len(read_acknowledged(log)) >= after, 100.0)
     process.kill()
     process.join(10.0)
+    if address.kind == "postgresql":  # whose server goes on with the operation of a client that is gone
+        query = "select from pg_stat_activity where pid <> pg_backend_pid() and state <> 'idle' and query like %s"
+        with psycopg.connect(address.url, autocommit=True) as session:
+            eventually(lambda: session.execute(query, [f"%{address.namespace}%"]).fetchone() is None, 100.0)
 
 
 def read_acknowledged(log: Path) -> list[tuple[str, str]]:
