@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import celery
 import pytest
 from celery import signals
 from celery.app.trace import build_tracer
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.transport import memory
 
 import onejob
@@ -435,6 +436,15 @@ def test_a_transaction_that_a_body_leaves_open_is_rolled_back(house: House, erro
     uncommitted = "OneJobError: the body called complete_in, but its transaction was not committed"
     assert (job.state, job.reason) == (State.FAILED, "LookupError: x" if error else uncommitted)
     assert session.rollbacks == 1
+
+
+@pytest.mark.parametrize(("operation", "state"), [("complete", State.COMPLETED), ("fail", State.FAILED)])
+def test_a_soft_time_limit_after_the_body_changes_no_end(house: House, operation: str, state: State) -> None:
+    """A soft time limit that passes while the end of a run is recorded changes nothing about that end."""
+    house.meanwhile(operation, partial(raised(SoftTimeLimitExceeded()), None))
+    job = house.run(raised(LookupError("x")) if operation == "fail" else lambda _: "done")
+    assert (job.state, job.reason) == (state, "LookupError: x" if operation == "fail" else "completed")
+    assert house.events(job.id) == ["submit", "claim", operation]
 
 
 def test_a_run_completes_with_the_models_of_its_task(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, delay_of, dump_models, merge_options
@@ -134,8 +134,15 @@ def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
 
 
 def end_run(job_id: str, change: Callable[..., T]) -> T:
-    """Apply a change that ends a run, as `wait_for_store` does: one request, also if its reply is lost."""
-    return wait_for_store(job_id, partial(change, request_id=new_nonce()))
+    """Apply a change that ends a run, as `wait_for_store` does: one request, also if its reply is lost.
+
+    The body has ended: a soft time limit that passes meanwhile, once per run, does not change how.
+    """
+    operation = partial(change, request_id=new_nonce())
+    try:
+        return wait_for_store(job_id, operation)
+    except SoftTimeLimitExceeded:
+        return wait_for_store(job_id, operation)
 
 
 # --- one more run -----------------------------------------------------------------------------------------------------
