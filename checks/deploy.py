@@ -30,6 +30,8 @@ SANDBOX = {
     "RestrictNamespaces": "yes", "RestrictSUIDSGID": "yes", "LockPersonality": "yes", "MemoryDenyWriteExecute": "yes",
     "SystemCallArchitectures": "native", "UMask": "0077", "User": "office",
 }  # fmt: skip
+JOB_API = ("examples/job_api/app.py", COMPOSE, "examples/job_api/README.md")
+VARIABLE = re.compile(r"\b(?:JOB_API|ONEJOB)_[A-Z_]+\b")
 EXPOSURE = 2.0
 """What `systemd-analyze security` may say at most, of ten."""
 MARGIN = 10
@@ -167,3 +169,16 @@ def compose_worker(project: Project) -> Iterator[str]:
     yield from differences(line, "the file of the health check", test[-1], file)
     if file.rpartition("/")[0] not in worker["tmpfs"]:
         yield f"{line}: the folder of {file} is no tmpfs"
+
+
+@check
+def job_api_settings(project: Project) -> Iterator[str]:
+    """What Compose sets, and what the README of the example lists, is what its app reads from the environment."""
+    read, *told = ({_setting(name) for name in VARIABLE.findall(project[place])} for place in JOB_API)
+    for place, names in zip(JOB_API[1:], told, strict=True):
+        yield from differences(f"{place}:1", "settings", sorted(names - {"JOB_API_PORT"}), sorted(read))
+
+
+def _setting(variable: str) -> str:
+    """Return the name of a setting that may also be given as a file."""
+    return variable if variable == "JOB_API_PROBE_FILE" else variable.removesuffix("_FILE")

@@ -10,8 +10,9 @@ from dataclasses import fields
 from posixpath import dirname, normpath
 from typing import TYPE_CHECKING, Any
 
-from checks.project import ROOT, check, line_of
+from checks.project import ROOT, check, differences, line_of
 from hatch_build import absolute
+from onejob.api.problems import PROBLEM_TYPES
 from onejob.celery.option_names import TASK_OPTIONS
 from onejob.config import NAMES, Settings
 from onejob.observability.metrics import SERIES
@@ -42,7 +43,7 @@ FOREIGN = {
 _ANY = "|".join(each.pattern.removeprefix("(?i)") for each in FOREIGN.values())
 ANY_FOREIGN = re.compile(_ANY, re.IGNORECASE | re.MULTILINE)
 """Finds the files to look at line by line."""
-SETTINGS = "docs/settings.md"
+SETTINGS, PROBLEMS = "docs/settings.md", "docs/problems.md"
 OBSERVABILITY = "docs/observability.md"
 
 
@@ -154,3 +155,12 @@ def series_page(project: Project) -> Iterator[str]:
     if found != wanted:
         wrong = next((row for row in wanted if row not in found), found[-1:])
         yield f"{OBSERVABILITY}:{line_of(text, '| series |')}: these are not the series of the code: {wrong}"
+
+
+@check
+def problems_page(project: Project) -> Iterator[str]:
+    """The table of docs/problems.md has each problem type with its status, and no other."""
+    rows = [line.split("|") for line in project[PROBLEMS].splitlines() if line.startswith("| `")]
+    found = {(row[1].strip(" `"), int(row[2])) for row in rows}
+    wanted = {(name, kind.status) for name, kind in PROBLEM_TYPES.items()}
+    yield from differences(f"{PROBLEMS}:1", "problem types", sorted(found), sorted(wanted))

@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from checks.project import check, functions, line_of
+from onejob.doctor import catalogue
 from tests.mutants import mutants_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 VERDICTS = frozenset({"fail", "raises", "run_state_machine_as_test"})
 """Calls that make a test fail, as an assertion does."""
 MUTANTS = "tests/mutants.toml"
+DOCTOR_TESTS = ("tests/doctor/", "tests/celery/")
 NAMED = re.compile(r"(?<![\w/.}])tests/[\w/]+\.(?:py|toml|json)\b")
 """A file of the tests, by its place in the project."""
 SPOILT = {"tests/compat/test_peer_suites.py", "tests/project/test_checks.py", "website/blocks.py"}
@@ -99,3 +101,13 @@ def paths_of_tests(project: Project) -> Iterator[str]:
             for named in NAMED.findall(line):
                 if not project.has(named) and place not in SPOILT:
                     yield f"{place}:{number}: there is no {named}"
+
+
+@check
+def doctor_tests(project: Project) -> Iterator[str]:
+    """Each check of `onejob doctor` has a name of its own, and is named by a test that makes its condition real."""
+    texts = "".join(text for folder in DOCTOR_TESTS for text in project.under(folder, ".py").values())
+    names = [each.name for each in catalogue()]
+    for name in names:
+        if f'"{name}"' not in texts or names.count(name) > 1:
+            yield f"src/onejob/doctor:1: no test names the check {name}, or two checks have this name"

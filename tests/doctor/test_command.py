@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from onejob.cli import celery_group
 from onejob.cli.access import find_app
-from onejob.doctor import catalogue
 from tests.cli.command import Shell, call
 from tests.cli.conftest import app_shell
 from tests.doctor.support import installed
@@ -60,12 +59,3 @@ def test_an_unusable_ledger_is_an_error() -> None:
     assert "means: no job can be submitted" in means
     assert "to do: " in to_do
     assert count == "1 error"
-
-
-def test_each_check_has_a_test() -> None:
-    """Each check has a name of its own, says what to do, and is named by a test that makes its condition real."""
-    own, checks = Path(__file__).parent, catalogue()
-    texts = "".join(path.read_text() for path in [*own.glob("*.py"), *own.parent.glob("celery/test_worker_shown.py")])
-    assert [check.name for check in checks if f'"{check.name}"' not in texts] == []
-    assert len({check.name for check in checks}) == len(checks)
-    assert all(check.when and check.meaning and check.remedy for check in checks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -145,15 +144,3 @@ def test_a_stack_that_is_not_up_is_named(place: Place) -> None:
     law = "BROKEN  the server is up, and its ledger and its broker answer: GET /healthz: "
     assert (checked.returncode, checked.stdout[: len(law)]) == (1, law)
     assert (stopped.returncode, stopped.stderr) == (1, "nothing is up: `make up` starts it\n")
-
-
-def test_settings_have_one_name() -> None:
-    """What compose and the README set is what the app reads."""
-    read, *configured = (
-        {
-            name.removesuffix("_FILE") if name != "JOB_API_PROBE_FILE" else name
-            for name in re.findall(r"\b(?:JOB_API|ONEJOB)_[A-Z_]+\b", (ROOT / path).read_text())
-        }
-        for path in ("examples/job_api/app.py", "deploy/compose.yaml", "examples/job_api/README.md")
-    )
-    assert [names - {"JOB_API_PORT"} for names in configured] == [read, read]
