@@ -205,6 +205,7 @@ def _list(store: PostgresStore, followed: str) -> None:
     for state in (State.FAILED, State.RUNNING):
         of_state = Query(states=frozenset({state}))
         store.find(of_state)
+        store.find(replace(of_state, before=time.time() - 60.0, before_id="x"))
         store.find(replace(of_state, light=True))
         store.counts(of_state)
         store.counts(of_state, limit=10)

@@ -85,6 +85,13 @@ def test_few_jobs_are_found_by_their_index(plans: list[Plan], name: str, mode: s
         assert not name.endswith("_of_state") or not {key for key in keys if "created_at DESC" in key}
 
 
+def test_a_page_of_a_state_begins_at_its_position(plans: list[Plan]) -> None:
+    """The index leads to the first job of a page, also a later one: what precedes it is not read, and not sorted."""
+    _, later = [plan for plan in plans if (plan.name, plan.mode) == ("find_of_state", "custom")]
+    conditions = [node.get("Index Cond", "") for _, node in later.nodes()]
+    assert [each for each in conditions if re.search(r"ROW\((jobs\.)?created_at, (jobs\.)?id\)", each)]
+
+
 def test_newest_jobs_and_those_of_a_submitter_are_found_by_an_index(plans: list[Plan]) -> None:
     """The newest jobs, and those of one submitter, are listed and counted without reading the others."""
     newest, of_a_time, _ = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]

@@ -286,8 +286,8 @@ onejob.jobs
 -- name: page
 -- in: the filters, the time range, :before :before_id (null for any) :limit :offset
 {filters} and {time_range}
-  and created_at <= coalesce(cast(:before as float8), 'infinity')
-  and (cast(:before as float8) is null or created_at < cast(:before as float8) or id < cast(:before_id as text))
+  and (cast(:before as float8) is null
+    or (created_at, id) < (cast(:before as float8), cast(:before_id as text)))
 order by created_at desc, id desc
 limit :limit offset :offset
 -- name: quotas
