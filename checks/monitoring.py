@@ -39,8 +39,8 @@ MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that Prometheus adds to whatever it scrapes."""
-NOT_SHOWN = ["claims_total"]
-"""The number of started runs, which is that of the ended ones."""
+NOT_SHOWN = ["claims_total", "changes_total"]
+"""The number of started runs, which is that of the ended ones; and what people did, which pages compare."""
 COLUMNS = 24
 
 

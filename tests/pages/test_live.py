@@ -15,6 +15,8 @@ import pytest
 from onejob.api.api_keys import Role, session_of
 from onejob.api.job_reads import JobWatcher
 from onejob.errors import StoreUnavailableError
+from onejob.jobs.records import ScheduleState
+from onejob.jobs.transitions import new_nonce
 from onejob.pages import endpoints, live
 from onejob.pages.context import ENTRIES, KeyedCache
 from onejob.pages.live import ChangeFeed, stream_changes, stream_job
@@ -75,18 +77,34 @@ def actions(sample: Sample) -> dict[str, Callable[[int], object]]:
         sample.ledger.complete(sample.start(new("finish", number)), "null")
         sample.meter.write()
 
+    def cancel(_: int) -> None:
+        sample.ledger.cancel(waiting.pop().id)
+        sample.meter.write()
+
+    def tick(_: int) -> None:
+        entry = ScheduleState("nightly", new_nonce(), "", since=0.0, seen_at=0.0)
+        sample.ledger.store.put_schedule(entry, expected=nonce_of(sample))
+
     sample.clock.at = sample.ledger.read_clock()
+    waiting = [new("waiting", number) for number in range(100)]
     return {
         "a submission": lambda number: new("submission", number),
         "a run that ends": finish,
         "a worker": lambda number: sample.ledger.heartbeat(f"worker-{number}", lasts=60.0),
+        "a cancellation": cancel,
+        "a tick": tick,
         "a failure": lambda number: sample.fail(new("fail", number), ("E", "no"), seconds=0.0),
     }
 
 
+def nonce_of(sample: Sample) -> str:
+    """Return the nonce of the one schedule in the ledger."""
+    return next((each.nonce for each in sample.ledger.store.schedules()), "")
+
+
 @on_every_store
 def test_a_change_is_an_event(any_sample: Sample) -> None:
-    """On every store a submission, the end of a run, a failure and a new worker are an event for each open page."""
+    """On every store a change of jobs, of workers or of a schedule is an event for each open page."""
 
     async def watch(act: Callable[[int], object]) -> list[bytes]:
         feed = ChangeFeed(any_sample.ledger, Event())

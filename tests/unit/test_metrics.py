@@ -33,9 +33,14 @@ INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
      {("claims_total", "t"): 1, ("wait_seconds", "t", "0.5"): 1, ("wait_seconds", "t", "sum"): 0.5}),
     ("job_claimed", RUN | {"follows_id": "l"}, {}),
     ("claim_refused", {"state": "running"}, {("claims_refused_total", "t"): 1}),
-    ("job_completed", RUN | {"run_seconds": 2.0, "follows_id": "l"}, {}),
-    ("job_canceled", {}, {}),
-    ("job_expired", {}, {}),
+    ("job_completed", RUN | {"run_seconds": 2.0, "follows_id": "l"}, {("changes_total", "completed"): 1}),
+    ("job_canceled", {}, {("changes_total", "canceled"): 1}),
+    ("job_canceled", {"follows_id": "l"}, {("changes_total", "canceled"): 1}),
+    ("job_cancel_requested", {}, {("changes_total", "cancel_requested"): 1}),
+    ("job_expired", {}, {("changes_total", "expired"): 1}),
+    ("job_run_now", {}, {("changes_total", "run_now"): 1}),
+    ("job_unpublishable", {}, {("changes_total", "unpublishable"): 1}),
+    ("job_deleted", {}, {("changes_total", "deleted"): 1}),
     ("job_published", {"times": 1}, {}),
     ("job_redriven", {}, {("redriven_total",): 1}),
     ("jobs_purged", {"count": 7}, {("purged_total",): 7}),
@@ -60,7 +65,7 @@ ENDS = [
 def test_each_event_increments_its_series(
     name: str, fields: dict[str, Any], increments: dict[tuple[str, ...], float]
 ) -> None:
-    """Each event increments its series and no other; each end of a run is counted, but not that of a follower."""
+    """Each event increments its series and no other; each end of a run is counted, that of a follower as no run."""
     assert name in EVENTS
     assert dict(count_event(JobEvent(name, "job-1", "the task itself", fields), "t")) == increments
 

@@ -36,6 +36,11 @@ IDLE_INTERVALS = 5
 
 
 _CLAIMED, _REDRIVEN = events.EVENT_NAMES[Transition.CLAIM], events.EVENT_NAMES[Transition.REDRIVE]
+_OUTSIDE_RUNS = (
+    Transition.CANCEL, Transition.EXPIRE, Transition.REQUEST_CANCEL, Transition.RUN_NOW, Transition.UNPUBLISHABLE,
+)  # fmt: skip
+_CHANGES = frozenset({events.DELETED, *(events.EVENT_NAMES[each] for each in _OUTSIDE_RUNS)})
+"""The events that change what a list of jobs shows, and are no run."""
 
 
 def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
@@ -72,12 +77,13 @@ def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:
         return [(("redriven_total",), 1.0)]
     if event.task == WEBHOOK_TASK and "run_seconds" in fields:
         return [(("webhook_attempts_total", end_of(name)), 1.0)]
-    if "follows_id" in fields:  # the run of the followed job is counted instead
-        return []
-    if name == _CLAIMED:
+    is_run, is_follower = "run_seconds" in fields, "follows_id" in fields
+    if is_follower if is_run else name in _CHANGES:
+        return [(("changes_total", end_of(name)), 1.0)]
+    if name == _CLAIMED and not is_follower:
         wait = _observe("wait_seconds", task, float(fields["wait_seconds"])) if "wait_seconds" in fields else []
         return [(("claims_total", task), 1.0), *wait]
-    if "run_seconds" not in fields:
+    if is_follower or not is_run:  # the run of the followed job is counted
         return []
     expiry: list[tuple[Key, float]] = [(("lease_expiries_total", task), 1.0)] if fields.get("lapsed") else []
     end = (("runs_total", task, end_of(name)), 1.0)

@@ -55,6 +55,7 @@ SERIES: Mapping[str, Series] = {
     "publish_failures_total": Series(_C, (), "Messages that a sweep could not send."),
     "webhook_attempts_total": Series(_C, ("end",), "Attempts to deliver webhooks, by end."),
     "store_errors_total": Series(_C, (), "Counts that a process could not write, as its store failed or was away."),
+    "changes_total": Series(_C, ("event",), "Changes of jobs outside of runs, such as cancellations and expiries."),
     "redriven_total": Series(_C, (), "Dead letters that were redriven.", by_time=True),
     "purged_total": Series(_C, (), "Jobs that were purged after their retention."),
     "run_seconds": Series(_H, ("task",), "Duration of runs, whatever their end.", by_time=True),

@@ -88,11 +88,12 @@ class ChangeFeed:
 
 
 def read_version(ledger: Ledger) -> Version:
-    """Return what differs after a job was submitted, or has changed its state, or a worker has come or gone."""
+    """Return what differs after a job was submitted or has changed, a worker has come or gone, or a schedule acted."""
     totals = ledger.store.totals()
     figures = sorted(item for item in totals.items() if not item[0].startswith(NO_CHANGE))
     newest = ledger.find(Query(limit=1, light=True))
-    return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in ledger.workers()))
+    workers, schedules = ledger.workers(), ledger.store.schedules()
+    return (figures, [job.id for job in newest], [each.name for each in workers], [each.nonce for each in schedules])
 
 
 def version_name(version: object) -> str:
