@@ -13,9 +13,11 @@ from onejob.api.job_reads import READ_AT_ONCE
 from onejob.celery.options import tasks_of
 from onejob.jobs.records import WorkerInfo
 from onejob.ledger import search
+from onejob.observability.metrics import total_name
 from onejob.pages import context, lists
 from onejob.pages.context import Context
 from tests.cases import for_each
+from tests.contract.support import submission
 from tests.pages.sample import GONE, NODES
 from tests.submissions import submission_of
 
@@ -116,6 +118,14 @@ def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
     app.conf.update(onejob_store="sqlite:///:unused:", onejob_lease=300.0, onejob_heartbeat=10.0)
     worker = WorkerInfo("celery@one", 1000.0)
     assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
+
+
+def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> None:
+    """A job waits also on the pages of an app that lacks its task, when no worker is left that has it."""
+    waiting = sample.ledger.submit(submission("elsewhere", task="other.task", route="other")).job
+    sample.ledger.increment({total_name(("submissions_total", "other.task", "admitted")): 1.0})
+    assert [each["waiting"] for each in browser.json("/tasks")["tasks"] if each["task"] == waiting.task] == [1]
+    assert "other" in {each["queue"] for each in browser.json("/workers")["queues"]}
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------

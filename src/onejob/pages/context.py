@@ -27,6 +27,7 @@ from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import WorkerInfo
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.queues import known_tasks
 from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import mean_run
 from onejob.pages.access import User
@@ -96,9 +97,8 @@ class Context:
         return mean
 
     def tasks(self, workers: Iterable[WorkerInfo]) -> frozenset[str]:
-        """Return the names of the app's tasks, and of those that the live workers have registered."""
-        registered = {task for worker in workers for task in worker.tasks}
-        return frozenset(registered | tasks_of(self.app).keys())
+        """Return the names of the app's tasks, and of those that were submitted, or that live workers have."""
+        return known_tasks(self.ledger.store.totals(), workers) | tasks_of(self.app).keys()
 
     def job(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
