@@ -11,6 +11,7 @@ from typing import Any
 
 import celery
 import pytest
+from kombu import Queue
 
 import onejob
 from onejob.api.api_keys import KeyFile, Role
@@ -99,6 +100,7 @@ def test_a_schedule_that_nobody_runs_is_found(tmp_path: Path) -> None:
      {"broker-unreachable", "broker-timeout"}, "127.0.0.1:1/0"),
     (AMQP, {}, {"broker-unreachable", "priorities"}, "amqp://"),
     (AMQP | {"task_queue_max_priority": 10}, {}, {"broker-unreachable"}, "amqp://"),
+    (AMQP | {"task_queues": [Queue("celery", max_priority=10)]}, {}, {"broker-unreachable"}, "amqp://"),
 ])  # fmt: skip
 def test_a_setting_is_found(
     tmp_path: Path, conf: dict[str, Any], totals: dict[str, float], expected: set[str], value: str
@@ -145,6 +147,8 @@ def test_webhooks_without_a_secret_are_found(tmp_path: Path) -> None:
         job = installation.ledger.get(result.id)
         sent = webhook_submission("https://shop.example/hook", job, submitter="", signer="", host="here")
         installation.ledger.follow(sent, follows_id=job.id)
+        assert names(webhooks.examine(installation)) == {"webhooks-unsigned"}
+    with shop(tmp_path, onejob_webhook_submitter_secrets={"another": [SECRET]}) as installation:
         assert names(webhooks.examine(installation)) == {"webhooks-unsigned"}
     with shop(tmp_path, onejob_webhook_secrets=[SECRET]) as installation:
         assert names(webhooks.examine(installation)) == set()

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from onejob.doctor import workers
 from onejob.doctor.finding import Level
 from onejob.jobs.records import Registration, WorkerInfo
 from onejob.ledger.stuck import Snapshot
+from onejob.observability.metrics import total_name
 from onejob.stores.migrate import upgrade
 from tests.cases import for_each
 from tests.doctor.support import installed, names
@@ -63,6 +66,23 @@ def test_jobs_that_nobody_claims_are_found(tmp_path: Path) -> None:
         eventually(lambda: names(workers.examine(installation)) == {"jobs-late"})
         (found,) = [finding for finding in workers.examine(installation) if finding.check]
         assert found.problem == "1 job: no worker has claimed it"
+
+
+def test_the_oldest_jobs_of_unknown_tasks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a task that nobody has are found behind any number of newer ones, of which the newest are looked at."""
+    monkeypatch.setattr(workers, "JOBS_LIMIT", 2)
+    with installed(f"sqlite:///{tmp_path / 'ledger.db'}") as installation:
+        ledger = installation.ledger
+        mine, other = (Registration(tasks=(task,), queues=("celery",)) for task in (order(1).task, "renamed"))
+        ledger.heartbeat("celery@one", lasts=60.0, registration=mine)
+        ledger.submit(replace(order(1), id="old", identity="old", task="renamed"))
+        ledger.store.increment({total_name(("submissions_total", "renamed", "admitted")): 1.0})
+        for number in range(1, 4):
+            ledger.submit(order(number))
+        (found,) = [each for each in workers.examine(installation) if each.check]
+        assert (found.check, found.problem) == ("jobs-of-unknown-tasks", "1 job of renamed")
+        ledger.heartbeat("celery@one", lasts=60.0, registration=other)
+        assert "2 jobs of the newest 2: no live" in " ".join(each.problem for each in workers.examine(installation))
 
 
 def test_stuck_jobs_and_dead_letters_are_found(tmp_path: Path) -> None:

@@ -223,7 +223,10 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
         return
     if app.connection_for_write().transport.driver_type == "amqp":
         plain = [
-            name for name, queue in app.amqp.queues.items() if "x-max-priority" not in (queue.queue_arguments or {})
+            name
+            for name, queue in app.amqp.queues.items()
+            if not queue.max_priority  # type: ignore[attr-defined] # missing in the stubs
+            and "x-max-priority" not in (queue.queue_arguments or {})
         ]
         if plain:
             yield PRIORITIES.found(f"{names_text(used)} with priorities, and none in the queues {names_text(plain)}")

@@ -12,6 +12,7 @@ from shlex import quote
 
 from onejob.doctor.finding import Check, Finding, Installation, Level, ok, with_address
 from onejob.stores import kind_of, sqlite_path
+from onejob.stores.django_database import resolve
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset({
@@ -48,7 +49,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     """Examine the file of the ledger, and the hosts of its workers."""
     if kind_of(installation.settings.store) != "sqlite":
         return
-    path = Path(sqlite_path(installation.settings.store)).resolve()
+    path = Path(sqlite_path(resolve(installation.settings.store))).resolve()
     mounts = MOUNTS.read_text() if MOUNTS.exists() else ""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         journal = connection.execute("pragma journal_mode").fetchone()[0]

@@ -13,13 +13,16 @@ from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
 from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.webhooks.job import WebhookPayload
 
+LOOKED_AT = 100
+"""How many waiting webhooks are looked at: the newest ones."""
 EXPIRES_SOON = 14 * DAY
 READABLE_BY_OTHERS = 0o004
 
 # fmt: off
 UNSIGNED = Check("webhooks-unsigned", "webhooks", Level.ERROR,
-    when="webhooks wait in the ledger, and the app has no secret or no packages to send them",
+    when="webhooks wait in the ledger, and the app has no secret that signs them, or no packages to send them",
     meaning="they are not delivered, and become dead letters",
     remedy="`app.conf.onejob_webhook_secrets = ['whsec_...']` in the workers, and `pip install \"onejob[webhooks]\"`")
 PLAIN = Check("webhooks-plain-http", "webhooks", Level.WARNING,
@@ -57,12 +60,12 @@ def examine(installation: Installation) -> Iterator[Finding]:
 def _check_webhooks(installation: Installation) -> Iterator[Finding]:
     assert installation.app is not None  # noqa: S101 - the caller has looked
     settings = app_state_of(installation.app).webhooks
-    if installation.ledger.find(Query(task=WEBHOOK_TASK, unsettled=True, limit=1)):
+    waiting = installation.ledger.find(Query(task=WEBHOOK_TASK, unsettled=True, limit=LOOKED_AT))
+    for signer in sorted({WebhookPayload.from_job(webhook).signer for webhook in waiting}):
         try:
-            settings.check_usable()
+            settings.check_signer(signer)
         except ConfigurationError as error:
-            if not settings.submitter_secrets:
-                yield UNSIGNED.found(str(error))
+            yield UNSIGNED.found(str(error))
     if settings.allows_http:
         yield PLAIN.found(f"onejob_webhook_ports is {list(settings.ports)}")
     if settings.allow:

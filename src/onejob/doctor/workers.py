@@ -16,8 +16,9 @@ from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.route import Route
 from onejob.jobs.timestamps import duration_text
 from onejob.ledger.bulk import iterate_jobs
+from onejob.ledger.queues import known_tasks
 from onejob.ledger.reader import JobReader
-from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, find_stuck, last_queued
+from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, why_stuck
 from onejob.observability.metrics import WEBHOOK_TASK
 
 JOBS_LIMIT = 2000
@@ -147,21 +148,28 @@ def _queues_of(app: Celery) -> dict[str, str]:
 
 def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> Iterator[Finding]:
     """Check the newest jobs that have not ended, and count the dead letters. `tasks` are those of the app."""
-    stuck: Counter[Stuck] = Counter()
-    unknown: Counter[str] = Counter()
-    for job in islice(iterate_jobs(ledger, Query(unsettled=True), PAGE_SIZE), JOBS_LIMIT):
-        reason = find_stuck(job, snapshot, job.created_at)
-        if reason is Stuck.NOT_CLAIMED:
-            reason = find_stuck(job, snapshot, last_queued(job, ledger.history(job.id)))
-        if reason is not None:
-            stuck[reason] += 1
-        if not (job.publisher_task or job.task in tasks or job.task == WEBHOOK_TASK or snapshot.with_task(job)):
-            unknown[job.task] += 1
+    newest = [*islice(iterate_jobs(ledger, Query(unsettled=True), PAGE_SIZE), JOBS_LIMIT)]
+    stuck = Counter(reason for job in newest if (reason := why_stuck(ledger, job, snapshot)) is not None)
+    of_which = f" of the newest {JOBS_LIMIT:,}" if len(newest) == JOBS_LIMIT else ""
     for reason, count in stuck.most_common():
-        yield (STUCK if reason in HOPELESS else SLOW).found(f"{count_text(count, 'job')}: {reason}")
+        yield (STUCK if reason in HOPELESS else SLOW).found(f"{count_text(count, 'job')}{of_which}: {reason}")
     if tasks or snapshot.workers:
+        unknown = Counter(
+            job.task for job in newest
+            if not (job.publisher_task or job.task in tasks or job.task == WEBHOOK_TASK or snapshot.with_task(job.task))
+        ) | _count_of_unknown_tasks(ledger, snapshot, tasks)  # fmt: skip
         for task, count in unknown.most_common(5):
             yield UNKNOWN.found(f"{count_text(count, 'job')} of {task}")
     dead = ledger.count_states(limit=JOBS_LIMIT).get(State.FAILED, 0)
     if dead:
         yield DEAD.found(f"{'at least ' if dead >= JOBS_LIMIT else ''}{count_text(dead, 'dead letter')}")
+
+
+def _count_of_unknown_tasks(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> Counter[str]:
+    """Return how many jobs of each task wait that was submitted, and that neither the app nor a live worker has."""
+    known = known_tasks(ledger.store.totals(), snapshot.workers) - tasks - {WEBHOOK_TASK}
+    unknown = frozenset(task for task in known if not snapshot.with_task(task))
+    found: Counter[str] = Counter()
+    for group in ledger.backlog(tasks=unknown, limit=JOBS_LIMIT):
+        found[group.task] += group.count
+    return found

@@ -55,15 +55,15 @@ class Snapshot:
         """Read both."""
         return cls(ledger.read_clock(), tuple(ledger.workers()))
 
-    def with_task(self, job: Job) -> list[WorkerInfo]:
-        """Return the live workers that have the job's task, as far as they have registered."""
-        task = job.publisher_task or job.task
+    def with_task(self, task: str) -> list[WorkerInfo]:
+        """Return the live workers that have a task, as far as they have registered."""
         return [worker for worker in self.workers if worker.knows(task) or not (worker.tasks or worker.queues)]
 
     def able(self, job: Job) -> list[WorkerInfo]:
         """Return those of them that consume the job's queue, too. A webhook has none."""
         queue = "" if job.publisher_task else job.queue
-        return [worker for worker in self.with_task(job) if not (queue and worker.queues) or queue in worker.queues]
+        known = self.with_task(job.publisher_task or job.task)
+        return [worker for worker in known if not (queue and worker.queues) or queue in worker.queues]
 
 
 def find_stuck(job: Job, snapshot: Snapshot, queued_at: float) -> Stuck | None:
@@ -85,7 +85,7 @@ def _find_obstacle(job: Job, snapshot: Snapshot) -> Stuck | None:
         return Stuck.NOT_SENDABLE
     if not snapshot.workers:
         return Stuck.NO_WORKER
-    if not snapshot.with_task(job):
+    if not snapshot.with_task(job.publisher_task or job.task):
         return Stuck.TASK_UNKNOWN
     if not (able := snapshot.able(job)):
         return Stuck.QUEUE_NOT_CONSUMED
@@ -121,15 +121,15 @@ def list_stuck(ledger: JobReader, query: Query) -> list[tuple[Job, Stuck]]:
     """
     snapshot = Snapshot.of(ledger)
     unsettled = iterate_jobs(ledger, replace(query, unsettled=True), PAGE_SIZE)
-    found = ((job, _confirm(ledger, job, snapshot)) for job in unsettled)
+    found = ((job, why_stuck(ledger, job, snapshot)) for job in unsettled)
     stuck = ((job.id, reason) for job, reason in found if reason is not None)
     reasons = dict(islice(stuck, query.offset, query.offset + query.limit))
     jobs = ledger.get_many([*reasons])
     return [(jobs[job_id], reason) for job_id, reason in reasons.items() if job_id in jobs]
 
 
-def _confirm(ledger: JobReader, job: Job, snapshot: Snapshot) -> Stuck | None:
-    """Return why a job is stuck; the history is read only if it decides."""
+def why_stuck(ledger: JobReader, job: Job, snapshot: Snapshot) -> Stuck | None:
+    """Return why a job is stuck, or None; its history is read only if it decides."""
     reason = find_stuck(job, snapshot, job.created_at)
     if reason is not Stuck.NOT_CLAIMED:
         return reason

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import NamedTuple
 
-from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
+from onejob.errors import ConfigurationError, InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.transitions import new_nonce
@@ -202,9 +202,11 @@ class Delivery:
         self._record_failure(webhook, "Refused", f"the receiver answered {response.status}{excerpt}", response)
 
     def _send(self, webhook: Job, payload: WebhookPayload, trace: Mapping[str, str]) -> WebhookResponse:
+        try:
+            self._settings.check_signer(payload.signer)
+        except ConfigurationError as error:
+            raise DeliveryError(f"this worker cannot sign it: {error}") from error
         secrets = self._settings.secrets_of(payload.signer)
-        if not secrets:
-            raise DeliveryError(f"onejob_webhook_submitter_secrets of this worker has no secret for {payload.signer!r}")
         body = build_body(self._event(webhook, payload.job_id), webhook.id)
         headers = [*build_headers(webhook.id, body, secrets, at=datetime.now(UTC)), *trace.items()]
         return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)

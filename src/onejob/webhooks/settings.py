@@ -153,7 +153,13 @@ class WebhookSettings:
 
     def check_usable(self, submitter: str = "") -> None:
         """Raise `ConfigurationError` when no secret signs for the submitter, or a required package is missing."""
-        if not self.secrets_of(self.signer_of(submitter)):
+        self.check_signer(self.signer_of(submitter))
+
+    def check_signer(self, signer: str) -> None:
+        """Raise `ConfigurationError` when a signer has no secret here, or a required package is missing."""
+        if signer and not self.secrets_of(signer):
+            raise ConfigurationError(f"onejob_webhook_submitter_secrets has no secret for {signer!r}")
+        if not self.secrets_of(signer):
             raise ConfigurationError(
                 "webhooks need a signing secret: set app.conf.onejob_webhook_secrets = "
                 "['whsec_...'], the base64 of 24 to 64 random bytes after whsec_"
