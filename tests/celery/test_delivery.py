@@ -120,6 +120,19 @@ def test_a_stopped_worker_offers_what_it_has_taken(delivering: House) -> None:
     assert held.get(PATIENCE) == "again"
 
 
+def test_a_job_waits_for_a_worker_that_has_its_task(delivering: House) -> None:
+    """A worker without a task leaves its jobs to the others, at once and from then on, and runs what it can."""
+    ignorant = delivering.worker("-c", "1", without="play")
+    results = [delivering.play.delay(f"left-{number}", ["return:left"]) for number in range(3)]
+    ignorant.await_text("jobs of play are left to other workers")
+    assert delivering.play_late.delay("known", ["return:ran"]).get(PATIENCE) == "ran"
+    delivering.worker("-c", "1")
+    results += [delivering.play.delay(f"later-{number}", ["return:left"]) for number in range(3)]
+    assert [result.get(PATIENCE) for result in results] == ["left"] * 6
+    assert ignorant.text.count("left to other workers") == 1
+    assert "Received unregistered task" not in ignorant.text
+
+
 def test_who_sees_messages_gets_them(delivering: House) -> None:
     """While the application listens to publications, a job has a message, and runs once."""
     seen: list[Any] = []
@@ -149,9 +162,9 @@ def test_a_busy_workers_event_loop_is_not_blocked(
     )
     deliver = delivering.ledger.store.deliver  # type: ignore[attr-defined] # of a `DeliveringStore`
 
-    def note_thread(queues: Sequence[str], *, limit: int) -> Any:
+    def note_thread(queues: Sequence[str], **options: Any) -> Any:
         threads.append(threading.get_ident())
-        return deliver(queues, limit=limit)
+        return deliver(queues, **options)
 
     monkeypatch.setattr(delivering.ledger.store, "deliver", note_thread)
     delivering.play.delay("one", ["return:1"])
@@ -315,7 +328,7 @@ def test_a_job_that_is_locked_is_asked_for_less_and_less(
     """What is due and cannot be taken, as while a user's transaction holds it, keeps no worker busy."""
     house, idle = taking
     monkeypatch.setattr(house.ledger.store, "deliver", lambda *_, **__: [])
-    monkeypatch.setattr(house.ledger.store, "next_delivery", lambda _: 0.0)
+    monkeypatch.setattr(house.ledger.store, "next_delivery", lambda *_, **__: 0.0)
     pauses = []
     for _ in range(20):
         assert idle.take() == ([], False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.channel import Source, Taken
+from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
 from onejob.ledger.publication import note_publication
 from onejob.stores.signals import JOB
@@ -159,6 +160,9 @@ class JobMessages(Source):
         """When the next job of each queue is due that no signal tells of, on the monotonic clock."""
         self._locked_pause = 0.0
         """Seconds after which due jobs that were locked are looked for again."""
+        self._tasks = app.tasks
+        self._refused: set[str] = set()
+        """The tasks whose jobs are left to other workers, since this one lacks them."""
 
     @property
     def has_limit(self) -> bool:
@@ -177,7 +181,10 @@ class JobMessages(Source):
         if not isinstance(found, Delivered):
             return [], found
         self._note_due(queues, found)
-        return [taken for job in found.jobs if (taken := self._take(job)) is not None], found.is_full
+        lacked = [job for job in found.jobs if self._lacks_task(job)]
+        self._refuse(lacked)
+        taken = [self._take(job) for job in found.jobs if job not in lacked]
+        return [each for each in taken if each is not None], found.is_full or bool(lacked)
 
     def _collect_or_deliver(self, queues: Sequence[str], limit: int) -> Delivered | bool:
         """Return jobs; without any, whether there may be some: False if their delivery will be announced."""
@@ -199,13 +206,15 @@ class JobMessages(Source):
 
     def _deliver(self, queues: Sequence[str], limit: int, *, asks_later: bool = False) -> Delivered:
         """Take jobs, and find out when the next one is due; `asks_later`: not before these are with their processes."""
-        jobs, seconds = self._store.deliver(queues, limit=limit), None
+        refused = [task for task in [*self._refused] if task not in self._tasks]
+        deliver = partial(self._store.deliver, queues, limit=limit, refused=refused)
+        jobs, seconds = deliver(), None
         if len(jobs) < limit and not (jobs and asks_later):
             try:
-                seconds = self._store.next_delivery(queues)
+                seconds = self._store.next_delivery(queues, refused=refused)
                 is_locked = not jobs and seconds is not None and seconds <= 0
                 if is_locked:  # as by a client that begins to wait for it
-                    jobs = self._store.deliver(queues, limit=limit)
+                    jobs = deliver()
             except StoreError:
                 if not jobs:
                     raise
@@ -228,6 +237,20 @@ class JobMessages(Source):
     def _forget_due(self, queues: Sequence[str]) -> None:
         for queue in queues:
             self._due_at.pop(queue, None)
+
+    def _lacks_task(self, job: Job) -> bool:
+        """Return whether a worker took a job that it cannot run, as in a rolling deployment."""
+        if job.task in self._tasks or not self.has_limit:
+            return False
+        message = read_message(job)
+        return message is not None and message.task not in self._tasks
+
+    def _refuse(self, jobs: Sequence[Job]) -> None:
+        """Offer jobs to the workers that have their tasks, and take no others of these tasks."""
+        for task in sorted({job.task for job in jobs} - self._refused):
+            logger.warning("jobs of %s are left to other workers: this one has no such task", task)
+        self._refused.update(job.task for job in jobs)
+        self._offer(jobs)
 
     def _offer(self, jobs: Sequence[Job]) -> None:
         self._app_state.ledger.mark_lost([job.id for job in jobs])

@@ -183,6 +183,7 @@ class Situation:
             yield from self._describe_publication()
             yield from self._describe_expiry()
             yield self._describe_workers()
+            yield from self._describe_others()
             yield from self._describe_silence()
 
     def _describe_wait(self) -> str:
@@ -241,6 +242,14 @@ class Situation:
             )
             return f"No live worker that has the task consumes the queue {job.queue}: {consumed}."
         return f"Live workers that can run it: {_names(able)}."
+
+    def _describe_others(self) -> Iterator[str]:
+        """Yield which workers of its queue cannot run it, although a broker may deliver it to them."""
+        job, able = self.job, self.snapshot.able(self.job)
+        unable = [each for each in self.snapshot.workers if job.queue in each.queues and each not in able]
+        if unable and able and not any(worker.takes_jobs for worker in able):
+            yield f"Its broker may deliver it to a worker that lacks the task, and discards it: {_names(unable)}."
+            yield "It is sent again then."
 
     def _describe_silence(self) -> Iterator[str]:
         job, now = self.job, self.snapshot.now

@@ -459,10 +459,10 @@ class Ledger(JobReader):
         if wake_after:
             self.store.postpone(wake_after, taken=taken)
 
-    def mark_lost(self, job_ids: Sequence[str]) -> None:
-        """Have sweeps publish waiting jobs again at once, because their messages are lost."""
+    def mark_lost(self, job_ids: Sequence[str], *, wake_after: float = 0.0) -> None:
+        """Have sweeps publish waiting jobs again, in so many seconds, because their messages are lost."""
         if job_ids:
-            self.store.postpone(dict.fromkeys(job_ids, 0.0), lost=True)
+            self.store.postpone(dict.fromkeys(job_ids, wake_after), lost=True)
 
     def purge(self, job_ids: Sequence[str]) -> list[str]:
         """Delete ended jobs to which no idempotency key and no unfinished follower points, and return their ids."""

@@ -437,15 +437,15 @@ class DeliveringStore(Protocol):
     `submit_many`, or with the `message` of a change; a job that is delayed, or was lost, always is.
     """
 
-    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
+    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
         """Take the due jobs that are offered to the workers of these queues, each for one lease.
 
-        The most urgent first, and then in the order of `run_at`. Until its claim a job that was taken is like one whose
-        message was sent. Expired jobs are left to a sweep.
+        The most urgent first, and then in the order of `run_at`; none of the tasks that are `refused`. Until its claim
+        a job that was taken is like one whose message was sent. Expired jobs are left to a sweep.
         """
         ...
 
-    def next_delivery(self, queues: Collection[str]) -> float | None:
+    def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
         """Return in how many seconds the next job offered to these workers is due, at most 0 for now; None: none is."""
         ...
 

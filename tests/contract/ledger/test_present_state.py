@@ -93,6 +93,17 @@ def test_a_job_that_the_ledger_delivers_waits_for_a_process(world: World) -> Non
     assert_present(world, job, since, taken, "It is offered again when no live worker holds it.", CAN_RUN)
 
 
+def test_a_worker_of_the_queue_without_the_task_is_named(world: World) -> None:
+    """A broker may deliver a job to a worker that lacks its task, and discards it: the sentences name that worker."""
+    start_worker(world)
+    start_worker(world, "south", registration=replace(REGISTERED, tasks=("other",)))
+    job = submit(world, delay=3600.0)
+    until = f"It waits until it is due at {at(3600)} (in 1 h)."
+    sent = f"A sweep sends its message to the queue celery at {at(3600)} (in 1 h)."
+    other = "Its broker may deliver it to a worker that lacks the task, and discards it: south."
+    assert_present(world, job, until, sent, CAN_RUN, other, "It is sent again then.")
+
+
 def test_a_message_that_cannot_be_sent_is_named(world: World) -> None:
     """The error of the publication is a sentence, with the attempts, the queue and the next time."""
     start_worker(world, registration=replace(REGISTERED, queues=("celery", "typo")))

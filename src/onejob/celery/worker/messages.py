@@ -18,6 +18,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from celery import signals
 from celery.worker import state as worker_state
 from kombu.transport import redis, virtual
 
@@ -25,6 +26,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import MARK
 from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR
+from onejob.errors import StoreError
 from onejob.jobs.records import RESERVED_LIMIT
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ RedisQoS: Any = redis.QoS  # the published types know a part of the class only
 VirtualQoS: Any = virtual.QoS
 MAX_ACKS = 16
 """How many messages are acknowledged together at most."""
+DISCARDED_PAUSE = 1.0
+"""Seconds until a job is published again whose message came to a worker without its task."""
 ACK_DELAY = 0.1
 """Seconds for which an acknowledgement waits for the next one, at most."""
 
@@ -368,3 +372,17 @@ class QueueWatch:
         received = self._app_state.received
         ids = [received.pop(place) for place in [*received]]
         return self._app_state.ledger.get_many(ids).values() if ids else ()
+
+
+def _on_unknown_task(sender: Any, message: Any, id: str, **_: Any) -> None:  # noqa: A002 - Celery's name
+    """Have a job published again whose message Celery has discarded, since this worker lacks its task."""
+    app_state = app_state_of(sender.app)
+    if message.headers.get(MARK) != id or app_state.publisher.delivers:
+        return
+    try:
+        app_state.ledger.mark_lost([id], wake_after=DISCARDED_PAUSE)
+    except StoreError as error:
+        logger.warning("job %s is published again when its message is known to be gone: %s", id, error)
+
+
+signals.task_unknown.connect(_on_unknown_task, weak=False, dispatch_uid="onejob.unknown_task")

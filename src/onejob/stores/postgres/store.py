@@ -132,11 +132,12 @@ class PostgresStore(Messages):
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._sql.run("steps", job_id=job_id)}
 
-    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
-        return in_order([job_in(row) for row in self._sql.run("deliver", queues=[*queues], limit=limit)])
+    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
+        rows = self._sql.run("deliver", queues=[*queues], refused=[*refused], limit=limit)
+        return in_order([job_in(row) for row in rows])
 
-    def next_delivery(self, queues: Collection[str]) -> float | None:
-        seconds: float | None = self._sql.run("next_delivery", queues=[*queues])[0]["seconds"]
+    def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
+        seconds: float | None = self._sql.run("next_delivery", queues=[*queues], refused=[*refused])[0]["seconds"]
         return seconds
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:

@@ -182,11 +182,12 @@ class SQLiteStore(Messages):
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._rows("steps", job_id=job_id)}
 
-    def deliver(self, queues: Collection[str], *, limit: int) -> list[Job]:
-        return in_order(self._jobs("deliver", queues=json.dumps([*queues]), limit=limit))
+    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
+        return in_order(self._jobs("deliver", queues=_to_json(queues), refused=_to_json(refused), limit=limit))
 
-    def next_delivery(self, queues: Collection[str]) -> float | None:
-        seconds: float | None = self._rows("next_delivery", queues=json.dumps([*queues]))[0]["seconds"]
+    def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
+        rows = self._rows("next_delivery", queues=_to_json(queues), refused=_to_json(refused))
+        seconds: float | None = rows[0]["seconds"]
         return seconds
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
@@ -409,5 +410,5 @@ def _filters(query: Query) -> dict[str, Any]:
     return values_of(query) | lists | {"state": indexed_state(query)}
 
 
-def _to_json(names: frozenset[str] | None) -> str | None:
+def _to_json(names: Collection[str] | None) -> str | None:
     return None if names is None else json.dumps(sorted(names))
