@@ -76,6 +76,18 @@ def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell:
     assert (refused.exit_code, "Set app.conf.onejob_store" in refused.output) == (1, True)
 
 
+def test_an_app_has_the_tasks_of_the_modules_that_it_names(tmp_path: Path, app_shell: Shell) -> None:
+    """The command knows the tasks of the modules that an app includes, as a worker does, and says which is missing."""
+    name, included = app_shell.options[1], f"included_by_{app_shell.options[1]}"
+    module = tmp_path / f"{name}.py"
+    module.write_text(module.read_text() + f"app.conf.include = ['{included}']\n")
+    refused = app_shell("identity", "later", "7")
+    assert (refused.exit_code, f"No module named '{included}'" in refused.output) == (1, True)
+    later = f"@{name}.app.task(base=onejob.Task, name='later', shared=False)\ndef later(number): ...\n"
+    (tmp_path / f"{included}.py").write_text(f"import onejob, {name}\n\n{later}")
+    assert app_shell("identity", "later", "7").exit_code == 0
+
+
 def test_an_app_that_is_none_is_named() -> None:
     """`-A` with the name of another object says of which class that is, and stands before the command."""
     told = call("-A", "tests.cli.command:APP", "doctor").output

@@ -119,6 +119,21 @@ print(json.dumps([each.problem for each in found]))
 """
 
 
+BARE = """
+import sys
+sys.modules.update({"django.tasks": None, "django_tasks": None})
+from onejob.django.conf import celery_app
+celery_app().autodiscover_tasks(["onejob.django"], force=True)
+print(json.dumps([name for name in sys.modules if name.startswith("onejob.django.")]))
+"""
+
+
+def test_the_app_needs_no_framework_for_tasks(files: dict[str, Any]) -> None:
+    """Celery looks for tasks in the app of onejob, too, and needs no `django.tasks` for that."""
+    imported = Project({"DATABASES": files, "CELERY_ONEJOB_STORE": "django://default"}).script(BARE)
+    assert "onejob.django.framework" not in imported
+
+
 def test_the_file_of_a_database_is_examined(files: dict[str, Any]) -> None:
     """`onejob doctor` examines the file of a ledger whose store is a database of Django."""
     (found,) = Project({"DATABASES": files, "CELERY_ONEJOB_STORE": "django://default"}).script(EXAMINED)

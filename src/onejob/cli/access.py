@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,19 @@ logger = logging.getLogger("onejob")
 class Access:
     """The options that name the ledger: a Celery app, a store's URL, or both."""
 
-    app: Any = None
+    bare_app: Any = None
+    """The app, whose tasks may not be imported yet."""
     store: str | None = None
     namespace: str | None = None
     app_name: str = ""
     """What `-A` has."""
     create: bool = False
     """Whether a SQLite file that does not exist is created."""
+
+    @cached_property
+    def app(self) -> Any:
+        """The app with its tasks, as a worker has it; None without one. Raises `click.ClickException`."""
+        return None if self.bare_app is None else with_tasks(self.bare_app)
 
     def ledger(self) -> Ledger:
         """Return the ledger of --store, or else of the app. Raises `ConfigurationError`."""
@@ -170,11 +177,11 @@ class Access:
     def settings(self) -> Settings:
         """Return the settings of --store and --namespace, and else those of the app. Raises `ConfigurationError`."""
         # A view of Celery's configuration knows its namespace (CELERY_ONEJOB_STORE) in `get` only.
-        settings = Settings.from_mapping({} if self.app is None else self.app.conf)
+        settings = Settings.from_mapping({} if self.bare_app is None else self.bare_app.conf)
         settings = replace(settings, store=self.store or settings.store, namespace=self.namespace or settings.namespace)
         if not settings.store:
             msg = "no ledger is named: give --store URL (or set ONEJOB_STORE[_FILE]), or an app with -A module"
-            raise ConfigurationError(msg if self.app is None else NO_STORE)
+            raise ConfigurationError(msg if self.bare_app is None else NO_STORE)
         return settings
 
     def _check_file(self, url: str) -> None:
@@ -224,6 +231,18 @@ def find_app(name: str) -> Any:
     if not hasattr(app, "conf"):
         msg = f"{name!r} is of class {type(app).__name__}, not a Celery app: name it with -A module:attribute"
         raise click.ClickException(msg)
+    return app
+
+
+def with_tasks(app: Any) -> Any:
+    """Return a Celery app with its tasks: `include`, `imports` and `autodiscover_tasks` name their modules.
+
+    Raises `click.ClickException` if one of these cannot be imported.
+    """
+    try:
+        app.loader.import_default_modules()
+    except ImportError as error:
+        raise click.ClickException(f"a module with tasks of the app cannot be imported: {error}") from error
     return app
 
 

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import Access, Duration, Time, access, audited, find_app, json_option, needs_extra, seconds_of
+from onejob.cli.access import (
+    Access,
+    Duration,
+    Time,
+    access,
+    audited,
+    find_app,
+    json_option,
+    needs_extra,
+    seconds_of,
+    with_tasks,
+)
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.timestamps import format_timestamp
@@ -57,7 +68,7 @@ def serve(
         from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
         from onejob.pages.app import create_app_with_dashboard
-    celery_app = find_app(app)
+    celery_app = with_tasks(find_app(app))
     check_host(options["host"], keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)

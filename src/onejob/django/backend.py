@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from onejob.celery.options import options_of
 from onejob.django import check_options, conf, framework
+from onejob.django.celery_tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
 from onejob.django.framework import signals
-from onejob.django.tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.transitions import new_id
 from onejob.stores.django_database import alias_of

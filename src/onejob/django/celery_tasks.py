@@ -1,4 +1,7 @@
-"""The Celery tasks of Django's tasks: one for each, made when Django's task is defined; and jobs as their results."""
+"""The Celery tasks of Django's tasks: one for each, made when Django's task is defined; and jobs as their results.
+
+Not `tasks.py`, which Celery imports of each app that is installed, and which needs a framework for tasks.
+"""
 
 from __future__ import annotations
 
