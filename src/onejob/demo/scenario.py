@@ -43,6 +43,7 @@ def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0,
         if stay:
             console.print(f"\nThe page stays at [bold]{api.url}[/bold]; Ctrl-C ends the demo.")
             signal.pause()
+        console.print("\nIts page ends with the demo; `make demo ARGS=--stay` keeps it.")
     except DemoError as error:
         console.print(f"[red]The demo failed:[/red] {error}")
         console.print(stack.end_of_log("server"), markup=False)
