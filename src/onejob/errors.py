@@ -327,7 +327,15 @@ class JobReleased(JobInterrupted):
 
 def describe(error: BaseException) -> str:
     """Return one line about an exception."""
-    return clean(f"{type(error).__name__}: {error}").replace("\n", " ")[:200]
+    return f"{type(error).__name__}: {message_of(error)}".replace("\n", " ")[:200]
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception, whose `__str__` may raise another one."""
+    try:
+        return clean(str(error))
+    except Exception as another:  # noqa: BLE001 - the first one must be recorded, whatever it is
+        return f"<its str() raises {type(another).__name__}>"
 
 
 def clean(text: str) -> str:

@@ -205,6 +205,19 @@ def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:
     assert asyncio.run(scenario()) == [f"user:{number}" for number in range(20)] + ["alone"]
 
 
+def test_an_option_that_is_none_overrides_the_tasks_own(app: Any) -> None:
+    """An option of a coroutine's call that is None replaces that of the task, as in `apply_async`."""
+
+    @onejob.task(app, name="brief", expires=60, shared=False)
+    def brief(number: int) -> None: ...
+
+    asyncio.run(brief.aapply_async((1,), expires=None))
+    brief.apply_async((2,), expires=None)
+    brief.delay(3)
+    found = app_state_of(app).ledger.find(Query())
+    assert sorted(job.expires_at is None for job in found) == [False, True, True]
+
+
 def test_a_canceled_coroutine_loses_no_submission(app: Any) -> None:
     """A submission whose coroutine is canceled is carried out, and neither a task nor a watched job is left over."""
     invoice, ledger = app.tasks["invoice"], app_state_of(app).ledger

@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,8 +165,9 @@ def test_settings_of_another_application_are_not_read() -> None:
         ({"on_duplicate": "raise"}, r"set it in @app.task"),
         ({"lock_expiry": 3}, "another library's"),
         ({"leese": 3}, "did you mean lease"),
+        ({"router": object()}, "router=<object .* is not kept"), ({"connection": 5}, "connection=5 is not kept"),
     ],
-)
+)  # fmt: skip
 def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, options: dict[str, Any], hint: str) -> None:
     """An option of a submission that is misspelt raises an error before anything is stored."""
     task: Any = app.tasks.get("defined") or define(app)
@@ -184,7 +186,8 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
         *[("priority", value) for value in ("high", -1, 256, 1.5, True, [1])],
         *[("retries", value) for value in ("x", -1)],
         *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5")],
-        ("eta", "in an hour"), ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
+        ("eta", "in an hour"), ("eta", 60), ("eta", 60.0), ("countdown", datetime(2030, 1, 1)),
+        ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
         *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\tb"], ["a "], {"a": 1}, [*"abcdefghijk"])],
         ("time_limit", "1"), ("soft_time_limit", True), ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
     ],
@@ -206,6 +209,34 @@ def test_each_call_of_a_refused_definition_fails(app: celery.Celery, options: di
         with pytest.raises(ConfigurationError, match="refused-"):
             task.delay(1)
     assert jobs(app) == []
+
+
+class Fetch(onejob.Task):
+    """A task whose instances have names of their own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def run(self, number: int) -> None: ...
+
+
+class Plain(onejob.Task):
+    """A task whose bodies get no instance."""
+
+    name = "plain"
+
+    @staticmethod
+    def run(number: int) -> None: ...
+
+
+def test_a_class_is_one_task(app: celery.Celery) -> None:
+    """Instances of one class with names of their own would be one task, and are refused; `run` may be static."""
+    other: Any = app_with(onejob_store=app.conf.onejob_store)
+    for name in ("fetch.a", "fetch.b"):
+        with pytest.raises(ConfigurationError, match=f"task {name} has its name from an instance"):
+            other.register_task(Fetch(name)).delay(1)
+    assert other.register_task(Plain()).delay(1).job.payload.count("[1]") == 1
+    assert [job.task for job in jobs(app)] == ["plain"]
 
 
 def test_what_could_not_run_is_refused_before_it_is_stored(app: celery.Celery) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NewType, NotRequired
 from uuid import UUID
 
 import pytest
 from celery import Celery
 from pydantic import BaseModel, Field, SecretStr
+from typing_extensions import TypedDict
 
 import onejob
 from onejob.celery.operations import check_duplicate
@@ -62,6 +63,24 @@ class Customer(BaseModel, strict=True):
 
 FULL = Order(1, [Line("a"), Line("b", 2)], Kind.GAME, datetime(2026, 1, 1), UUID(int=7), Decimal("1.50"))
 ANN = Customer(name="ann", born=datetime(2000, 1, 1), addresses=[Address(street="x", houseNumber=3)])
+
+
+@dataclass
+class Cart:
+    prices: list[int]
+    scale: InitVar[int] = 1
+    total: int = field(init=False)
+
+    def __post_init__(self, scale: int) -> None:
+        self.total = scale * sum(self.prices)
+
+
+Buyer = NewType("Buyer", Customer)
+
+
+class Sale(TypedDict):
+    line: Line
+    others: NotRequired[list[Sale]]
 
 
 @pytest.fixture
@@ -122,6 +141,8 @@ def named() -> dict[str, Any]:
         (Customer, ANN),
         (Customer | Order, FULL),
         (dict[str, Customer | None], {"a": ANN, "b": None}),
+        (Cart, Cart([1, 2])),
+        (Buyer, ANN),
     ],
 )
 def test_models_survive_json(annotation: Any, value: Any) -> None:
@@ -158,7 +179,7 @@ class VipCustomer(Customer):
 LOSSES = (
     (Login, Login(name="a", password=SecretStr("s"))), (Access, Access(SecretStr("s"))),
     (Reply, Reply(first_name="a")), (Hidden, Hidden(key=5)), (list[Hidden], [Hidden(), Hidden(key=5)]),
-    (Customer, VipCustomer(name="a", level=3)),
+    (Customer, VipCustomer(name="a", level=3)), (Cart, Cart([1, 2], scale=10)),
 )  # fmt: skip
 
 
@@ -180,7 +201,15 @@ def test_what_another_type_represents_is_kept() -> None:
     assert hidden.dump(Hidden(), "x") == {}
 
 
-@for_each("annotation", [int, str | None, list[int], dict[str, Any], Any, None, Kind])
+def test_the_models_in_a_typed_dict_survive_json() -> None:
+    """What the keys of a typed dict name is converted, also in one that has others of its kind."""
+    codec = codec_of(Sale)
+    assert codec is not None
+    text = json.dumps(codec.dump({"line": Line("a"), "others": [{"line": Line("b")}]}, "x"))
+    assert codec.build(json.loads(text), "x") == {"line": Line("a"), "others": [{"line": Line("b")}]}
+
+
+@for_each("annotation", [int, str | None, list[int], dict[str, Any], Any, None, Kind, NewType("Id", int)])
 def test_what_is_plain_json_is_left_alone(annotation: Any) -> None:
     """An annotation without a model is converted by nobody."""
     assert codec_of(annotation) is None
@@ -203,6 +232,7 @@ def test_what_is_plain_json_is_left_alone(annotation: Any) -> None:
         (Order, Order(1, lines=["a"]), "x.lines.0: Input should be an object"),  # type: ignore[list-item]
         (Order, Order(1, lines=[object()]), "x: Unable to serialize unknown type"),  # type: ignore[list-item]
         (Customer, FULL, "x"),
+        (Iterable[Line], [{"sku": 1}], "x: Error serializing to JSON"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_field(annotation: Any, value: Any, where: str) -> None:

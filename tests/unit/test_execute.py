@@ -412,6 +412,26 @@ def test_a_canceled_run_stops(house: House, trace: Any) -> None:
     assert (info.state, str(info.retval) != "", info.retval.__cause__) == ("IGNORED", True, None)
 
 
+class UnspeakableError(Exception):
+    """An exception without a text."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+@pytest.mark.parametrize("task", ["play", "retried"])
+def test_an_exception_without_a_text_ends_its_run(house: House, task: str) -> None:
+    """A run whose exception has a `__str__` that raises fails, or is retried, as with any other."""
+    act: Any = raised(UnspeakableError()) if task == "play" else partial(_retry_once, UnspeakableError())
+    job = house.run(act)
+    assert job.attempt == (1 if task == "play" else 2)
+    assert (job.state, job.reason) == (State.FAILED, "UnspeakableError: <its str() raises LookupError>")
+
+
+def _retry_once(error: Exception, task: Any) -> None:
+    raise task.retry(exc=error, max_retries=1, countdown=0)
+
+
 class Session:
     """A session of the user that commits nothing."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import Batcher, Pending
-from onejob.celery.call import Call, Prepared, prepare
+from onejob.celery.call import Call, Prepared, checked_arguments, prepare
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.submit import admit, answer
 from onejob.errors import StoreBusyError
@@ -78,8 +78,8 @@ class _Pending:
     """A call of `aapply_async`, in the context of its coroutine."""
 
     task: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    args: Any
+    kwargs: Any
     options: Mapping[str, Any]
     alone: bool
     context: Context = field(default_factory=copy_context)
@@ -92,9 +92,10 @@ class _Pending:
     def _prepare(self) -> Prepared | Pending[AsyncResult[Any]]:
         if self.stands_alone():
             return Pending(partial(_or_error, self.submit_alone))
-        options = {name: value for name, value in self.options.items() if value is not None}
+        options = {**self.options}
         key, webhook_url = options.pop("idempotency_key", None), options.pop("webhook_url", None)
-        call = Call(self.task, tuple(self.args), dict(self.kwargs), options, key=key, webhook_url=webhook_url)
+        arguments = checked_arguments(self.args, self.kwargs)
+        call = Call(self.task, *arguments, options, key=key, webhook_url=webhook_url)
         return prepare(app_state_of(self.task.app), call)
 
     def stands_alone(self) -> bool:
@@ -104,9 +105,7 @@ class _Pending:
 
     def submit_alone(self) -> AsyncResult[Any]:
         """Submit the call as `apply_async` does."""
-        result: AsyncResult[Any] = self.context.run(
-            self.task.apply_async, tuple(self.args), dict(self.kwargs), **self.options
-        )
+        result: AsyncResult[Any] = self.context.run(self.task.apply_async, self.args, self.kwargs, **self.options)
         return result
 
     def answer(self, prepared: Prepared, admission: Admission | Exception) -> AsyncResult[Any]:
@@ -120,9 +119,7 @@ def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:
     return Batcher(partial(admit_batch, app, prepare_item=_Pending.prepare, reply_to=_Pending.answer))
 
 
-async def submit(
-    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], *, alone: bool
-) -> Any:
+async def submit(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, alone: bool) -> Any:
     """Submit a call as `apply_async` does, without blocking the event loop; `alone`: not in a batch with others.
 
     Once it has started it is carried out, also if the coroutine is canceled. Within the body of a job it is

@@ -7,6 +7,7 @@ the check for duplicates, messages that others have sent, and the test kit.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from celery import Signature
 
 from onejob.celery.option_names import check_call_options, merge_tags
 from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
-from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
+from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.submitter import NOBODY, SUBMITTER, Submitter
@@ -23,7 +24,7 @@ from onejob.observability import tracing
 from onejob.webhooks.settings import check_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from celery import Celery
 
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 
 MAX_DELAY = 100 * 366 * 86_400.0
 """Seconds from now within which a job must be due, or expire: a hundred years."""
+
+
+_TEXT = "a datetime, or ISO 8601 text"
+TIMES: Mapping[str, tuple[Any, str]] = {
+    "countdown": (int | float, "a number of seconds"),
+    "eta": (datetime | str, _TEXT),
+    "expires": (int | float | datetime | str, f"a number of seconds, {_TEXT}"),
+}
+"""What the options may be that say when."""
 
 
 class Caller(NamedTuple):
@@ -105,8 +115,7 @@ def prepare(app_state: AppState, call: Call) -> Prepared:
     caller = Caller.of(call.task.app)
     if call.options:
         check_call_options(call.options)
-    if call.task._onejob.requires_key:
-        check_key(call)
+    check_key(call)
     if call.webhook_url is not None:
         _check_webhook_url(app_state, caller, call.webhook_url)
     if call.task_id is not None:
@@ -157,14 +166,19 @@ def _build(
 ) -> tuple[Submission, _Terms]:  # fmt: skip
     """Return the submission of a call, and its terms; `shared`: those of another one, which has the same."""
     definition, submitter = call.task._onejob, caller.submitter
+    if call.task.name != definition.task:
+        msg = (
+            f"task {call.task.name} has its name from an instance, and its class is the task {definition.task}: "
+            "give each task a class of its own"
+        )
+        raise ConfigurationError(msg)
     scope = None if submitter is NOBODY else submitter.scope
     args, kwargs = call.args, call.kwargs
     if definition.converts:
         args, kwargs = dump_models(call.task, args, kwargs, call.options)
     terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
-    plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
-    if call.on_duplicate is not None:
-        conflict_policy = definition.conflict_policy_for(call.on_duplicate)
+    plan, settings = terms.plan, definition.settings
+    conflict_policy = definition.conflict_policy_for(call.on_duplicate)
     identity, fingerprint = definition.identifier.both(args, kwargs, scope)
     payload = encode(definition.task, args, kwargs, definition.limits)
     if plan.checked_options is not None:
@@ -243,7 +257,7 @@ def check_items(app_state: AppState, call: Call) -> None:
         msg = f"task {name} requires an idempotency key, which identifies one submission: use apply_async for each"
         raise InvalidArgumentsError(msg)
     for name in ("task_id", "idempotency_key"):
-        if name in call.options:
+        if call.options.get(name) is not None:
             msg = f"{name} identifies one submission, not many: use apply_async for each"
             raise InvalidArgumentsError(msg)
     check_call_options(call.options)
@@ -252,6 +266,17 @@ def check_items(app_state: AppState, call: Call) -> None:
 
 
 # --- arguments and options ------------------------------------------------------------------------------------------
+
+
+def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call. Raises `InvalidArgumentsError` for others than a list and a mapping, or None."""
+    if args is not None and not isinstance(args, list | tuple):
+        msg = f"args={args!r:.100} is no list of positional arguments: write args=[...], and those with names in kwargs"
+        raise InvalidArgumentsError(msg)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        msg = f"kwargs={kwargs!r:.100} is no dict of arguments by name"
+        raise InvalidArgumentsError(msg)
+    return tuple(args or ()), dict(kwargs or {})
 
 
 def parse_item(task: BoundTask, number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -311,16 +336,15 @@ def delay_of(options: Mapping[str, Any]) -> float:
 
 
 def seconds_until(when: Any, name: str) -> float:
-    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
+    """Return the seconds to a Celery `countdown` (a number), `eta` (a datetime or ISO 8601 text) or `expires` (any).
 
     Raises `InvalidArgumentsError`, with the `name` of the option, for anything else, and for a time farther away than
     `MAX_DELAY`, which not every calendar can represent.
     """
-    try:
-        seconds = when if isinstance(when, int | float) else _seconds_until_datetime(when)
-    except (ValueError, AttributeError):
-        msg = f"{name}={when!r:.100} is no time: write a number of seconds, a datetime, or ISO 8601 text"
-        raise InvalidArgumentsError(msg) from None
+    kinds, forms = TIMES[name]
+    seconds = _seconds_until(when) if isinstance(when, kinds) else None
+    if seconds is None:
+        raise InvalidArgumentsError(f"{name}={when!r:.100} is no time: write {forms}")
     if not abs(seconds) <= MAX_DELAY:  # written so that it is true of NaN, too
         msg = f"{name}={when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
         raise InvalidArgumentsError(msg)
@@ -336,8 +360,14 @@ def _retries_of(options: Mapping[str, Any]) -> int:
     return retries
 
 
-def _seconds_until_datetime(when: Any) -> float:
-    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+def _seconds_until(when: float | str | datetime) -> float | None:
+    """Return the seconds to a time, infinity for one that is out of all ranges; None for a text that is no time."""
+    if isinstance(when, int | float):
+        return when
+    try:
+        moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    except ValueError:
+        return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     try:

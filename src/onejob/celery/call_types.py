@@ -112,9 +112,7 @@ class CallOptions(TypedDict, total=False):
     reply_to: str | None
     argsrepr: str | None
     kwargsrepr: str | None
-    connection: Any
     publisher: Any
-    router: Any
     mandatory: bool
     tags: Sequence[str] | None
 

@@ -126,10 +126,19 @@ def check_call_options(options: Mapping[str, Any]) -> None:
         error = _call_error(option)
         if error is not None and option not in stamps:
             raise InvalidArgumentsError(error)
+    for option in OF_ONE_PROCESS:
+        if options.get(option) is not None:
+            msg = (
+                f"{option}={options[option]!r:.100} is not kept: any process may send the job's message, to the app's "
+                "broker, and as `task_routes` or the option `queue` say"
+            )
+            raise InvalidArgumentsError(msg)
     if "tags" in options:
         merge_tags((), options["tags"])
 
 
+OF_ONE_PROCESS = ("router", "connection")
+"""Options of Celery's `apply_async` that only the process has in which it is called."""
 TAG_COUNT, TAG_LENGTH = 10, 64
 
 

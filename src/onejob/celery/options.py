@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from inspect import Parameter, iscoroutinefunction
+from inspect import Parameter, getattr_static, iscoroutinefunction
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from celery import Task as CeleryTask
@@ -240,5 +241,5 @@ def body_of(task: Any) -> tuple[Any, bool]:
     """Return the function that the user decorated, or `run`, and whether its first parameter is the task itself."""
     decorated = task.__dict__.get("__wrapped__")
     if decorated is None:
-        return task.run, True
+        return task.run, isinstance(getattr_static(task, "run"), FunctionType)
     return (decorated.__func__, False) if isinstance(decorated, staticmethod) else (decorated, True)

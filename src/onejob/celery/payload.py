@@ -19,7 +19,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils import json
 
 from onejob.celery.option_names import CALL_OPTIONS
-from onejob.errors import InvalidPayloadError, JobFailedError, clean
+from onejob.errors import InvalidPayloadError, JobFailedError, clean, message_of
 from onejob.uniqueness.canonical_json import plain_encoder
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def encode_failure(error: BaseException) -> str:
             {
                 "module": type(error).__module__,
                 "type": type(error).__qualname__,
-                "message": clean(str(error))[:MESSAGE_LIMIT],
+                "message": message_of(error)[:MESSAGE_LIMIT],
                 "args": _args(error),
                 "traceback": clean(text)[-TRACEBACK_LIMIT:],
             }
@@ -257,7 +257,7 @@ def decode_failure(job_id: str, text: str | None) -> BaseException:
 
 def _args(error: BaseException) -> list[Any] | None:
     try:
-        text = json.dumps(list(error.args))
+        text = json.dumps(list(error.args), allow_nan=False)
     except Exception:  # noqa: BLE001 - any exception must be storable, whatever its arguments are
         return None
     return list(error.args) if len(text) <= MESSAGE_LIMIT and clean(text) == text else None

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, check_items, check_key, is_from_beat, parse_item, prepare_items
+from onejob.celery.call import (
+    Call,
+    check_items,
+    check_key,
+    checked_arguments,
+    is_from_beat,
+    parse_item,
+    prepare_items,
+)
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import (
     TASK_OPTIONS,
@@ -161,7 +169,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             named = (("link", link), ("link_error", link_error), ("shadow", shadow))
             given |= {name: value for name, value in named if value is not None}
         call = Call(
-            self, tuple(args or ()), dict(kwargs or {}), given, task_id=task_id, key=idempotency_key,
+            self, *checked_arguments(args, kwargs), given, task_id=task_id, key=idempotency_key,
             webhook_url=webhook_url,
         )  # fmt: skip
         if app_state.is_eager:
@@ -249,7 +257,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         from onejob.celery.async_submissions import submit as submit_in_thread
 
         alone = type(self).apply_async is not Task.apply_async
-        result: Result[R_co] = await submit_in_thread(self, args or (), kwargs or {}, options, alone=alone)
+        result: Result[R_co] = await submit_in_thread(self, args, kwargs, options, alone=alone)
         return result
 
     async def asubmit_many(self, items: Iterable[Item], **options: Unpack[SubmissionOptions]) -> list[Result[R_co]]:

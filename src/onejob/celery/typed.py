@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from inspect import Signature
 
 POSITIONAL = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
@@ -47,13 +47,16 @@ class Codec:
 
     def dump(self, value: Any, where: str) -> Any:
         """Return the JSON value of an object, or of JSON that fits; `where` names it. Raises `UnfitValueError`."""
-        from pydantic_core import from_json
+        from pydantic_core import PydanticSerializationError, from_json
 
         built = self.build(value, where)
         if _is_changed(value, built):
             msg = f"{where}: JSON does not keep this value, so the run would get another one: {built!r:.200}"
             raise UnfitValueError(msg)
-        return from_json(_to_json(built))
+        try:
+            return from_json(_to_json(built))
+        except PydanticSerializationError as error:  # of an iterable, whose values are not validated before
+            raise UnfitValueError(f"{where}: {error}") from None
 
     def build(self, value: Any, where: str) -> Any:
         """Return the object of a JSON value, or of an object. Raises `UnfitValueError`."""
@@ -88,7 +91,7 @@ def _is_changed(value: Any, built: Any) -> bool:
     if isinstance(value, dict) and isinstance(built, dict):
         return any(_is_changed(each, built.get(key)) for key, each in value.items())
     if dataclasses.is_dataclass(value):
-        names = [each.name for each in dataclasses.fields(value) if each.init]
+        names = [each.name for each in dataclasses.fields(value) if each.init or each.compare]
         return any(_is_changed(getattr(value, name), getattr(built, name, None)) for name in names)
     is_model = hasattr(value, "__pydantic_fields__")
     return (is_model or type(value) is type(built)) and bool(value != built)
@@ -109,10 +112,21 @@ def codec_of(annotation: Any) -> Codec | None:
     return Codec(annotation) if _has_model(annotation) else None
 
 
-def _has_model(annotation: Any) -> bool:
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return dataclasses.is_dataclass(annotation) or hasattr(annotation, "__pydantic_fields__")
-    return any(_has_model(each) for each in (get_origin(annotation), *get_args(annotation)) if each is not None)
+def _has_model(annotation: Any, outer: tuple[Any, ...] = ()) -> bool:
+    """Return whether an annotation has a dataclass or a model in it; `outer`: those in which it was met."""
+    if any(annotation is each for each in outer):  # a recursive alias
+        return False
+    if dataclasses.is_dataclass(annotation) or hasattr(annotation, "__pydantic_fields__"):
+        return True
+    return any(_has_model(each, (*outer, annotation)) for each in _parts_of(annotation) if each is not None)
+
+
+def _parts_of(annotation: Any) -> Iterable[Any]:
+    """Return what an annotation is made of: its arguments, what an alias or a `NewType` names, or typed keys."""
+    if hasattr(annotation, "__total__"):  # also one of `typing_extensions`
+        return hints_of(annotation).values()
+    named = (getattr(annotation, name, None) for name in ("__value__", "__supertype__"))
+    return (get_origin(annotation), *get_args(annotation), *named)
 
 
 def hints_of(function: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def submitter(
 
     Each submitter has its own idempotency keys. With `own_jobs` its submissions are equal only to its own, so that they
     never attach to, replace or return a job of another submitter. `quota`, `identity_quota`: limits on its new jobs
-    ("1000/day"), in total and with the same identity; without them those of `onejob_quota` and `onejob_identity_quota`.
+    ("1000/day"), in total and with the same identity; without both those of `onejob_quota` and `onejob_identity_quota`.
 
     Raises `InvalidArgumentsError` unless the name is printable, `ConfigurationError` for an invalid quota.
     """
