@@ -115,7 +115,8 @@ def prepare(app_state: AppState, call: Call) -> Prepared:
     caller = Caller.of(call.task.app)
     if call.options:
         check_call_options(call.options)
-    check_key(call)
+    if call.task._onejob.requires_key:
+        check_key(call)
     if call.webhook_url is not None:
         _check_webhook_url(app_state, caller, call.webhook_url)
     if call.task_id is not None:
@@ -177,8 +178,9 @@ def _build(
     if definition.converts:
         args, kwargs = dump_models(call.task, args, kwargs, call.options)
     terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
-    plan, settings = terms.plan, definition.settings
-    conflict_policy = definition.conflict_policy_for(call.on_duplicate)
+    plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
+    if call.on_duplicate is not None:
+        conflict_policy = definition.conflict_policy_for(call.on_duplicate)
     identity, fingerprint = definition.identifier.both(args, kwargs, scope)
     payload = encode(definition.task, args, kwargs, definition.limits)
     if plan.checked_options is not None:

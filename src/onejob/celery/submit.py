@@ -50,6 +50,10 @@ _BY_ANOTHER = frozenset({Outcome.ATTACHED, Outcome.REPLAYED})
 
 def submit(app_state: AppState, call: Call, *, session: object = None, producer: Any = None) -> AsyncResult[Any]:
     """Prepare and admit one call, and return its result. Raises as `prepare` and `answer` do."""
+    if tracing.tracer is tracing.NO_TRACER:  # the usual case takes no way through another file
+        prepared = prepare(app_state, call)
+        admission = call.task._onejob_admit(app_state, prepared, session=session, producer=producer)
+        return answer(prepared, admission, session)
     with tracing.tracer.submit(str(call.task.name), call.source) as span:
         prepared = prepare(app_state, call)
         admission = call.task._onejob_admit(app_state, prepared, session=session, producer=producer)
