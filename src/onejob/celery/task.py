@@ -168,10 +168,9 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         if link is not None or link_error is not None or shadow is not None:
             named = (("link", link), ("link_error", link_error), ("shadow", shadow))
             given |= {name: value for name, value in named if value is not None}
-        call = Call(
-            self, *checked_arguments(args, kwargs), given, task_id=task_id, key=idempotency_key,
-            webhook_url=webhook_url,
-        )  # fmt: skip
+        if type(args) is not tuple or type(kwargs) is not dict:  # as those of `delay` are
+            args, kwargs = checked_arguments(args, kwargs)
+        call = Call(self, args, kwargs, given, task_id=task_id, key=idempotency_key, webhook_url=webhook_url)
         if app_state.is_eager:
             check_call_options(options)
             check_key(call)
