@@ -13,7 +13,6 @@ from onejob.api.problems import Problem
 from onejob.celery.operations import Operation, curl_call, python_call
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import loads, read_message
-from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Duplicate, Job
 from onejob.jobs.public_view import fields_of
@@ -175,8 +174,7 @@ JOB = View("job", "/jobs/{job_id:path}", _build_job)
 def _build_edit(context: Context, request: PageRequest) -> Page:
     context.check_values_shown("editing them")
     job = context.job(request.path["job_id"])
-    if job.state is not State.FAILED:
-        raise NoDeadLetterError(job.id, job.state)
+    Operation.REDRIVE.check(job)
     if read_message(job) is None:
         raise Problem("invalid-arguments", UNREADABLE)
     payload = json.loads(job.payload)  # as stored, so that a date among the arguments remains one

@@ -22,7 +22,7 @@ from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
 from onejob.ledger.queues import loads_of
-from onejob.ledger.search import SearchResult, count_matching, query_of, search
+from onejob.ledger.search import Count, SearchResult, count_matching, query_of, search
 from onejob.pages.context import PAGE_SIZES, SEARCH_SECONDS, Context, PageRequest, job_row, job_rows, read_filters
 from onejob.pages.rendering import Page, Redirect, View, job_path
 
@@ -49,7 +49,8 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
         "page_size": limit,
     }
     if cursor is None:
-        data["matching"] = _count(context, query, found, is_over) if is_filtered else _capped(states)
+        matching = _count(context, query, found, is_over) if is_filtered else _capped(states)
+        data["matching"] = fields_of(matching)
     return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
 
 
@@ -59,18 +60,17 @@ def _next_cursor(found: SearchResult) -> str | None:
     return None if found.searched_to is None else Cursor(found.searched_to, "").encode()
 
 
-def _capped(states: Mapping[State, int]) -> dict[str, Any]:
+def _capped(states: Mapping[State, int]) -> Count:
     """Return how many jobs there are, capped."""
     count = sum(states.values())
-    return {"count": min(count, COUNT_LIMIT), "is_complete": count < COUNT_LIMIT}
+    return Count(min(count, COUNT_LIMIT), is_complete=count < COUNT_LIMIT)
 
 
-def _count(context: Context, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> dict[str, Any]:
+def _count(context: Context, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> Count:
     """Return how many jobs match: capped, or of those that were searched in the time of a request."""
     if found.after is None:
-        return {"count": len(found.jobs), "is_complete": found.searched_to is None}
-    counted = count_matching(context.ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
-    return {"count": counted.count, "is_complete": counted.is_complete}
+        return Count(len(found.jobs), is_complete=found.searched_to is None)
+    return count_matching(context.ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
 
 
 JOBS = View("jobs", "/jobs", _build_jobs)
