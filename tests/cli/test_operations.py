@@ -72,7 +72,7 @@ def test_many_jobs_are_operated_on(ledger: Ledger, shell: Shell, door: Door) -> 
 
 
 def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
-    """Filters and a limit select; a job in another state that is selected is refused with its reason, no filter too."""
+    """Filters, "" too, and a limit select; a job in another state is refused with its reason, and so is no filter."""
     delayed = [queued(ledger).id for _ in range(3)]
     command = ("jobs", "bulk", "cancel", "--yes")
     assert shell.json("jobs", "bulk", "run_now", "--since", "1h", "--dry-run")["done"] == delayed[::-1]
@@ -83,6 +83,9 @@ def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
     assert (refused.exit_code, delayed[0] in refused.output) == (1, True)
     assert "0 redriven, 1 refused" in refused.output
     assert shell(*command).exit_code == 2
+    ledger.submit(order(99, submitter="ann", delay=3600.0))
+    assert shell.json(*command, "--submitter", "")["done"] == [delayed[0]]
+    assert ledger.audit(limit=1)[0].detail == "submitter="
 
 
 def test_a_run_that_was_asked_to_stop_may_be_forced(ledger: Ledger, shell: Shell) -> None:

@@ -90,8 +90,8 @@ def _option_of(each: Filter) -> Callable[..., Any]:
 
 
 def at_times(asked: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the values of options, with times before now instead of durations."""
-    return {name: seconds_of(value, now) for name, value in asked.items()}
+    """Return the values of the options that were given, "" too, with times before now instead of durations."""
+    return {name: seconds_of(value, now) for name, value in asked.items() if value not in {None, ()}}
 
 
 NEWEST = 1000

@@ -272,15 +272,14 @@ def bulk(
 
     Without --state these are the jobs in all states that the operation applies to.
     """
-    if not ended_in and not any(asked.values()):
-        raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
     chosen = _bulk_of(access, Operation(operation))
     now = chosen.ledger.read_clock()
-    given = {"until": now} | {name: value for name, value in at_times(asked, now).items() if value}
-    query = query_of({"state": Operation(operation).states} | given, limit=limit)
+    given = at_times(asked, now)
+    if not ended_in and not given:
+        raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
+    query = query_of({"state": Operation(operation).states, "until": now} | given, limit=limit)
     selection = Selection(query=query, matches=_has_ended_in(ended_in) if ended_in else None)
-    detail = _text_of(asked, limit)
-    _run_bulk(chosen, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
+    _run_bulk(chosen, selection, _text_of(given, limit), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 def _has_ended_in(url: str) -> Callable[[Job], bool]:
@@ -315,10 +314,10 @@ def _bulk_of(access: Access, operation: Operation, *, forget_steps: bool = False
     return BulkOperation(operator.ledger, operation.permission, operation.done, apply)
 
 
-def _text_of(asked: Mapping[str, Any], limit: int) -> str:
+def _text_of(given: Mapping[str, Any], limit: int) -> str:
     """Return the options that were given, for the audit log."""
-    given = [*asked.items(), *([] if limit == NO_LIMIT else [("limit", limit)])]
-    return " ".join(f"{name}={value}" for name, value in given if value)
+    texts = [*given.items(), *([] if limit == NO_LIMIT else [("limit", limit)])]
+    return " ".join(f"{name}={value}" for name, value in texts)
 
 
 def _run_bulk(
@@ -448,7 +447,7 @@ def _operate_on_dead(
         selection = select_dead_letters(job_ids=job_ids, everything=everything, limit=limit, **filters)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    detail = _text_of(asked | {"everything": everything}, limit)
+    detail = _text_of(filters | ({"everything": True} if everything else {}), limit)
     _run_bulk(operation, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
