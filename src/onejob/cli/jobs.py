@@ -44,7 +44,7 @@ from onejob.ledger.bulk import NO_LIMIT, BulkResult, Selection, bulk_apply
 from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import query_of
+from onejob.ledger.search import audit_text, query_of
 from onejob.ledger.stuck import list_stuck
 
 ORIGIN = "at the command line"
@@ -314,10 +314,18 @@ def _bulk_of(access: Access, operation: Operation, *, forget_steps: bool = False
     return BulkOperation(operator.ledger, operation.permission, operation.done, apply)
 
 
-def _text_of(given: Mapping[str, Any], limit: int) -> str:
+def _text_of(given: Mapping[str, Any], limit: int, *, everything: bool = False) -> str:
     """Return the options that were given, for the audit log."""
-    texts = [*given.items(), *([] if limit == NO_LIMIT else [("limit", limit)])]
-    return " ".join(f"{name}={value}" for name, value in texts)
+    return audit_text([
+        *((name, each) for name, value in given.items() for each in _texts(value)),
+        *([("all", True)] if everything else []), *([] if limit == NO_LIMIT else [("limit", limit)]),
+    ])  # fmt: skip
+
+
+def _texts(value: Any) -> Sequence[str]:
+    if isinstance(value, float):
+        return [format_timestamp(value)]
+    return [value] if isinstance(value, str) else value
 
 
 def _run_bulk(
@@ -447,7 +455,7 @@ def _operate_on_dead(
         selection = select_dead_letters(job_ids=job_ids, everything=everything, limit=limit, **filters)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    detail = _text_of(filters | ({"everything": True} if everything else {}), limit)
+    detail = _text_of(filters, limit, everything=everything)
     _run_bulk(operation, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
 
 

@@ -6,6 +6,7 @@ A filter without an index may match few jobs of a large ledger.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from onejob.jobs.model import Job
     from onejob.ledger.reader import JobReader
@@ -59,6 +60,23 @@ def query_of(given: Mapping[str, Any], **more: Any) -> Query:
     if "arguments" in values:
         values["arguments"] = argument_text(values["arguments"])
     return Query(**values | more)
+
+
+AUDITED = frozenset({
+    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
+    *(each.name for each in FILTERS if not each.reveals),
+})  # fmt: skip
+"""The fields whose values the audit log has, also within a filter. Of others, which may quote arguments, only names."""
+
+
+def audit_text(fields: Iterable[tuple[str, Any]]) -> str:
+    """Return what selects jobs as text for the audit log: the values of `AUDITED`, and of others names and numbers."""
+    texts = (f"{name}={_text(value)}" if name.removeprefix("filter.") in AUDITED else name for name, value in fields)
+    return " ".join(text if count == 1 else f"{text} ({count})" for text, count in Counter(texts).items())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 WINDOW = 2_500
