@@ -209,6 +209,22 @@ def test_dead_letters_are_chosen(dead: list[str], ledger: Ledger, shell: Shell, 
     assert [each.detail for each in ledger.audit(limit=1)] == ["all=true"]
 
 
+@for_each("words", ["dead drop --all", "dead redrive --all", "jobs bulk delete --state failed"])
+def test_what_is_confirmed_is_what_is_done(
+    dead: list[str], ledger: Ledger, shell: Shell, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """A job that begins to match between the question and its answer stays as it is."""
+    late = running(ledger)
+
+    def confirm(*_args: Any, **_options: Any) -> None:
+        ledger.fail(late, '{"type": "E"}', "E: late")
+
+    monkeypatch.setattr("click.confirm", confirm)
+    assert ", 0 refused" in shell(*words.split()).output
+    assert ledger.get(late.id).state is State.FAILED
+    assert State.FAILED not in {job.state for job in ledger.get_many(dead).values()}
+
+
 def test_a_dead_letter_is_edited(ledger: Ledger, app_shell: Shell) -> None:
     """`dead edit` redrives with other arguments, refuses what is no JSON or no argument, and `why` names both jobs."""
     name = app_shell.options[1]

@@ -334,19 +334,9 @@ def _run_bulk(
 ) -> NoReturn:  # fmt: skip
     """Act on each selected job, print the result, and exit: with 1 when a job was refused.
 
-    For the jobs of a query it asks first, with their number, unless `yes`. A dry run is not recorded in the audit
-    log, which otherwise has `detail`.
+    The audit log has `detail` then, unless it is a dry run.
     """
-    if selection.query is not None and not (yes or dry_run):
-        found = len(operation.apply(selection, dry_run=True).done)
-        if found:
-            click.confirm(f"{count_text(found, 'job')} will be {operation.done}. Continue?", abort=True, err=True)
-    if dry_run:
-        result = operation.apply(selection, dry_run=True)
-    else:
-        with audited(operation.ledger, operation.name, " ".join(selection.job_ids), detail) as attempt:
-            result = operation.apply(selection)
-            attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
+    result = operation.apply(selection, dry_run=True) if dry_run else _apply(operation, selection, detail, yes=yes)
     if selection.query is not None and not (result.done or result.refused):
         _report_what_exists(operation.ledger, selection.query)
     more = result.next is not None
@@ -358,6 +348,26 @@ def _run_bulk(
         would, rest = "would be " if dry_run else "", "; more jobs match" if more else ""
         echo(f"{len(result.done)} {would}{operation.done}, {len(result.refused)} refused{rest}")
     raise SystemExit(1 if result.refused else 0)
+
+
+def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: bool) -> BulkResult:
+    """Act on each selected job, and record it.
+
+    For the jobs of a query it asks first, with their number, unless `yes`; those that match from then on stay.
+    """
+    target, found = " ".join(selection.job_ids), BulkResult()
+    if selection.query is not None and not yes:
+        found = operation.apply(selection, dry_run=True)
+        if not found.done:
+            return found
+        count = count_text(len(found.done), "job")
+        click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
+        selection = Selection(job_ids=found.done)
+    with audited(operation.ledger, operation.name, target, detail) as attempt:
+        result = operation.apply(selection)
+        result = BulkResult(result.done, found.refused | result.refused, result.next or found.next)
+        attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
+    return result
 
 
 # --- dead letters ---------------------------------------------------------------------------------------------------
