@@ -242,7 +242,7 @@ def agree_on_groups(browser: Browser, api: TestClient) -> None:
     (saved,) = (each for each in browser.json("/")["saved"]["task"] if each["name"] == task["task"])
     assert (saved["runs"], saved["seconds"]) == (task["duplicates_prevented"], task["seconds_saved"])
     groups = browser.json("/dead")["groups"]
-    assert all(group.pop("oldest_id") for group in groups)
+    assert all(group.pop("since") and group.pop("group") for group in groups)
     assert groups == api.get("/dead/groups").json()["groups"]
 
 

@@ -108,8 +108,8 @@ def _build_dead_letters(context: Context, request: PageRequest) -> Page:
 
 
 def _group_rows(context: Context, groups: list[FailureGroup]) -> list[dict[str, Any]]:
-    """Return groups as rows; with a hook, their messages as they may be shown, and no patterns."""
-    rows = [fields_of(group) for group in groups]
+    """Return groups as rows with a signature of each; with a hook, messages as they may be shown, and no patterns."""
+    rows = [fields_of(group) | {"group": context.tokens.sign(*group.key)} for group in groups]
     if context.redact is None:
         return rows
     newest = [row["job_ids"][0] for row in rows]
