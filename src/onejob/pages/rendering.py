@@ -122,9 +122,11 @@ def render_html(
 
 
 def render_json(page: Page) -> Response:
-    """Render what a page shows as JSON."""
-    text = json.dumps({"title": page.title, **page.data}, ensure_ascii=False, indent=2, default=_plain)
-    return Response(text, page.status, media_type="application/json")
+    """Render what a page shows as JSON. A number that JSON does not have, such as NaN, is a text."""
+    text = json.dumps({"title": page.title, **page.data}, default=_plain)
+    text = json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False, indent=2)
+    content = text.encode(errors="backslashreplace")  # which is also how JSON escapes a lone surrogate
+    return Response(content, page.status, media_type="application/json")
 
 
 def render_csv(page: Page) -> Response:
