@@ -235,12 +235,12 @@ def hide_fields(_job: Job, name: str, value: Any) -> Any:
 
 @pytest.fixture
 def jobs(sample: Sample) -> dict[str, Job]:
-    """Return jobs in every state with the secret in all their values."""
+    """Return jobs in every state with the secret in all their values, and in the values of their webhooks."""
     jobs = {}
     for state in ("queued", "running", "completed", "failed", "retrying"):
         job = sample.submit("shop.study_plan", project=f"{SECRET} {state}").job
         sample.submit("shop.study_plan", project=f"{SECRET} {state}", style=SECRET)
-        sample.ledger.follow(webhook_submission("https://example.org/hook", job), follows_id=job.id)
+        sample.ledger.follow(webhook_submission(f"https://example.org/hook?{SECRET}", job), follows_id=job.id)
         jobs[state] = job
     error = json.dumps({"type": "ValueError", "message": f"no {SECRET}", "traceback": f"line 1\n{SECRET}"})
     for state in ("running", "completed", "failed", "retrying"):
@@ -248,6 +248,8 @@ def jobs(sample: Sample) -> dict[str, Job]:
         sample.ledger.report(run, json.dumps({"stage": SECRET, "done": 1, "total": 2}))
         sample.ledger.keep_step(run, "load", json.dumps({"found": SECRET}))
     sample.ledger.complete(jobs["completed"], json.dumps({"sent": SECRET}))
+    (hook,) = sample.ledger.followers(jobs["completed"].id, limit=9)
+    sample.ledger.fail(sample.start(hook), error, f"ValueError: no {SECRET}")
     sample.ledger.fail(jobs["failed"], error, f"ValueError: no {SECRET}")
     retried = jobs["retrying"]
     reason = f"ValueError: no {SECRET}; next attempt in 900 s"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from onejob.api.api_keys import Role
 from onejob.api.problems import Problem
@@ -149,12 +150,16 @@ def _related(context: Context, job: Job) -> dict[str, Any]:
 
 
 def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
-    """Return a delivery, whose values are its own and not those of the job that it follows."""
+    """Return a delivery, whose values are its own and not those of the job that it follows.
+
+    With a hook, of its URL, which may have a secret in its path or query, only the host.
+    """
     fields = {name: value for name, value in job_row(context, webhook).items() if name in WEBHOOK_FIELDS}
+    url, error = WebhookPayload.from_job(webhook).url, parse_json(webhook.error)
     return fields | {
-        "url": WebhookPayload.from_job(webhook).url,
+        "url": url if context.redact is None else urlsplit(url).hostname,
         "result": parse_json(webhook.result),
-        "last_error": (parse_json(webhook.error) or {}).get("message"),
+        "last_error": error and context.reason(webhook, str(error.get("message"))),
     }
 
 
