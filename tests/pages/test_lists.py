@@ -104,6 +104,16 @@ def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample)
     assert browser.get("/jobs/").headers["location"] == "/ops/jobs"
 
 
+def test_dead_letters_since_a_time(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups with a failure since a time say whether older dead letters were left out, and lead to a list since it."""
+    monkeypatch.setattr(lists, "GROUPED_LIMIT", 3)
+    sample.dead_letter(project="now")
+    page = browser.page("/dead", since="1m")
+    assert "Last failure since" in page.text
+    assert "1+ dead letters in 1 groups" in page.text
+    assert "/ops/jobs?state=failed&since=1m" in page.links
+
+
 def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
     """Under each worker is what it runs, apart what those ran that are gone; late is one after 2/3 of a lease."""
     gone = sample.start(sample.submit("shop.study_plan", project="of nobody").job, GONE)

@@ -98,10 +98,10 @@ def _build_dead_letters(context: Context, request: PageRequest) -> Page:
     task, since = request.parameters.text("task"), request.parameters.at("since")
     found = context.stats.get(("dead", task), lambda: group_failures(context.ledger, task=task, limit=GROUPED_LIMIT))
     chosen = [each for each in found if not since or each.last_at >= since]
-    total = sum(group.count for group in chosen)
     data = {
-        "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]), "total": total,
-        "group_count": len(chosen), "is_capped": total >= GROUPED_LIMIT,
+        "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]),
+        "total": sum(group.count for group in chosen), "group_count": len(chosen),
+        "is_capped": sum(group.count for group in found) >= GROUPED_LIMIT,
         "since": request.parameters.text("since"), "now": to_datetime(request.now),
     }  # fmt: skip
     return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
