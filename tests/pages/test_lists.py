@@ -64,6 +64,18 @@ def test_pages_have_each_job_once_while_others_are_submitted(
     assert [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", limit="20", error="BILLING"))] == expected != []
 
 
+def test_a_full_page_may_be_the_last(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list leads from a full page to another one if that has rows, and only then."""
+    monkeypatch.setattr(lists, "PAGE_SIZE", 2)
+    for number in range(21):
+        assert browser.json("/jobs", submitter="batch", limit="20")["next"] is None
+        sample.submit("shop.study_plan", "batch", project=f"{number}")
+    assert [len(ids) for ids in walk(browser, "/jobs", "jobs", "cursor", submitter="batch", limit="20")] == [20, 1]
+    for pages in ([0], [1], [2], [2, 1]):
+        assert [len(ids) for ids in walk(browser, "/audit", "entries", "before")] == pages
+        browser.post("/bulk/run", scope="matching", operation="run_now", filter="")
+
+
 INVALID = {
     "state": "lost", "limit": "51", "since": "yesterday", "until": "1 h", "cursor": "x", "task": "x" * 501,
     "argument": "a\x00b", "error": "\x00", "queue": "q" * 501, "worker": "\x00", "submitter": "s" * 501,
@@ -105,7 +117,7 @@ def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample)
 
 
 def test_dead_letters_since_a_time(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The groups with a failure since a time say whether older dead letters were left out, and lead to a list since it."""
+    """The groups with a failure since a time say whether older dead letters were left out; their list is since then."""
     monkeypatch.setattr(lists, "GROUPED_LIMIT", 3)
     sample.dead_letter(project="now")
     page = browser.page("/dead", since="1m")

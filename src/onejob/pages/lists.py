@@ -32,15 +32,16 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
     filters, cursor = read_filters(parameters, context), parameters.text("cursor")
     limit = int(parameters.choice("limit", PAGE_SIZES))
     is_over, is_filtered = deadline(SEARCH_SECONDS), any(filters.values())
-    query = query_of(filters, limit=limit, light=True, **decode_cursor(cursor))
+    # One job more than is shown tells whether there is a next page.
+    query = query_of(filters, limit=limit + 1, light=True, **decode_cursor(cursor))
     found = search(ledger, query, is_over=is_over)
     states = ledger.count_states(limit=COUNT_LIMIT)
     data: dict[str, Any] = {
         "filter": {name: to_datetime(each) if isinstance(each, float) else each for name, each in filters.items()},
         "is_filtered": is_filtered,
         "is_first": cursor is None,
-        "jobs": job_rows(context, found.jobs),
-        "next": _next_cursor(found),
+        "jobs": job_rows(context, found.jobs[:limit]),
+        "next": _next_cursor(found, limit),
         "searched_to": None if found.searched_to is None else to_datetime(found.searched_to),
         "now": to_datetime(request.now),
         "states": states,
@@ -54,9 +55,10 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
     return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
 
 
-def _next_cursor(found: SearchResult) -> str | None:
-    if found.after is not None:
-        return Cursor(found.after.created_at, found.after.id).encode()
+def _next_cursor(found: SearchResult, limit: int) -> str | None:
+    last = found.jobs[limit - 1] if len(found.jobs) > limit else found.after
+    if last is not None:
+        return Cursor(last.created_at, last.id).encode()
     return None if found.searched_to is None else Cursor(found.searched_to, "").encode()
 
 
@@ -176,8 +178,9 @@ PAGE_SIZE = 100
 
 def _build_audit(context: Context, request: PageRequest) -> Page:
     before = request.parameters.number("before")
-    entries = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE, before=before)]
-    data = {"entries": entries, "next": entries[-1]["id"] if len(entries) == PAGE_SIZE else None}
+    found = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE + 1, before=before)]
+    entries = found[:PAGE_SIZE]
+    data = {"entries": entries, "next": entries[-1]["id"] if found[PAGE_SIZE:] else None}
     return Page(template="audit.html", title="Audit log", data=data, rows="entries")
 
 
