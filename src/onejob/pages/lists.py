@@ -15,12 +15,14 @@ from onejob.api.routes.jobs import GROUPED_LIMIT, is_valid_id
 from onejob.celery.app_state import app_state_of
 from onejob.celery.beat import list_entries
 from onejob.celery.operations import deadline, queue_lengths
+from onejob.errors import JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.queues import loads_of
 from onejob.ledger.search import Count, SearchResult, count_matching, query_of, search
 from onejob.pages.context import PAGE_SIZES, SEARCH_SECONDS, Context, PageRequest, job_row, job_rows, read_filters
@@ -79,13 +81,17 @@ JOBS = View("jobs", "/jobs", _build_jobs)
 
 
 def _find(context: Context, request: PageRequest) -> Redirect:
-    """Go to the job that has the given id, or else to the jobs with the text among their arguments."""
+    """Go to the job that has or had the given id, or else to the jobs with the text among their arguments."""
     text = request.parameters.text("q")
     if text is None:
         return Redirect("/jobs")
-    if context.redact is not None or (is_valid_id(text) and context.ledger.get_or_none(text) is not None):
+    if context.redact is not None or (is_valid_id(text) and _has_existed(context.ledger, text)):
         return Redirect(job_path(text))
     return Redirect(f"/jobs?{urlencode({'argument': text})}")
+
+
+def _has_existed(ledger: Ledger, job_id: str) -> bool:
+    return ledger.get_or_none(job_id) is not None or isinstance(ledger.why_missing(job_id), JobPurgedError)
 
 
 def _list_tasks(context: Context, _request: PageRequest) -> Page:
