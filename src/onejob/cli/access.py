@@ -141,7 +141,7 @@ class Access:
 
         Raises `OneJobError` for a text with which several of them begin.
         """
-        if ledger.get_or_none(given) is not None:
+        if not given or ledger.get_or_none(given) is not None:  # every id begins with ""
             return given
         newest = ledger.find(Query(limit=NEWEST, light=True))
         match [job.id for job in newest if job.id.startswith(given)]:
