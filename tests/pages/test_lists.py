@@ -142,6 +142,14 @@ def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
     assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
 
 
+def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None:
+    """The overview has the job that has waited longest since it is due; one that is due later waits for its time."""
+    assert browser.json("/")["oldest"]["task"] == "shop.index_document"
+    sample.ledger.cancel(sample.named["queued"])
+    assert sample.ledger.get(sample.named["retrying"]).state == "retrying"
+    assert browser.json("/")["oldest"] is None
+
+
 # --- duplicates -------------------------------------------------------------------------------------------------------
 
 
