@@ -15,6 +15,7 @@ from onejob.api.routes.jobs import GROUPED_LIMIT, is_valid_id
 from onejob.celery.app_state import app_state_of
 from onejob.celery.beat import list_entries
 from onejob.celery.operations import deadline, queue_lengths
+from onejob.celery.options import tasks_of
 from onejob.errors import JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
@@ -194,7 +195,8 @@ AUDIT = View("audit", "/audit", _build_audit, Role.OPERATE)
 
 
 def _build_schedules(context: Context, _request: PageRequest) -> Page:
-    entries = [fields_of(entry) for entry in list_entries(context.app, context.ledger)]
+    jobs = tasks_of(context.app)
+    entries = [fields_of(entry) | {"is_job": entry.task in jobs} for entry in list_entries(context.app, context.ledger)]
     data = {"entries": entries, "runs": app_state_of(context.app).settings.beat}
     return Page(template="schedules.html", title="Schedules", data=data, rows="entries", live="ledger")
 
