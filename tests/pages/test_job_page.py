@@ -303,6 +303,8 @@ def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job], hidden: 
     assert seen[failed, "step load"] == {"found": SECRET}
     assert seen[failed, "error"]["message"] == f"no {SECRET}"
     assert SECRET in seen[failed, "reason"]
+    shown = browser_of(sample, redact=lambda *_: None).json(f"/jobs/{failed}")
+    assert (shown["job"]["error"], shown["job"]["reason"]) == (None, "")
     empty: tuple[Any, ...] = (False, 0, "", [], {})
     for value in empty:
         job = sample.submit("shop.study_plan", project=f"empty {value!r}").job

@@ -121,7 +121,8 @@ class Context:
 
     def reason(self, job: Job, text: str) -> str:
         """Return a text that may quote the error of a job as it may be shown."""
-        return text and str(self.redacted(job, "reason", text))
+        shown = text and self.redacted(job, "reason", text)
+        return "" if shown is None else str(shown)
 
     def arguments(self, job: Job) -> Any:
         """Return the arguments of a job as they may be shown, or that they cannot be read.
