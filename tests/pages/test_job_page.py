@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
+import onejob
 from onejob.celery.payload import decode, with_replacement
 from onejob.jobs.model import Job, Submission
 from onejob.ledger.ledger import NextRun
@@ -144,6 +145,21 @@ def test_a_job_shows_its_runs_duplicates_webhooks_and_followers(browser: Browser
         assert "follower" in browser.page("/jobs").source
     assert browser.json("/jobs/follower")["followed"]["id"] == first.id
     assert "result" not in browser.json(f"/jobs/{first.id}")["followers"][0]
+
+
+def once() -> None: ...
+
+
+def test_the_page_of_a_job_has_the_rule_of_its_task(browser: Browser, sample: Sample) -> None:
+    """A job of a task of this app says by what its calls are equal."""
+    task: Any = sample.app.task
+    task(name="shop.once", base=onejob.Task, shared=False, unique_on=())(once)
+    rules = {"shop.once": "the task alone", "shop.study_plan": "project", "shop.gone": None}
+    for name, rule in rules.items():
+        submit(sample, name, task=name)
+        page = browser.page(f"/jobs/{name}")
+        assert ("Calls are equal by" in page.text, f"equal by: {rule}." in page.text) == (bool(rule), bool(rule))
+        assert browser.json(f"/jobs/{name}")["job"]["unique_on"] == rule
 
 
 def test_a_member_of_a_canvas_names_what_waits_for_it(browser: Browser, sample: Sample) -> None:

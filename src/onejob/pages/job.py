@@ -22,6 +22,7 @@ from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
 from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.pages.activity import uniqueness_rule
 from onejob.pages.context import UNREADABLE, Context, PageRequest, job_row, parse_json
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WebhookPayload
@@ -78,19 +79,12 @@ def _fields(context: Context, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
     fields = context.fields(job) | {"error": parse_json(job.error)}
     fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
+    task = tasks_of(context.app).get(job.task)
     return fields | fields_of(job, *SHOWN) | {
         "arguments": context.arguments(job), "worker": job.node,
         "fingerprint": job.fingerprint if context.redact is None else None,
-        **_rule(context, job), **_calls(context, job),
+        "unique_on": None if task is None else uniqueness_rule(task)["unique_on"], **_calls(context, job),
     }  # fmt: skip
-
-
-def _rule(context: Context, job: Job) -> dict[str, Any]:
-    """Return which arguments decide about the identity of a job, if the app has its task."""
-    task: Any = tasks_of(context.app).get(job.task)
-    unique_on = None if task is None else task.unique_on
-    described = "a function of the arguments" if callable(unique_on) else unique_on
-    return {"unique_on": described, "is_task_known": task is not None}
 
 
 def _calls(context: Context, job: Job) -> dict[str, Any]:
