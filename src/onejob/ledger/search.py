@@ -36,7 +36,7 @@ class Filter(NamedTuple):
 FILTERS = (
     Filter("state", "Only jobs in this state; may be repeated.", "states", State),
     Filter("task", "Only jobs of this task.", "task"),
-    Filter("argument", "Only with this argument, as name=value, or this text in one.", "arguments", reveals=True),
+    Filter("argument", "Only with this text in an argument, or name=value, which may go on: 4 finds 42.", "arguments", reveals=True),
     Filter("error", "Only with this text in the reason, e.g. the name of an exception.", "reason", reveals=True),
     Filter("submitter", "Only jobs that this submitter submitted first.", "submitter"),
     Filter("tag", "Only jobs that have this tag.", "tag"),
@@ -154,8 +154,9 @@ def count_matching(ledger: JobReader, query: Query, *, limit: int, is_over: Call
 def argument_text(text: str) -> str:
     """Return the part of the JSON of a job's arguments that a person looks for, for `Query.arguments`.
 
-    `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text. Anything else is a
-    part of any text among the arguments.
+    `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text; one that is a number
+    is the beginning of a number, since stores look for a part of a text. Anything else is a part of any text among the
+    arguments.
     """
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
