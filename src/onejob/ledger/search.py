@@ -6,6 +6,7 @@ A filter without an index may match few jobs of a large ledger.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +37,12 @@ class Filter(NamedTuple):
 FILTERS = (
     Filter("state", "Only jobs in this state; may be repeated.", "states", State),
     Filter("task", "Only jobs of this task.", "task"),
-    Filter("argument", "Only with this text in an argument, or name=value, which may go on: 4 finds 42.", "arguments", reveals=True),
+    Filter(
+        "argument",
+        "Only with this text in an argument, or name=value, which may go on: 4 finds 42.",
+        "arguments",
+        reveals=True,
+    ),
     Filter("error", "Only with this text in the reason, e.g. the name of an exception.", "reason", reveals=True),
     Filter("submitter", "Only jobs that this submitter submitted first.", "submitter"),
     Filter("tag", "Only jobs that have this tag.", "tag"),
@@ -151,13 +157,20 @@ def count_matching(ledger: JobReader, query: Query, *, limit: int, is_over: Call
     return Count(count, is_complete=True)
 
 
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}-(?P<last>[0-9a-f]{12})")
+"""A UUID of a version whose last twelve digits are random or a hash: 1 and 6 have there what all of a host have."""
+
+
 def argument_text(text: str) -> str:
     """Return the part of the JSON of a job's arguments that a person looks for, for `Query.arguments`.
 
     `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text; one that is a number
     is the beginning of a number, since stores look for a part of a text. Anything else is a part of any text among the
-    arguments.
+    arguments. A UUID is stored as a text with dashes, or as an object whose digits have none: for a random one, or a
+    hash, its last digits find both.
     """
+    if uuid := _UUID.fullmatch(text):
+        return uuid["last"]
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
         return json.dumps(text)[1:-1]
