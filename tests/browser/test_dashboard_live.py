@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -74,6 +76,19 @@ def test_open_pages_follow_a_job(tabs: Tabs, served: Dashboard) -> None:
     expect(headline).to_contain_text("completed")
     expect(job_page.get_by_role("region", name="Result")).to_contain_text('"cards": 36')
     assert all(is_same() for is_same in are_same)
+
+
+def test_a_wrong_clock_of_the_viewer_changes_no_age(tabs: Tabs, served: Dashboard) -> None:
+    """A browser whose clock is an hour ahead shows how long a lease lasts, and when a run began; after updates, too."""
+    run = served.sample.start(served.sample.ledger.get(submit(served, "on time")))
+    page = tabs.open(locale="en")
+    page.clock.install(time=datetime.now(UTC) + timedelta(hours=1))
+    page.goto(served.url(f"/jobs/{run.id}"))
+    for done in (0, 7):
+        expect(page.locator(".lease time")).to_have_text(re.compile(r"^in \d+ s$"))
+        expect(page.locator(".spans time").last).to_have_text(re.compile(r"^(now|\d+ s ago)$"))
+        served.sample.ledger.report(run, json.dumps({"done": done, "total": 12}))
+        expect(page.locator(".headline")).to_contain_text(f"{done} of 12")
 
 
 def test_a_change_while_a_page_opens_is_shown(tabs: Tabs, served: Dashboard) -> None:

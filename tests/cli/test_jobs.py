@@ -93,9 +93,10 @@ def test_what_is_no_job_is_reported_in_a_sentence(ledger: Ledger, shell: Shell) 
     """An unknown id, or that of a purged job, gives exit code 1 and a sentence; the beginning of an id is enough."""
     ended = ledger.cancel(ledger.submit(order(1)).job.id)
     ledger.purge([ended.id])
+    ledger.submit(order(9))
     purged = f"was canceled at {format_timestamp(ended.finished_at or 0)} and was purged at 2"
     for words in (["jobs", "show"], ["why"], ["jobs", "cancel"], ["dead", "show"]):
-        for job_id, sentence in ((ended.id, purged), ("x", "no job has the id 'x'")):
+        for job_id, sentence in ((ended.id, purged), ("x", "no job has the id 'x'"), ("", "no job has the id ''")):
             result = shell(*words, job_id)
             assert (result.exit_code, sentence in result.output) == (1, True), words
     for number, job_id in enumerate(("a9d0-1", "a9d0-2", "0ecc-3")):

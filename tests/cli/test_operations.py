@@ -72,17 +72,35 @@ def test_many_jobs_are_operated_on(ledger: Ledger, shell: Shell, door: Door) -> 
 
 
 def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
-    """Filters and a limit select; a job in another state that is selected is refused with its reason, no filter too."""
+    """Filters, "" too, and a limit select; a job in another state is refused with its reason, and so is no filter."""
     delayed = [queued(ledger).id for _ in range(3)]
     command = ("jobs", "bulk", "cancel", "--yes")
     assert shell.json("jobs", "bulk", "run_now", "--since", "1h", "--dry-run")["done"] == delayed[::-1]
     assert "2 canceled, 0 refused; more jobs match" in shell(*command, "--limit", "2", "--task", "shop.invoice").output
     assert "2 deleted" in shell("jobs", "bulk", "delete", "--error", "cancel", "--yes").output
-    assert ledger.audit(limit=1)[0].detail == "error=cancel"
+    assert ledger.audit(limit=1)[0].detail == "error", "what may quote arguments is named only"
     refused = shell("jobs", "bulk", "redrive", "--state", "queued", "--yes")
     assert (refused.exit_code, delayed[0] in refused.output) == (1, True)
     assert "0 redriven, 1 refused" in refused.output
     assert shell(*command).exit_code == 2
+    ledger.submit(order(99, submitter="ann", delay=3600.0))
+    assert shell.json(*command, "--submitter", "")["done"] == [delayed[0]]
+    options = (
+        "--state",
+        "queued",
+        "--state",
+        "retrying",
+        "--submitter",
+        "",
+        "--argument",
+        "order_id=4",
+        "--limit",
+        "9",
+    )
+    assert shell(*command, *options, "--since", "2026-01-31T12:00:00Z").exit_code == 0
+    assert ledger.audit(limit=1)[0].detail == (
+        "state=queued state=retrying submitter= argument since=2026-01-31T12:00:00Z limit=9"
+    )
 
 
 def test_a_run_that_was_asked_to_stop_may_be_forced(ledger: Ledger, shell: Shell) -> None:
@@ -188,7 +206,23 @@ def test_dead_letters_are_chosen(dead: list[str], ledger: Ledger, shell: Shell, 
     assert f"1 {done}, 0 refused" in shell("dead", command, "--all", text="y\n").output
     left = {job.id: job.state for job in ledger.find(Query())}
     assert left == dict.fromkeys([waiting, *(dead if command == "redrive" else [])], State.QUEUED)
-    assert [each.detail for each in ledger.audit(limit=1)] == ["everything=True"]
+    assert [each.detail for each in ledger.audit(limit=1)] == ["all=true"]
+
+
+@for_each("words", ["dead drop --all", "dead redrive --all", "jobs bulk delete --state failed"])
+def test_what_is_confirmed_is_what_is_done(
+    dead: list[str], ledger: Ledger, shell: Shell, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """A job that begins to match between the question and its answer stays as it is."""
+    late = running(ledger)
+
+    def confirm(*_args: Any, **_options: Any) -> None:
+        ledger.fail(late, '{"type": "E"}', "E: late")
+
+    monkeypatch.setattr("click.confirm", confirm)
+    assert ", 0 refused" in shell(*words.split()).output
+    assert ledger.get(late.id).state is State.FAILED
+    assert State.FAILED not in {job.state for job in ledger.get_many(dead).values()}
 
 
 def test_a_dead_letter_is_edited(ledger: Ledger, app_shell: Shell) -> None:

@@ -14,6 +14,7 @@ from onejob.api import audit as request_audit
 from onejob.api import create_app, router
 from onejob.api.api_keys import Role
 from onejob.errors import StoreUnavailableError
+from onejob.ledger.search import audit_text
 from onejob.pages import dashboard
 from tests.http.conftest import LOCAL, REMOTE, Shop, Standing, bearer
 
@@ -137,5 +138,5 @@ def test_no_key_is_in_the_log(guarded: Shop, caplog: pytest.LogCaptureFixture) -
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
     assert lines[-1].startswith("http operate_many actor='operate'")
-    found = request_audit.describe(request_audit.fields_of_json(BODY))
+    found = audit_text(request_audit.fields_of_json(BODY))
     assert found == "args (2) kwargs.cards dry_run=true job_ids (2)", "of what is in an argument it has nothing"

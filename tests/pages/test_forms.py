@@ -210,21 +210,27 @@ def test_selected_jobs_are_done_and_refused_ones_are_listed(browser: Browser, sa
 
 
 def test_a_group_of_dead_letters_is_redriven(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buttons of a group redrive or drop exactly the dead letters of this group, in portions."""
+    """The buttons of a group redrive or drop exactly its dead letters, in portions, also after its oldest is gone."""
     monkeypatch.setattr(actions, "PORTION", 2)
+    for number in range(4):
+        sample.dead_letter(project=number)
     groups = browser.json("/dead")["groups"]
-    assert len(groups) == 2
+    assert len(groups) == 3
     form = next(form for form in browser.page("/dead").forms if form.action == "/ops/bulk/preview")
-    group = next(each for each in groups if each["oldest_id"] == form.hidden("group"))
+    group = next(each for each in groups if each["group"] == form.hidden("group"))
     fields = [*form.fields, ("operation", "redrive")]
     page = HtmlPage(browser.post_pairs("/bulk/preview", fields).text)
-    assert previewed(page) == group["count"]
-    before = sample.jobs()
-    assert confirm(browser, page)[-1] == (group["count"], 0)
-    assert {job_id for job_id, job in sample.jobs().items() if job != before[job_id]} == set(group["job_ids"])
+    assert previewed(page) == group["count"] == 4
+    before, oldest = sample.jobs(), group["job_ids"][-1]
+    first = HtmlPage(browser.submit(page, "/bulk/run").text)
+    sample.ledger.drop(oldest)
+    assert previewed(HtmlPage(browser.post_pairs("/bulk/preview", fields).text)) == 1
+    assert confirm(browser, first)[-1] == (3, 0)
+    assert {job_id for job_id, job in sample.jobs().items() if job != before[job_id]} | {oldest} == {*group["job_ids"]}
     assert browser.json("/dead")["groups"] == [each for each in groups if each != group]
-    again = browser.post_pairs("/bulk/preview", fields)
-    assert (again.status_code, "not a dead letter" in HtmlPage(again.text).text.lower()) == (409, True)
+    assert "No job that matches" in HtmlPage(browser.post_pairs("/bulk/preview", fields).text).text
+    [(detail,)] = sample.audited("detail")
+    assert f" group cursor done refused filter.state=failed filter.task={group['task']} filter.since=" in detail
 
 
 def test_a_preview_fixes_relative_times(browser: Browser, sample: Sample) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
+import onejob
 from onejob.celery.payload import decode, with_replacement
 from onejob.jobs.model import Job, Submission
 from onejob.ledger.ledger import NextRun
@@ -146,6 +147,21 @@ def test_a_job_shows_its_runs_duplicates_webhooks_and_followers(browser: Browser
     assert "result" not in browser.json(f"/jobs/{first.id}")["followers"][0]
 
 
+def once() -> None: ...
+
+
+def test_the_page_of_a_job_has_the_rule_of_its_task(browser: Browser, sample: Sample) -> None:
+    """A job of a task of this app says by what its calls are equal."""
+    task: Any = sample.app.task
+    task(name="shop.once", base=onejob.Task, shared=False, unique_on=())(once)
+    rules = {"shop.once": "the task alone", "shop.study_plan": "project", "shop.gone": None}
+    for name, rule in rules.items():
+        submit(sample, name, task=name)
+        page = browser.page(f"/jobs/{name}")
+        assert ("Calls are equal by" in page.text, f"equal by: {rule}." in page.text) == (bool(rule), bool(rule))
+        assert browser.json(f"/jobs/{name}")["job"]["unique_on"] == rule
+
+
 def test_a_member_of_a_canvas_names_what_waits_for_it(browser: Browser, sample: Sample) -> None:
     """A job in a canvas shows what waits for it, keeps its arguments, and names the task that it replaced."""
     options = {"link": [{"task": "shop.daily_report"}], "chain": [{"task": "a"}, {"task": "b"}], "group_id": "group-1"}
@@ -235,12 +251,12 @@ def hide_fields(_job: Job, name: str, value: Any) -> Any:
 
 @pytest.fixture
 def jobs(sample: Sample) -> dict[str, Job]:
-    """Return jobs in every state with the secret in all their values."""
+    """Return jobs in every state with the secret in all their values, and in the values of their webhooks."""
     jobs = {}
     for state in ("queued", "running", "completed", "failed", "retrying"):
         job = sample.submit("shop.study_plan", project=f"{SECRET} {state}").job
         sample.submit("shop.study_plan", project=f"{SECRET} {state}", style=SECRET)
-        sample.ledger.follow(webhook_submission("https://example.org/hook", job), follows_id=job.id)
+        sample.ledger.follow(webhook_submission(f"https://example.org/hook?{SECRET}", job), follows_id=job.id)
         jobs[state] = job
     error = json.dumps({"type": "ValueError", "message": f"no {SECRET}", "traceback": f"line 1\n{SECRET}"})
     for state in ("running", "completed", "failed", "retrying"):
@@ -248,6 +264,8 @@ def jobs(sample: Sample) -> dict[str, Job]:
         sample.ledger.report(run, json.dumps({"stage": SECRET, "done": 1, "total": 2}))
         sample.ledger.keep_step(run, "load", json.dumps({"found": SECRET}))
     sample.ledger.complete(jobs["completed"], json.dumps({"sent": SECRET}))
+    (hook,) = sample.ledger.followers(jobs["completed"].id, limit=9)
+    sample.ledger.fail(sample.start(hook), error, f"ValueError: no {SECRET}")
     sample.ledger.fail(jobs["failed"], error, f"ValueError: no {SECRET}")
     retried = jobs["retrying"]
     reason = f"ValueError: no {SECRET}; next attempt in 900 s"
@@ -301,6 +319,8 @@ def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job], hidden: 
     assert seen[failed, "step load"] == {"found": SECRET}
     assert seen[failed, "error"]["message"] == f"no {SECRET}"
     assert SECRET in seen[failed, "reason"]
+    shown = browser_of(sample, redact=lambda *_: None).json(f"/jobs/{failed}")
+    assert (shown["job"]["error"], shown["job"]["reason"]) == (None, "")
     empty: tuple[Any, ...] = (False, 0, "", [], {})
     for value in empty:
         job = sample.submit("shop.study_plan", project=f"empty {value!r}").job

@@ -66,6 +66,18 @@ def test_pages_have_each_job_once_while_others_are_submitted(
     assert [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", limit="20", error="BILLING"))] == expected != []
 
 
+def test_a_full_page_may_be_the_last(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list leads from a full page to another one if that has rows, and only then."""
+    monkeypatch.setattr(lists, "PAGE_SIZE", 2)
+    for number in range(21):
+        assert browser.json("/jobs", submitter="batch", limit="20")["next"] is None
+        sample.submit("shop.study_plan", "batch", project=f"{number}")
+    assert [len(ids) for ids in walk(browser, "/jobs", "jobs", "cursor", submitter="batch", limit="20")] == [20, 1]
+    for pages in ([0], [1], [2], [2, 1]):
+        assert [len(ids) for ids in walk(browser, "/audit", "entries", "before")] == pages
+        browser.post("/bulk/run", scope="matching", operation="run_now", filter="")
+
+
 INVALID = {
     "state": "lost", "limit": "51", "since": "yesterday", "until": "1 h", "cursor": "x", "task": "x" * 501,
     "argument": "a\x00b", "error": "\x00", "queue": "q" * 501, "worker": "\x00", "submitter": "s" * 501,
@@ -97,13 +109,25 @@ def test_previews_of_large_arguments_are_bounded(
 
 
 def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample) -> None:
-    """The search field leads to the job with this id, or else to the jobs with the text among their arguments."""
-    job_id = sample.named["double"]
-    assert browser.get("/find", q=job_id).headers["location"] == f"/ops/jobs/{job_id}"
+    """The search field leads to the job of this id, a purged one, too, or else to jobs with the text in an argument."""
+    job_id = sample.named["canceled"]
+    for _ in range(2):
+        assert browser.get("/find", q=job_id).headers["location"] == f"/ops/jobs/{job_id}"
+        sample.ledger.purge([job_id])
     assert browser.get("/find", q="course 7&").headers["location"] == "/ops/jobs?argument=course+7%26"
     assert browser.get("/find").headers["location"] == "/ops/jobs"
     assert browser.get("/find", q="//evil.example").headers["location"].startswith("/ops/jobs?")
     assert browser.get("/jobs/").headers["location"] == "/ops/jobs"
+
+
+def test_dead_letters_since_a_time(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups with a failure since a time say whether older dead letters were left out; their list is since then."""
+    monkeypatch.setattr(lists, "GROUPED_LIMIT", 3)
+    sample.dead_letter(project="now")
+    page = browser.page("/dead", since="1m")
+    assert "Last failure since" in page.text
+    assert "1+ dead letters in 1 groups" in page.text
+    assert "/ops/jobs?state=failed&since=1m" in page.links
 
 
 def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
@@ -126,6 +150,14 @@ def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> No
     sample.ledger.increment({total_name(("submissions_total", "other.task", "admitted")): 1.0})
     assert [each["waiting"] for each in browser.json("/tasks")["tasks"] if each["task"] == waiting.task] == [1]
     assert "other" in {each["queue"] for each in browser.json("/workers")["queues"]}
+
+
+def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None:
+    """The overview has the job that has waited longest since it is due; one that is due later waits for its time."""
+    assert browser.json("/")["oldest"]["task"] == "shop.index_document"
+    sample.ledger.cancel(sample.named["queued"])
+    assert sample.ledger.get(sample.named["retrying"]).state == "retrying"
+    assert browser.json("/")["oldest"] is None
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,24 @@ def scheduled(sample: Sample) -> Sample:
     sample.app.conf.beat_schedule = {"nightly/north": nightly, "wrong": nightly | {"schedule": Failing(60)}}
     Beat(sample.app).look()
     return sample
+
+
+def plain() -> None: ...
+
+
+def test_only_a_job_has_a_page(scheduled: Sample, browser: Browser) -> None:
+    """The message of the last tick has a link if it is a job, and not if its task is one of Celery alone."""
+    task: Any = scheduled.app.task
+    task(name="plain", shared=False)(plain)
+    nightly = scheduled.app.conf.beat_schedule["nightly/north"]
+    scheduled.app.conf.beat_schedule = {"nightly/north": nightly, "plain": nightly | {"task": "plain", "kwargs": {}}}
+    Beat(scheduled.app).look()
+    for state in scheduled.ledger.store.schedules():
+        last = replace(state, nonce="new", last_job=f"of-{state.name}")
+        assert scheduled.ledger.put_schedule(last, expected=state.nonce)
+    page = browser.page("/schedules")
+    assert "of-plain" in page.text
+    assert [link for link in page.links if "/jobs/" in link] == ["/ops/jobs/of-nightly%2Fnorth"]
 
 
 def test_the_forms_of_an_entry(scheduled: Sample, browser: Browser) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Self
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onejob.celery.operations import curl_call, python_call
-from onejob.celery.payload import decode, dumps, encode, loads
+from onejob.celery.payload import decode, dumps, encode, loads, preview
 from onejob.errors import InvalidPayloadError
 from onejob.jobs.model import Job
 from onejob.jobs.policy import Limits
@@ -82,7 +82,7 @@ def test_a_value_that_is_nested_too_deep_is_refused(depth: int) -> None:
     ("name=Zoë", '"name": "Zo\\u00eb'), ('ids=[1,2,{"a":null}]', '"ids": [1, 2, {"a": null}]'),
     ("limit=NaN", '"limit": "NaN'), ("limit=-Infinity", '"limit": "-Infinity'), ("Ada", "Ada"), ("42", "42"),
     ('say "hello"', 'say \\"hello\\"'), ("a b=1", "a b=1"), ("=1", "=1"), ("C:\\temp", "C:\\\\temp"),
-    ("\U0001f600", "\\ud83d\\ude00"), ("", ""),
+    ("\U0001f600", "\\ud83d\\ude00"), ("", ""), ("0e8ea4c4-3b9d-11f0-9cd2-0242ac120002",) * 2,
     *((f"name={text}", f'"name": {json.dumps(text)[:-1]}') for text in ("[" * 100_000, "1" * 5000, '{"a": ', "\ud800")),
 ])  # fmt: skip
 def test_a_text_becomes_a_part_of_json(typed: str, expected: str) -> None:
@@ -96,6 +96,17 @@ def test_an_argument_is_found_in_its_payload(value: object) -> None:
     payload = encode("shop.invoice", [], {"other": 1, "value": value}, Limits())
     assert argument_text(f"value={json.dumps(value)}") in payload
     assert argument_text(f"value={json.dumps(value, ensure_ascii=False)}") in payload
+
+
+@for_each("value", [
+    uuid4(), f"{uuid4()}", UUID("01990a2e-7b1c-7d3e-8f40-5a6b7c8d9e0f"), datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    date(2026, 1, 2), Decimal("1.50"), "Zoë",
+])  # fmt: skip
+def test_an_argument_is_found_as_it_is_shown(value: object) -> None:
+    """What a list shows as the value of an argument finds it in the payload as it is stored."""
+    payload = encode("shop.invoice", [value], {}, Limits())
+    shown = preview({"args": [value], "kwargs": {}})
+    assert argument_text(json.loads(shown)) in payload
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)

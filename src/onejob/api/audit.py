@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from onejob.api.api_keys import Role
 from onejob.api.problems import PROBLEM_TYPES
 from onejob.jobs.records import ACCESS, ACTION, AuditEntry
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import FILTERS
+from onejob.ledger.search import audit_text
 from onejob.observability.logs import record_audit
 
 SOURCE = "http"
@@ -35,11 +34,6 @@ WINDOW_LIMIT = 1000
 CHANGES = frozenset({"POST", "DELETE"})
 """The methods of an operator's actions."""
 OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
-SHOWN = frozenset({
-    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
-    *(each.name for each in FILTERS if not each.reveals),
-})  # fmt: skip
-"""The fields whose values are recorded, also within a filter. Of others, which may quote arguments, only the names."""
 
 
 @dataclass(slots=True)
@@ -101,7 +95,7 @@ class RequestAudit:
             kind, count = self._refusals.classify(_actor_of(request), outcome, is_action=is_action)
             if kind == ACTION:
                 fields = [*request.query_params.multi_items(), *fields]
-                await self._append(request, action, outcome, kind, count, describe(fields))
+                await self._append(request, action, outcome, kind, count, audit_text(fields))
             elif count:
                 await self._append(request, action, outcome, kind, count)
 
@@ -135,13 +129,3 @@ def fields_of_json(body: bytes | None) -> Iterator[tuple[str, Any]]:
         for key, each in inner:
             for item in each if isinstance(each, list) else [each]:
                 yield f"{name}.{key}" if key else name, item
-
-
-def describe(fields: Iterable[tuple[str, Any]]) -> str:
-    """Return fields as text for the audit log: the values of `SHOWN`, and of the others names and numbers."""
-    texts = (f"{name}={_text(value)}" if name.removeprefix("filter.") in SHOWN else name for name, value in fields)
-    return " ".join(text if count == 1 else f"{text} ({count})" for text, count in Counter(texts).items())
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -148,7 +148,7 @@ FailureGroupView: Any = view_of(
     'Dead letters of one task with similar errors: `pattern` is the message with "…" for ids and numbers.\n\n'
     "`message` is that of the newest one, `job_ids` are some of the newest; the times are those of the first and the "
     "last\nfailure.",
-    without={"oldest_id"},
+    without={"since"},
 )  # fmt: skip
 
 

@@ -212,8 +212,7 @@ def edit(
     and as `apply_async`. The dead letter stays then.
     """
     job = ledger.get(job_id)
-    if job.state is not State.FAILED:
-        raise NoDeadLetterError(job.id, job.state)
+    Operation.REDRIVE.check(job)
     app_state, message, options = app_state_of(app), decode(job.payload), loads(job.options)
     task = tasks_of(app).get(message.task)
     if task is None:

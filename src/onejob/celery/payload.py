@@ -12,6 +12,7 @@ import sys
 import traceback
 from base64 import b64encode
 from collections.abc import Mapping
+from datetime import datetime
 from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,7 +98,12 @@ def preview(arguments: Any) -> str:
 
 
 def _plain(value: object) -> str:
-    return plain_json.dumps(value, ensure_ascii=False, default=str)
+    return plain_json.dumps(value, ensure_ascii=False, default=_as_stored)
+
+
+def _as_stored(value: object) -> str:
+    """Return a value as text, a time as kombu stores it, so that a search for what is shown finds it."""
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def with_replacement(payload: str, earlier: list[str]) -> str:

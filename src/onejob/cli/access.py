@@ -91,8 +91,8 @@ def _option_of(each: Filter) -> Callable[..., Any]:
 
 
 def at_times(asked: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the values of options, with times before now instead of durations."""
-    return {name: seconds_of(value, now) for name, value in asked.items()}
+    """Return the values of the options that were given, "" too, with times before now instead of durations."""
+    return {name: seconds_of(value, now) for name, value in asked.items() if value not in {None, ()}}
 
 
 NEWEST = 1000
@@ -148,7 +148,7 @@ class Access:
 
         Raises `OneJobError` for a text with which several of them begin.
         """
-        if ledger.get_or_none(given) is not None:
+        if not given or ledger.get_or_none(given) is not None:  # every id begins with ""
             return given
         newest = ledger.find(Query(limit=NEWEST, light=True))
         match [job.id for job in newest if job.id.startswith(given)]:

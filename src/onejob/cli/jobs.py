@@ -44,7 +44,7 @@ from onejob.ledger.bulk import NO_LIMIT, BulkResult, Selection, bulk_apply
 from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import query_of
+from onejob.ledger.search import audit_text, query_of
 from onejob.ledger.stuck import list_stuck
 
 ORIGIN = "at the command line"
@@ -272,15 +272,14 @@ def bulk(
 
     Without --state these are the jobs in all states that the operation applies to.
     """
-    if not ended_in and not any(asked.values()):
-        raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
     chosen = _bulk_of(access, Operation(operation))
     now = chosen.ledger.read_clock()
-    given = {"until": now} | {name: value for name, value in at_times(asked, now).items() if value}
-    query = query_of({"state": Operation(operation).states} | given, limit=limit)
+    given = at_times(asked, now)
+    if not ended_in and not given:
+        raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
+    query = query_of({"state": Operation(operation).states, "until": now} | given, limit=limit)
     selection = Selection(query=query, matches=_has_ended_in(ended_in) if ended_in else None)
-    detail = _text_of(asked, limit)
-    _run_bulk(chosen, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
+    _run_bulk(chosen, selection, _text_of(given, limit), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 def _has_ended_in(url: str) -> Callable[[Job], bool]:
@@ -315,10 +314,18 @@ def _bulk_of(access: Access, operation: Operation, *, forget_steps: bool = False
     return BulkOperation(operator.ledger, operation.permission, operation.done, apply)
 
 
-def _text_of(asked: Mapping[str, Any], limit: int) -> str:
+def _text_of(given: Mapping[str, Any], limit: int, *, everything: bool = False) -> str:
     """Return the options that were given, for the audit log."""
-    given = [*asked.items(), *([] if limit == NO_LIMIT else [("limit", limit)])]
-    return " ".join(f"{name}={value}" for name, value in given if value)
+    return audit_text([
+        *((name, each) for name, value in given.items() for each in _texts(value)),
+        *([("all", True)] if everything else []), *([] if limit == NO_LIMIT else [("limit", limit)]),
+    ])  # fmt: skip
+
+
+def _texts(value: Any) -> Sequence[str]:
+    if isinstance(value, float):
+        return [format_timestamp(value)]
+    return [value] if isinstance(value, str) else value
 
 
 def _run_bulk(
@@ -327,19 +334,9 @@ def _run_bulk(
 ) -> NoReturn:  # fmt: skip
     """Act on each selected job, print the result, and exit: with 1 when a job was refused.
 
-    For the jobs of a query it asks first, with their number, unless `yes`. A dry run is not recorded in the audit
-    log, which otherwise has `detail`.
+    The audit log has `detail` then, unless it is a dry run.
     """
-    if selection.query is not None and not (yes or dry_run):
-        found = len(operation.apply(selection, dry_run=True).done)
-        if found:
-            click.confirm(f"{count_text(found, 'job')} will be {operation.done}. Continue?", abort=True, err=True)
-    if dry_run:
-        result = operation.apply(selection, dry_run=True)
-    else:
-        with audited(operation.ledger, operation.name, " ".join(selection.job_ids), detail) as attempt:
-            result = operation.apply(selection)
-            attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
+    result = operation.apply(selection, dry_run=True) if dry_run else _apply(operation, selection, detail, yes=yes)
     if selection.query is not None and not (result.done or result.refused):
         _report_what_exists(operation.ledger, selection.query)
     more = result.next is not None
@@ -351,6 +348,26 @@ def _run_bulk(
         would, rest = "would be " if dry_run else "", "; more jobs match" if more else ""
         echo(f"{len(result.done)} {would}{operation.done}, {len(result.refused)} refused{rest}")
     raise SystemExit(1 if result.refused else 0)
+
+
+def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: bool) -> BulkResult:
+    """Act on each selected job, and record it.
+
+    For the jobs of a query it asks first, with their number, unless `yes`; those that match from then on stay.
+    """
+    target, found = " ".join(selection.job_ids), BulkResult()
+    if selection.query is not None and not yes:
+        found = operation.apply(selection, dry_run=True)
+        if not found.done:
+            return found
+        count = count_text(len(found.done), "job")
+        click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
+        selection = Selection(job_ids=found.done)
+    with audited(operation.ledger, operation.name, target, detail) as attempt:
+        result = operation.apply(selection)
+        result = BulkResult(result.done, found.refused | result.refused, result.next or found.next)
+        attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
+    return result
 
 
 # --- dead letters ---------------------------------------------------------------------------------------------------
@@ -448,7 +465,7 @@ def _operate_on_dead(
         selection = select_dead_letters(job_ids=job_ids, everything=everything, limit=limit, **filters)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    detail = _text_of(asked | {"everything": everything}, limit)
+    detail = _text_of(filters, limit, everything=everything)
     _run_bulk(operation, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
 
 

@@ -26,13 +26,14 @@ from django.views.generic import RedirectView
 from starlette.datastructures import QueryParams
 
 from onejob.api.api_keys import Role
-from onejob.api.audit import DONE, REFUSALS, Refusals, describe
+from onejob.api.audit import DONE, REFUSALS, Refusals
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.celery.operations import Operation
 from onejob.django.conf import DASHBOARD_SETTING, celery_app
 from onejob.django.dashboard import redact_hook, user_of
 from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
+from onejob.ledger.search import audit_text
 from onejob.observability.logs import record_audit
 from onejob.pages.access import User
 from onejob.pages.actions import ACTIONS, Action, label
@@ -163,7 +164,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         kind, count = self._refusals.classify(user.name, outcome, is_action=action.changes)
         if not count:
             return
-        target, detail = names.get("job_id", ""), describe(form.described(without=CSRF_FIELD))
+        target, detail = names.get("job_id", ""), audit_text(form.described(without=CSRF_FIELD))
         entry = AuditEntry(
             actor=user.name, source=SOURCE, address=request.META.get("REMOTE_ADDR", ""), action=action.name,
             target=target, outcome=outcome, detail=detail, count=count, kind=kind,

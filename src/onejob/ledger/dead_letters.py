@@ -77,8 +77,8 @@ class FailureGroup:
     last_at: float = 0.0
     job_ids: list[str] = field(default_factory=list)
     """The newest of its jobs, at most `SAMPLE_LIMIT`."""
-    oldest_id: str = ""
-    """The first of its jobs: the last one that an operation on the group changes."""
+    since: float = 0.0
+    """When the oldest of its jobs was submitted."""
 
     @property
     def key(self) -> GroupKey:
@@ -94,7 +94,7 @@ class FailureGroup:
         self.count += 1
         if len(self.job_ids) < SAMPLE_LIMIT:
             self.job_ids.append(job.id)
-        self.oldest_id = job.id  # they are added newest first
+        self.since = job.created_at  # they are added newest first
 
 
 def group_failures(ledger: JobReader, *, task: str | None = None, limit: int = 10_000) -> list[FailureGroup]:

@@ -6,6 +6,8 @@ A filter without an index may match few jobs of a large ledger.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +15,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from onejob.jobs.model import Job
     from onejob.ledger.reader import JobReader
@@ -35,7 +37,12 @@ class Filter(NamedTuple):
 FILTERS = (
     Filter("state", "Only jobs in this state; may be repeated.", "states", State),
     Filter("task", "Only jobs of this task.", "task"),
-    Filter("argument", "Only with this argument, as name=value, or this text in one.", "arguments", reveals=True),
+    Filter(
+        "argument",
+        "Only with this text in an argument, or name=value, which may go on: 4 finds 42.",
+        "arguments",
+        reveals=True,
+    ),
     Filter("error", "Only with this text in the reason, e.g. the name of an exception.", "reason", reveals=True),
     Filter("submitter", "Only jobs that this submitter submitted first.", "submitter"),
     Filter("tag", "Only jobs that have this tag.", "tag"),
@@ -59,6 +66,23 @@ def query_of(given: Mapping[str, Any], **more: Any) -> Query:
     if "arguments" in values:
         values["arguments"] = argument_text(values["arguments"])
     return Query(**values | more)
+
+
+AUDITED = frozenset({
+    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
+    *(each.name for each in FILTERS if not each.reveals),
+})  # fmt: skip
+"""The fields whose values the audit log has, also within a filter. Of others, which may quote arguments, only names."""
+
+
+def audit_text(fields: Iterable[tuple[str, Any]]) -> str:
+    """Return what selects jobs as text for the audit log: the values of `AUDITED`, and of others names and numbers."""
+    texts = (f"{name}={_text(value)}" if name.removeprefix("filter.") in AUDITED else name for name, value in fields)
+    return " ".join(text if count == 1 else f"{text} ({count})" for text, count in Counter(texts).items())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 WINDOW = 2_500
@@ -133,12 +157,20 @@ def count_matching(ledger: JobReader, query: Query, *, limit: int, is_over: Call
     return Count(count, is_complete=True)
 
 
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}-(?P<last>[0-9a-f]{12})")
+"""A UUID of a version whose last twelve digits are random or a hash: 1 and 6 have there what all of a host have."""
+
+
 def argument_text(text: str) -> str:
     """Return the part of the JSON of a job's arguments that a person looks for, for `Query.arguments`.
 
-    `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text. Anything else is a
-    part of any text among the arguments.
+    `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text; one that is a number
+    is the beginning of a number, since stores look for a part of a text. Anything else is a part of any text among the
+    arguments. A UUID is stored as a text with dashes, or as an object whose digits have none: for a random one, or a
+    hash, its last digits find both.
     """
+    if uuid := _UUID.fullmatch(text):
+        return uuid["last"]
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
         return json.dumps(text)[1:-1]

@@ -18,19 +18,19 @@ from onejob.api.response_models import Cursor, decode_cursor
 from onejob.api.routes.jobs import is_valid_id
 from onejob.celery.beat import run_entry, set_paused
 from onejob.celery.operations import Operation, deadline, edit, parse_arguments
-from onejob.errors import NoDeadLetterError, OneJobError
+from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import BulkResult, Selection
-from onejob.ledger.dead_letters import group_key, in_group
+from onejob.ledger.dead_letters import group_key
 from onejob.ledger.search import count_matching, query_of, search
 from onejob.pages.access import User
 from onejob.pages.context import SEARCH_SECONDS, Context, Parameters, job_rows, read_filters
 from onejob.pages.job import edit_page
 from onejob.pages.lists import SCHEDULES
 from onejob.pages.rendering import Page, Redirect, job_path
-from onejob.pages.security import Form
+from onejob.pages.security import Form, Tokens
 
 IDS_LIMIT = 1000
 PORTION = 1000
@@ -52,9 +52,10 @@ class BulkForm:
     filter: str
     """The filter, as the query of the URL of the list."""
     group: str
-    """The id of the oldest dead letter of a group, which is processed last; "" for no group.
+    """The signature of a group of dead letters among those of the filter; "" for no group.
 
-    The error that the group has in common is neither in forms nor in the audit log.
+    The error that they have in common, which may be redacted, is neither in forms nor in the audit log, and no job
+    stands for them, since it may be redriven or purged meanwhile.
     """
     until: float
     """Jobs that were created later are not selected."""
@@ -68,7 +69,7 @@ class BulkForm:
         ids: tuple[str, ...] = ()
         group = form.text("group") if scope == "group" else ""
         if scope == "group" and not group:
-            raise Problem("invalid-request", "the field group must be the id of a dead letter")
+            raise Problem("invalid-request", "the field group must name a group of dead letters")
         if scope not in {"group", "matching"}:
             ids = tuple(dict.fromkeys(filter(is_valid_id, form.texts("id"))))
             if not 0 < len(ids) <= IDS_LIMIT:
@@ -86,40 +87,28 @@ class BulkForm:
         """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
         if self.ids:
             return Selection(job_ids=self.ids)
-        matches = partial(in_group, key=group_key(self._oldest(context))) if self.group else None
+        matches = partial(self._is_in_group, context.tokens) if self.group else None
         return Selection(query=self.query(context, cursor), matches=matches)
 
-    def is_processed(self, context: Context) -> bool:
-        """Return whether earlier portions have processed the whole group."""
-        job = context.ledger.get_or_none(self.group) if self.group else None
-        return bool(self.group) and (job is None or job.state is not State.FAILED)
-
-    def _oldest(self, context: Context) -> Job:
-        job = context.job(self.group)
-        if job.state is not State.FAILED:
-            raise NoDeadLetterError(job.id, job.state)
-        return job
+    def _is_in_group(self, tokens: Tokens, job: Job) -> bool:
+        return job.state is State.FAILED and tokens.sign(*group_key(job)) == self.group
 
     def query(self, context: Context, cursor: str | None = None) -> Query:
         """Return the query for a portion. It has no states if the operation applies to none of the filter's.
 
         Durations in the filter are those before the preview, so that each portion selects by the same times.
         """
-        if self.group:
-            oldest = self._oldest(context)
-            query = Query(states=frozenset({State.FAILED}), task=oldest.task, since=oldest.created_at, limit=PORTION)
-        else:
-            filters = read_filters(Parameters(QueryParams(self.filter), self.until), context)
-            query = query_of(filters, limit=PORTION)
+        query = query_of(read_filters(Parameters(QueryParams(self.filter), self.until), context), limit=PORTION)
         states = (query.states or frozenset(State)) & self.operation.states
         until = self.until if query.until is None else min(query.until, self.until)
         return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
 
     def describe(self) -> str:
         """Return the selection in words."""
-        if self.group:
-            return f"the dead letters with the same task and error as job {self.group}"
-        return f"{len(self.ids)} selected jobs" if self.ids else f"all jobs that match {self.filter or 'no filter'}"
+        if self.ids:
+            return f"{len(self.ids)} selected jobs"
+        which = "the dead letters with the same error" if self.group else "all jobs"
+        return f"{which} that match {self.filter or 'no filter'}"
 
     def fields(self) -> list[tuple[str, str]]:
         """Return the hidden fields of the next form."""
@@ -157,7 +146,7 @@ def run_bulk(context: Context, user: User, form: Form, _path: Any) -> Page:
     """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
     bulk, cursor = BulkForm.parse(form, context.ledger.read_clock()), form.text("cursor") or None
     done, refused = form.number("done"), form.number("refused")
-    result = BulkResult() if cursor and bulk.is_processed(context) else _run_portion(context, user, bulk, cursor)
+    result = _run_portion(context, user, bulk, cursor)
     data = _data(bulk, "running" if result.next else "finished") | {
         "done": done + len(result.done),
         "refused": refused + len(result.refused),

@@ -97,10 +97,9 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
 
 
 def _oldest(context: Context, workers: Sequence[WorkerInfo]) -> dict[str, Any] | None:
-    """Return since when the oldest waiting job has been due, of those that were looked at, and its task."""
+    """Return since when the oldest due job has waited, of those that were looked at, and its task."""
     backlog = context.ledger.backlog(tasks=context.tasks(workers), limit=COUNT_LIMIT)
-    waiting = [each for each in backlog if each.state is not State.RUNNING]
-    oldest = min(waiting, key=lambda each: each.oldest_run_at, default=None)
+    oldest = min((each for each in backlog if each.due), key=lambda each: each.oldest_run_at, default=None)
     if oldest is None:
         return None
     return fields_of(oldest, "task", "queue", "state") | {"run_at": to_datetime(oldest.oldest_run_at)}

@@ -53,7 +53,7 @@ def dashboard(
     name) and the value, and returns what the pages show instead. A `reason` is a text of the job or of its history,
     which may quote its error. With it, jobs are neither searched by argument, error or identity nor redriven
     with other arguments, and identities and fingerprints, hashes of arguments, are left out: these would reveal what is
-    not shown.
+    not shown. Of the URL of a webhook only the host is shown.
 
     `closing`: set by the server when it begins to shut down, so that open streams end.
 

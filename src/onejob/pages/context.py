@@ -31,6 +31,7 @@ from onejob.ledger.queues import known_tasks
 from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import mean_run
 from onejob.pages.access import User
+from onejob.pages.security import Tokens
 
 T = TypeVar("T")
 ENTRIES = 32
@@ -81,6 +82,12 @@ class Context:
     """Where its users act, for the history of a job."""
     stats: KeyedCache[Any] = field(default_factory=lambda: KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1))
     """Statistics of the whole ledger: those that take longer than 100 ms take a small part of the time."""
+    tokens: Tokens = field(init=False)
+    """Signs what forms name."""
+
+    def __post_init__(self) -> None:
+        """Leave the ledger closed until something is signed."""
+        object.__setattr__(self, "tokens", Tokens(lambda: self.ledger))
 
     @property
     def ledger(self) -> Ledger:
@@ -114,7 +121,8 @@ class Context:
 
     def reason(self, job: Job, text: str) -> str:
         """Return a text that may quote the error of a job as it may be shown."""
-        return text and str(self.redacted(job, "reason", text))
+        shown = text and self.redacted(job, "reason", text)
+        return "" if shown is None else str(shown)
 
     def arguments(self, job: Job) -> Any:
         """Return the arguments of a job as they may be shown, or that they cannot be read.

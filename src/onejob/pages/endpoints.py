@@ -41,7 +41,6 @@ from onejob.pages.rendering import Page, Redirect, View, render_csv, render_html
 from onejob.pages.security import (
     CSRF_FIELD,
     Form,
-    Tokens,
     delete_cookie,
     read_cookies,
     read_form,
@@ -75,7 +74,7 @@ class Endpoints:
         self._context = context
         self._access = access
         self._closing = closing
-        self._tokens = Tokens(context.ledger)
+        self._tokens = context.tokens
         self._audit = RequestAudit(context.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)

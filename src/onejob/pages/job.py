@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from onejob.api.api_keys import Role
 from onejob.api.problems import Problem
 from onejob.celery.operations import Operation, curl_call, python_call
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import loads, read_message
-from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Duplicate, Job
 from onejob.jobs.public_view import fields_of
@@ -22,6 +22,7 @@ from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
 from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.pages.activity import uniqueness_rule
 from onejob.pages.context import UNREADABLE, Context, PageRequest, job_row, parse_json
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WebhookPayload
@@ -78,19 +79,12 @@ def _fields(context: Context, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
     fields = context.fields(job) | {"error": parse_json(job.error)}
     fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
+    task = tasks_of(context.app).get(job.task)
     return fields | fields_of(job, *SHOWN) | {
         "arguments": context.arguments(job), "worker": job.node,
         "fingerprint": job.fingerprint if context.redact is None else None,
-        **_rule(context, job), **_calls(context, job),
+        "unique_on": None if task is None else uniqueness_rule(task)["unique_on"], **_calls(context, job),
     }  # fmt: skip
-
-
-def _rule(context: Context, job: Job) -> dict[str, Any]:
-    """Return which arguments decide about the identity of a job, if the app has its task."""
-    task: Any = tasks_of(context.app).get(job.task)
-    unique_on = None if task is None else task.unique_on
-    described = "a function of the arguments" if callable(unique_on) else unique_on
-    return {"unique_on": described, "is_task_known": task is not None}
 
 
 def _calls(context: Context, job: Job) -> dict[str, Any]:
@@ -150,12 +144,16 @@ def _related(context: Context, job: Job) -> dict[str, Any]:
 
 
 def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
-    """Return a delivery, whose values are its own and not those of the job that it follows."""
+    """Return a delivery, whose values are its own and not those of the job that it follows.
+
+    With a hook, of its URL, which may have a secret in its path or query, only the host.
+    """
     fields = {name: value for name, value in job_row(context, webhook).items() if name in WEBHOOK_FIELDS}
+    url, error = WebhookPayload.from_job(webhook).url, parse_json(webhook.error)
     return fields | {
-        "url": WebhookPayload.from_job(webhook).url,
+        "url": url if context.redact is None else urlsplit(url).hostname,
         "result": parse_json(webhook.result),
-        "last_error": (parse_json(webhook.error) or {}).get("message"),
+        "last_error": error and context.reason(webhook, str(error.get("message"))),
     }
 
 
@@ -175,8 +173,7 @@ JOB = View("job", "/jobs/{job_id:path}", _build_job)
 def _build_edit(context: Context, request: PageRequest) -> Page:
     context.check_values_shown("editing them")
     job = context.job(request.path["job_id"])
-    if job.state is not State.FAILED:
-        raise NoDeadLetterError(job.id, job.state)
+    Operation.REDRIVE.check(job)
     if read_message(job) is None:
         raise Problem("invalid-arguments", UNREADABLE)
     payload = json.loads(job.payload)  # as stored, so that a date among the arguments remains one

@@ -15,14 +15,17 @@ from onejob.api.routes.jobs import GROUPED_LIMIT, is_valid_id
 from onejob.celery.app_state import app_state_of
 from onejob.celery.beat import list_entries
 from onejob.celery.operations import deadline, queue_lengths
+from onejob.celery.options import tasks_of
+from onejob.errors import JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.queues import loads_of
-from onejob.ledger.search import SearchResult, count_matching, query_of, search
+from onejob.ledger.search import Count, SearchResult, count_matching, query_of, search
 from onejob.pages.context import PAGE_SIZES, SEARCH_SECONDS, Context, PageRequest, job_row, job_rows, read_filters
 from onejob.pages.rendering import Page, Redirect, View, job_path
 
@@ -32,15 +35,16 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
     filters, cursor = read_filters(parameters, context), parameters.text("cursor")
     limit = int(parameters.choice("limit", PAGE_SIZES))
     is_over, is_filtered = deadline(SEARCH_SECONDS), any(filters.values())
-    query = query_of(filters, limit=limit, light=True, **decode_cursor(cursor))
+    # One job more than is shown tells whether there is a next page.
+    query = query_of(filters, limit=limit + 1, light=True, **decode_cursor(cursor))
     found = search(ledger, query, is_over=is_over)
     states = ledger.count_states(limit=COUNT_LIMIT)
     data: dict[str, Any] = {
         "filter": {name: to_datetime(each) if isinstance(each, float) else each for name, each in filters.items()},
         "is_filtered": is_filtered,
         "is_first": cursor is None,
-        "jobs": job_rows(context, found.jobs),
-        "next": _next_cursor(found),
+        "jobs": job_rows(context, found.jobs[:limit]),
+        "next": _next_cursor(found, limit),
         "searched_to": None if found.searched_to is None else to_datetime(found.searched_to),
         "now": to_datetime(request.now),
         "states": states,
@@ -49,41 +53,46 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
         "page_size": limit,
     }
     if cursor is None:
-        data["matching"] = _count(context, query, found, is_over) if is_filtered else _capped(states)
+        matching = _count(context, query, found, is_over) if is_filtered else _capped(states)
+        data["matching"] = fields_of(matching)
     return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
 
 
-def _next_cursor(found: SearchResult) -> str | None:
-    if found.after is not None:
-        return Cursor(found.after.created_at, found.after.id).encode()
+def _next_cursor(found: SearchResult, limit: int) -> str | None:
+    last = found.jobs[limit - 1] if len(found.jobs) > limit else found.after
+    if last is not None:
+        return Cursor(last.created_at, last.id).encode()
     return None if found.searched_to is None else Cursor(found.searched_to, "").encode()
 
 
-def _capped(states: Mapping[State, int]) -> dict[str, Any]:
+def _capped(states: Mapping[State, int]) -> Count:
     """Return how many jobs there are, capped."""
     count = sum(states.values())
-    return {"count": min(count, COUNT_LIMIT), "is_complete": count < COUNT_LIMIT}
+    return Count(min(count, COUNT_LIMIT), is_complete=count < COUNT_LIMIT)
 
 
-def _count(context: Context, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> dict[str, Any]:
+def _count(context: Context, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> Count:
     """Return how many jobs match: capped, or of those that were searched in the time of a request."""
     if found.after is None:
-        return {"count": len(found.jobs), "is_complete": found.searched_to is None}
-    counted = count_matching(context.ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
-    return {"count": counted.count, "is_complete": counted.is_complete}
+        return Count(len(found.jobs), is_complete=found.searched_to is None)
+    return count_matching(context.ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
 
 
 JOBS = View("jobs", "/jobs", _build_jobs)
 
 
 def _find(context: Context, request: PageRequest) -> Redirect:
-    """Go to the job that has the given id, or else to the jobs with the text among their arguments."""
+    """Go to the job that has or had the given id, or else to the jobs with the text among their arguments."""
     text = request.parameters.text("q")
     if text is None:
         return Redirect("/jobs")
-    if context.redact is not None or (is_valid_id(text) and context.ledger.get_or_none(text) is not None):
+    if context.redact is not None or (is_valid_id(text) and _has_existed(context.ledger, text)):
         return Redirect(job_path(text))
     return Redirect(f"/jobs?{urlencode({'argument': text})}")
+
+
+def _has_existed(ledger: Ledger, job_id: str) -> bool:
+    return ledger.get_or_none(job_id) is not None or isinstance(ledger.why_missing(job_id), JobPurgedError)
 
 
 def _list_tasks(context: Context, _request: PageRequest) -> Page:
@@ -98,18 +107,18 @@ def _build_dead_letters(context: Context, request: PageRequest) -> Page:
     task, since = request.parameters.text("task"), request.parameters.at("since")
     found = context.stats.get(("dead", task), lambda: group_failures(context.ledger, task=task, limit=GROUPED_LIMIT))
     chosen = [each for each in found if not since or each.last_at >= since]
-    total = sum(group.count for group in chosen)
     data = {
-        "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]), "total": total,
-        "group_count": len(chosen), "is_capped": total >= GROUPED_LIMIT,
+        "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]),
+        "total": sum(group.count for group in chosen), "group_count": len(chosen),
+        "is_capped": sum(group.count for group in found) >= GROUPED_LIMIT,
         "since": request.parameters.text("since"), "now": to_datetime(request.now),
     }  # fmt: skip
     return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
 
 
 def _group_rows(context: Context, groups: list[FailureGroup]) -> list[dict[str, Any]]:
-    """Return groups as rows; with a hook, their messages as they may be shown, and no patterns."""
-    rows = [fields_of(group) for group in groups]
+    """Return groups as rows with a signature of each; with a hook, messages as they may be shown, and no patterns."""
+    rows = [fields_of(group) | {"group": context.tokens.sign(*group.key)} for group in groups]
     if context.redact is None:
         return rows
     newest = [row["job_ids"][0] for row in rows]
@@ -176,8 +185,9 @@ PAGE_SIZE = 100
 
 def _build_audit(context: Context, request: PageRequest) -> Page:
     before = request.parameters.number("before")
-    entries = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE, before=before)]
-    data = {"entries": entries, "next": entries[-1]["id"] if len(entries) == PAGE_SIZE else None}
+    found = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE + 1, before=before)]
+    entries = found[:PAGE_SIZE]
+    data = {"entries": entries, "next": entries[-1]["id"] if found[PAGE_SIZE:] else None}
     return Page(template="audit.html", title="Audit log", data=data, rows="entries")
 
 
@@ -185,7 +195,8 @@ AUDIT = View("audit", "/audit", _build_audit, Role.OPERATE)
 
 
 def _build_schedules(context: Context, _request: PageRequest) -> Page:
-    entries = [fields_of(entry) for entry in list_entries(context.app, context.ledger)]
+    jobs = tasks_of(context.app)
+    entries = [fields_of(entry) | {"is_job": entry.task in jobs} for entry in list_entries(context.app, context.ledger)]
     data = {"entries": entries, "runs": app_state_of(context.app).settings.beat}
     return Page(template="schedules.html", title="Schedules", data=data, rows="entries", live="ledger")
 

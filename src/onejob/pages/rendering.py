@@ -9,7 +9,7 @@ import json
 import mimetypes
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from functools import cache, lru_cache, partial
 from importlib.resources import files
@@ -54,6 +54,8 @@ class Page:
     has_scripts: bool = True
     live: str = ""
     """What is watched for changes: `ledger`, or the id of a job after `job:`; "" if the page does not change."""
+    built_at: float | None = None
+    """When it was built, on the store's clock, as its times are."""
 
 
 class Redirect(NamedTuple):
@@ -74,7 +76,8 @@ class View(NamedTuple):
     def show(self, context: Context, query: QueryParams, path: Mapping[str, str], zone: tzinfo) -> Page | Redirect:
         """Return what the page shows, for the parameters of its URL and its path. Raises `Problem` for a wrong one."""
         now = context.ledger.read_clock()
-        return self.build(context, PageRequest(Parameters(query, now), path, now, zone))
+        page = self.build(context, PageRequest(Parameters(query, now), path, now, zone))
+        return page if isinstance(page, Redirect) else replace(page, built_at=now)
 
 
 def job_path(job_id: str) -> str:
@@ -122,9 +125,11 @@ def render_html(
 
 
 def render_json(page: Page) -> Response:
-    """Render what a page shows as JSON."""
-    text = json.dumps({"title": page.title, **page.data}, ensure_ascii=False, indent=2, default=_plain)
-    return Response(text, page.status, media_type="application/json")
+    """Render what a page shows as JSON. A number that JSON does not have, such as NaN, is a text."""
+    text = json.dumps({"title": page.title, **page.data}, default=_plain)
+    text = json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False, indent=2)
+    content = text.encode(errors="backslashreplace")  # which is also how JSON escapes a lone surrogate
+    return Response(content, page.status, media_type="application/json")
 
 
 def render_csv(page: Page) -> Response:

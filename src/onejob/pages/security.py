@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Callable
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -128,7 +129,7 @@ KEEP_SECRET_FOR = 90 * 86400.0
 class Tokens:
     """The tokens of forms: those of one process are valid in all, since the ledger keeps their secret."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Callable[[], Ledger]) -> None:
         self._ledger = ledger
         self._secret = ""
         self._read_at = float("-inf")
@@ -141,7 +142,7 @@ class Tokens:
         cookie = next(filter(None, read_cookies(request, CSRF_COOKIE)), None) or secrets.token_urlsafe(RANDOM_BYTES)
         request.state.csrf_cookie = cookie
         try:
-            return self._sign(cookie, user)
+            return self.sign(user, cookie)
         except StoreError:
             return ""
 
@@ -149,18 +150,17 @@ class Tokens:
         """Raise `Problem` unless a form was sent by a page of this dashboard, in the browser and to the user of it."""
         if not _is_same_origin(request):
             raise Problem("forbidden", "the form was sent by another site")
-        tokens = [self._sign(cookie, user) for cookie in filter(None, read_cookies(request, CSRF_COOKIE)[:5])]
+        tokens = [self.sign(user, cookie) for cookie in filter(None, read_cookies(request, CSRF_COOKIE)[:5])]
         if not any(hmac.compare_digest(each.encode(), token.encode()) for each in tokens):
             raise Problem("forbidden", "the form has expired, or cookies are blocked: reload the page and try again")
 
-    def _sign(self, cookie: str, user: str) -> str:
-        """Return the token that belongs to a cookie. Raises `StoreError`."""
+    def sign(self, *texts: str) -> str:
+        """Return a MAC over texts without NUL characters, equal in all processes. Raises `StoreError`."""
         if time.monotonic() > self._read_at + READ_AGAIN_AFTER:
             new = secrets.token_hex(RANDOM_BYTES)
-            self._secret = self._ledger.keep_event(SECRET_ID, new, keep_for=KEEP_SECRET_FOR) or new
+            self._secret = self._ledger().keep_event(SECRET_ID, new, keep_for=KEEP_SECRET_FOR) or new
             self._read_at = time.monotonic()
-        text = f"{user}\0{cookie}"
-        return hmac.new(self._secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._secret.encode(), "\0".join(texts).encode(), hashlib.sha256).hexdigest()
 
 
 def remember_cookie(request: Request, response: Response) -> None:

@@ -28,8 +28,15 @@ function distanceText(seconds) {
   return seconds < 0 ? `${text} ago` : `in ${text}`;
 }
 
+let ahead = 0; // milliseconds by which the clock of the page's times is ahead of this browser's, which may be wrong
+
+function readClock() {
+  const now = Number(byId("page").dataset.now);
+  if (now) ahead = now * 1000 - Date.now();
+}
+
 function showTimes() {
-  const now = Date.now();
+  const now = Date.now() + ahead;
   for (const time of all("time[datetime]")) {
     const seconds = (Date.parse(time.dateTime) - now) / 1000;
     time.textContent = time.hasAttribute("data-countdown") && seconds <= 0 ? "expired" : distanceText(seconds);
@@ -284,7 +291,7 @@ function prepare() {
   showSelected();
 }
 
-document.addEventListener("htmx:after:swap", () => { isSwapped = true; if (focused && byId(focused)) focusRow(byId(focused)); prepare(); });
+document.addEventListener("htmx:after:swap", () => { isSwapped = true; readClock(); if (focused && byId(focused)) focusRow(byId(focused)); prepare(); });
 // What is no page of the dashboard, such as the error of a proxy, does not replace one.
 document.addEventListener("htmx:after:request", (event) => { if (!event.detail.ctx.text.includes('id="page"')) event.preventDefault(); });
 if (byId("palette")) {
@@ -293,6 +300,7 @@ if (byId("palette")) {
   input.addEventListener("keydown", handlePaletteKey);
 }
 for (const tab of all(".main [aria-current]")) tab.scrollIntoView({ block: "nearest", inline: "center" });
+readClock();
 prepare();
 connect();
 showUpdated();
