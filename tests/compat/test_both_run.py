@@ -88,14 +88,14 @@ def test_a_lock_that_was_left_is_named(side: Side, caplog: pytest.LogCaptureFixt
 
 def test_a_lock_raises_where_it_raised(side: Side) -> None:
     """With `raise_on_duplicate`, a call that an old lock or a live job holds back raises with the id of that task."""
-    task = side.house.single_alone
-    key = task.generate_lock("single_alone")
+    task = side.house.single_raising
+    key = task.generate_lock("single_raising", ["live"])
     with side.held(key) as old, pytest.raises(DuplicateTaskError) as raised:
-        task.delay("raising")
+        task.delay("live")
     assert raised.value.task_id == old
     result = task.delay("live")
     with pytest.raises(DuplicateTaskError) as raised:
-        task.delay("another")
+        task.delay("live")
     assert raised.value.task_id == result.id == side.locks.get(key)
     side.finish(result, key, "live")
 

@@ -54,7 +54,7 @@ def is_duplicate(first: Any, task: Any, *call: Any) -> bool:
     ("single", ("single",), ("single-2", ["return"])), ("once", ("once",), ("once-2", ["return"])),
     ("single_user", ("single_user", ["return"]), ("single-3", ["return"])),
     ("once_user", ("once_user", ["return"]), ("once-3", ["return"])),
-    ("single_alone", ("another", ["return"]), None), ("once_alone", ("another", ["return"]), None),
+    ("single_raising", ("single_raising",), ("single-4", ["return"])), ("once_alone", ("another", ["return"]), None),
 ])  # fmt: skip
 def test_a_call_is_a_duplicate_until_the_end(program: House, name: str, duplicate: Any, other: Any) -> None:
     """Calls that are equal in the arguments that count, all by default, are refused until the first has ended."""

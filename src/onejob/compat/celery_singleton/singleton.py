@@ -52,7 +52,7 @@ def clear_locks(app: Celery) -> None:
 class Singleton(LockSharingTask):
     """A task of which equal submissions run once, with the options and methods of celery-singleton's class.
 
-    - `unique_on`: as `onejob.Task`'s, or one name.
+    - `unique_on`: as `onejob.Task`'s, or one name; an empty one means that all arguments count, as there.
     - `raise_on_duplicate`: a duplicate raises `DuplicateTaskError`. Default: `singleton_raise_on_duplicate`, False.
     - `lock_expiry`: accepted, and used for shared locks only: see the guide on migrating.
     """
@@ -70,10 +70,9 @@ class Singleton(LockSharingTask):
         """Translate the options, and bind the task. Raises `ConfigurationError` if shared locks have no place."""
         config = Config(app)
         check_place(app, "singleton_backend_url", has_place=config.has_backend)
+        cls.unique_on = cls.unique_on or None
         if isinstance(cls.unique_on, str):
             cls.unique_on = [cls.unique_on]
-        if cls.unique_on is not None and not callable(cls.unique_on) and not any(cls.unique_on):
-            cls.unique_on = []
         own: Any = cls.on_duplicate
         if callable(own):
             cls._answer, cls.on_duplicate = own, "attach"
@@ -133,15 +132,14 @@ class Singleton(LockSharingTask):
         """Return the text of the lock of a call. Raises `TypeError` for arguments that are no JSON."""
         args, kwargs = task_args or [], task_kwargs or {}
         unique_on: Any = [self.unique_on] if isinstance(self.unique_on, str) else self.unique_on
-        if unique_on is None:
+        if not unique_on:
             shown_args, shown_kwargs = args, kwargs
-        elif not callable(unique_on):
-            bound = self._onejob.identifier.signature.bind(*args, **kwargs) if any(unique_on) else None
-            if bound is not None:
-                bound.apply_defaults()
-            shown_args, shown_kwargs = [], {name: bound.arguments[name] for name in unique_on if bound}
-        else:
+        elif callable(unique_on):
             shown_args, shown_kwargs = [], {"unique_on": self._onejob.identifier.identity(args, kwargs)}
+        else:
+            bound = self._onejob.identifier.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            shown_args, shown_kwargs = [], {name: bound.arguments[name] for name in unique_on}
         config = self.singleton_config
         encoder = {"json_encoder_class": found} if (found := config.json_encoder_class) else {}
         lock = Lock(util.generate_lock(task_name, shown_args, shown_kwargs, key_prefix=config.key_prefix, **encoder))
