@@ -59,15 +59,18 @@ def side(new_program: Callable[..., House]) -> Iterator[Side]:
 
 
 def test_an_old_lock_answers_with_its_task(side: Side) -> None:
-    """While a process of celery-singleton holds the lock, any call returns its task's result; then it is admitted."""
+    """While a process of celery-singleton holds the lock, any call but a chain's returns its task's result."""
     task = side.house.single
     key = task.generate_lock("single", ["old", ["return"]])
     with side.held(key) as old:
         assert task.delay("old", ["return"]).id == asyncio.run(task.asubmit("old", ["return"])).id == old
+        assert task.apply_async(("old", ["return"]), task_id="an id of its own").id == old
         assert task.get_existing_task_id(key) == old
         held, admitted = task.submit_many([("old", ["return"]), {"user": "more", "acts": ["return"]}])
         assert held.id == old
         assert admitted.get(PATIENCE) == "more"
+        chained = task.si("more", ["return"]) | task.si("old", ["return"])
+        assert chained.apply_async().get(PATIENCE) == "old"
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 

@@ -91,8 +91,9 @@ print(json.dumps(found))
 ELSEWHERE = """
 found = {}
 with transaction.atomic():
-    result = tasks.count.enqueue(1)
+    result, strict = tasks.count.enqueue(1), [tasks.strict.enqueue(1) for _ in range(2)]
     found["before"] = [exists(result), result.enqueued_at]
+found["duplicates"] = [exists(each) for each in strict]
 result.refresh()
 found["after"] = [exists(result), result.enqueued_at is not None]
 try:
@@ -152,4 +153,6 @@ def test_a_ledger_elsewhere_waits_for_the_commit(tmp_path: Path, broker_url: str
     databases: dict[str, Any] = {"default": sqlite(tmp_path / "shop.db")}
     project = Project({"DATABASES": databases, "CELERY_BROKER_URL": broker_url, "CELERY_ONEJOB_STORE": broker_url})
     found = project.script(HEAD + ELSEWHERE)
-    assert found == {"before": [False, None], "after": [True, True], "rolled back": False}
+    assert found == {
+        "before": [False, None], "duplicates": [True, True], "after": [True, True], "rolled back": False,
+    }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from celery import Celery
 
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.call import Prepared, parse_item
+from onejob.celery.call import Prepared, is_promised, parse_item
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.payload import decode
 from onejob.celery.task import Task
@@ -155,8 +155,7 @@ class LockSharingTask(Task[..., Any]):
         call, submission = prepared.call, prepared.submission
         send = partial(super()._onejob_admit, app_state, prepared, session=session, producer=producer)
         admission: Admission | Exception | None = None
-        # A canvas member must not be lost: it is always admitted.
-        shares = not submission.follows and shares_locks(self.app)
+        shares = not is_promised(call, canvas=submission.canvas) and shares_locks(self.app)
         key = self._old_key(call.args, call.kwargs) if shares else None
         if key is None or not self._take_or_raise(key, submission):
             return send()
