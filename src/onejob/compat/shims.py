@@ -112,6 +112,18 @@ def check_place(app: Celery, setting: str, *, has_place: bool) -> None:
         )
 
 
+def check_lock_method(task: type[Task[..., Any]], method: str, base: type[Task[..., Any]]) -> None:
+    """Raise `ConfigurationError` if a class of the program's own decides by the text of the lock which calls are equal.
+
+    With a function as `unique_on` the method is left alone: it makes the text of shared locks.
+    """
+    if getattr(task, method) is not getattr(base, method) and not callable(task.unique_on):
+        raise ConfigurationError(
+            f"{method} of task {task.name} does not decide which calls are equal: set unique_on to a function of the "
+            f"arguments that returns what counts, such as unique_on=lambda order_id, **_: order_id, and remove {method}"
+        )
+
+
 class LockSharingTask(Task[..., Any]):
     """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
 
