@@ -194,6 +194,17 @@ def test_an_old_lock_refuses_with_its_countdown(side: Side) -> None:
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 
+def test_many_have_the_outcomes_of_the_ledger(side: Side) -> None:
+    """`submit_many` of tasks that raise rejects what a live job or an old lock holds back, and submits the others."""
+    task = side.house.once
+    with side.held(task.get_key(("many-0",))):
+        results = task.submit_many([("many-0",), ("many-1",), ("many-1",), ("many-2", ["return"])])
+    assert [each.outcome.value for each in results] == ["rejected", "admitted", "rejected", "admitted"]
+    assert results[1].id == results[2].id
+    assert results[3].get(PATIENCE) == "many-2"
+    side.finish(results[1], task.get_key(("many-1",)), "many-1")
+
+
 def test_a_job_of_once_holds_the_old_lock_until_its_end(side: Side) -> None:
     """The lock that celery-once looks at is held, and expires, until the end, or the start with `unlock_before_run`."""
     task = side.house.once

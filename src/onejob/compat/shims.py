@@ -23,8 +23,8 @@ from onejob.celery.call import Prepared, is_promised, parse_item
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.payload import decode
 from onejob.celery.task import Task
-from onejob.errors import ConfigurationError
-from onejob.jobs.model import Admission, Job, Submission
+from onejob.errors import ConfigurationError, DuplicateJobError
+from onejob.jobs.model import Admission, Job, Outcome, Submission
 from onejob.observability.logs import log_warning
 
 ROUNDS = 10
@@ -202,11 +202,26 @@ class LockSharingTask(Task[..., Any]):
         return False
 
     def submit_many(self, items: Any, *, session: Any = None, **options: Any) -> list[Any]:
-        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared."""
-        if not shares_locks(self.app):
+        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared.
+
+        A call that a lock of the old library holds back is a duplicate, too; its result has the holder of the lock.
+        """
+        if app_state_of(self.app).is_eager or not shares_locks(self.app):
             return super().submit_many(items, session=session, **options)
         calls = [parse_item(self, number, item) for number, item in enumerate(items)]
-        return [self.apply_async(args, kwargs, session=session, **options) for args, kwargs in calls]
+        return [self._submit_item(args, kwargs, session=session, **options) for args, kwargs in calls]
+
+    def _submit_item(self, args: Any, kwargs: Any, **options: Any) -> Any:
+        """Submit a job; a duplicate raises nothing, so that the other items are submitted."""
+        try:
+            return super().apply_async(args, kwargs, **options)
+        except DuplicateJobError as error:
+            existing, rejects = error.job_id, True
+        except HeldByOldLibrary as held:
+            existing, rejects = held.holder, self._onejob.conflict_policy.rejects
+        result = self.AsyncResult(existing)
+        result.outcome = Outcome.REJECTED if rejects else Outcome.ATTACHED
+        return result
 
     # --- running ----------------------------------------------------------------------------------------------------
 
