@@ -128,6 +128,7 @@ class LockSharingTask(Task[..., Any]):
     """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
 
     abstract = True
+    _onejob_has_own_rule = True
     _releases_before_run: Any = False
     _unlocks_by: ClassVar[str]
     """The public method that removes a lock by its key."""
