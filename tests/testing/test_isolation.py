@@ -108,16 +108,20 @@ def test_the_ledger_of_another_app_is_refused(jobs: Jobs, tmp_path: Path) -> Non
 
 
 def test_a_block_that_cannot_be_is_refused(jobs: Jobs) -> None:
-    """A second isolation of one app, an unknown setting, a store of one's own and a lease of 0 are refused."""
+    """A second isolation of one app and settings that cannot work are refused, and do no harm to the next block."""
     with pytest.raises(onejob.ConfigurationError, match="already"), isolated(shop.app):
         pass
-    app, _ = make_app("sqlite:///unused.db")
+    app, add = make_app("sqlite:///unused.db")
+    app.task(base=onejob.Task, name="settings.short", shared=False, lease=20)(add.run)
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("leese", {"leese": 3}), ("store", {"store": "redis://x"}), ("onejob_lease", {"lease": 0}),
+        ("heartbeat", {"lease": 100, "heartbeat": 30}),
     ]  # fmt: skip
     for message, options in wrong:
         with pytest.raises(onejob.ConfigurationError, match=message), isolated(app, **options):
             pass
+    with isolated(app):
+        assert add.delay(1).outcome == "admitted"
 
 
 def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:

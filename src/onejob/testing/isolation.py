@@ -199,22 +199,23 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
     state.use(ledger, publisher, django_alias)
-    jobs = _active[id(app)] = Jobs(InProcessWorker(app, state, ledger, store, clock))
+    jobs = Jobs(InProcessWorker(app, state, ledger, store, clock))
     publisher.after_publish = jobs.run_if_eager
     classes: list[Any] = [type(task) for task in tasks_of(app).values()]
     # Settings that nobody has read yet must not be read now: they would be those of this block.
     known = before.settings if before is not None and "settings" in before.__dict__ else None
     with replaced_state(app, state), ExitStack() as stack:
+        stack.callback(ledger.close)
+        stack.callback(publisher.close)
         for each in classes if known != state.settings else []:
             # where a bound class has its resolved options, with the settings
             stack.enter_context(replaced(each, "_onejob", TaskOptions.of(each, app)))
+        _active[id(app)] = jobs
         try:
             yield jobs
         finally:
             del _active[id(app)]
             store.refuse = None
-            publisher.close()
-            ledger.close()
 
 
 @contextmanager
