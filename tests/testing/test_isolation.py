@@ -1,5 +1,6 @@
 """An isolated app works on a ledger and a broker of the test's own."""
 
+import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,10 +139,12 @@ def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
     result, failed = shop.double.delay(4), shop.fail.delay("no")
     with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
         result.get()
+    with pytest.raises(onejob.OneJobError, match=r"aget\(\) would wait.*jobs\.run_all\(\)"):
+        asyncio.run(result.aget())
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0)
     jobs.run_all()
-    assert result.get() == 8
+    assert result.get() == asyncio.run(result.aget()) == 8
     with pytest.raises(ValueError, match="no"):
         failed.get()
 
