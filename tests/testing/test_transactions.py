@@ -51,6 +51,17 @@ def test_a_job_is_submitted_with_its_transaction(till: Jobs) -> None:
     assert (till.run_all(), gateway.count()) == (1, 1)
 
 
+def test_a_job_is_submitted_again_after_its_savepoint(till: Jobs) -> None:
+    """A job of a savepoint that was rolled back is gone at once, and an equal one of the same transaction runs."""
+    with sessions.begin() as session:
+        with session.begin_nested() as savepoint:
+            charge_in_transaction.submit("ann", session=session)
+            savepoint.rollback()
+        assert charge_in_transaction.submit("ann", session=session).outcome == "admitted"
+    till.assert_submitted(charge_in_transaction, "ann", times=1)
+    assert (till.run_all(), gateway.count()) == (1, 1)
+
+
 def test_a_connection_that_calls_nobody_back_is_refused(till: Jobs) -> None:
     """A plain connection, whose commit a test cannot see, is refused with what to use in its place."""
     refused = pytest.raises(onejob.ConfigurationError, match="Use a Session in this test")

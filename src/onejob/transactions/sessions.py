@@ -149,16 +149,15 @@ def _pending(session: Any) -> list[_PendingCall]:
 def _on_commit(session: Any) -> None:
     """Run the callbacks of a committed transaction; move those of a released savepoint to its parent."""
     pending = _pending(session)
-    savepoint, outermost = session.get_nested_transaction(), session.get_transaction()
+    savepoint = session.get_nested_transaction()
     if savepoint is not None:
         pending[:] = [
             callback._replace(transaction=savepoint.parent) if callback.transaction is savepoint else callback
             for callback in pending
         ]
         return
-    # Callbacks that still belong to a savepoint were rolled back with it.
     broker_accepts = True
-    for callback in [callback for callback in pending if callback.transaction is outermost]:
+    for callback in [*pending]:
         if callback.sends:  # after a refusal the sweeper publishes the remaining messages
             broker_accepts = broker_accepts and bool(callback.call())
         else:
@@ -166,8 +165,9 @@ def _on_commit(session: Any) -> None:
 
 
 def _on_transaction_end(session: Any, transaction: Any) -> None:
-    if transaction.parent is None:
-        _pending(session).clear()
+    """Forget the callbacks that have run, or that were rolled back with their savepoint."""
+    pending, is_outermost = _pending(session), transaction.parent is None
+    pending[:] = [each for each in pending if not is_outermost and each.transaction is not transaction]
 
 
 @cache
