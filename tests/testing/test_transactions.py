@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 import onejob
+from onejob.jobs.records import Query
 from onejob.testing import Jobs
 from tests.cases import for_each
-from tests.testing.payments import charge_in_transaction, gateway, sessions
+from tests.testing.payments import charge_in_transaction, gateway, remind, sessions
 
 
 def test_a_body_completes_its_job_in_its_transaction(till: Jobs) -> None:
@@ -60,6 +61,24 @@ def test_a_job_is_submitted_again_after_its_savepoint(till: Jobs) -> None:
         assert charge_in_transaction.submit("ann", session=session).outcome == "admitted"
     till.assert_submitted(charge_in_transaction, "ann", times=1)
     assert (till.run_all(), gateway.count()) == (1, 1)
+
+
+def test_a_rollback_gives_a_replaced_job_its_arguments_back(till: Jobs) -> None:
+    """A job that was replaced in a transaction, twice and earlier, runs as before it; one queued next is gone."""
+    first = remind.apply_async(("ann", "old"), countdown=60)
+    before = till.get(first.id)
+    with sessions() as session:
+        outcomes = [remind.submit("ann", note, session=session).outcome for note in ("new", "newer")]
+        session.rollback()
+    assert (outcomes, till.get(first.id)) == (["replaced", "replaced"], before)
+    till.travel(60)
+    till.ledger.claim(first.id, nonce="nonce", node="node")
+    with sessions() as session:
+        assert remind.submit("ann", "new", session=session).outcome == "queued_next"
+        session.rollback()
+    till.recover()
+    assert first.get(timeout=0) == "ann: old"
+    assert [job.id for job in till.ledger.find(Query())] == [first.id]
 
 
 def test_a_connection_that_calls_nobody_back_is_refused(till: Jobs) -> None:
