@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from sqlalchemy.orm import Session
 
 import onejob
 from onejob.jobs.records import Query
-from onejob.testing import Jobs
+from onejob.testing import Jobs, isolated
 from tests.cases import for_each
+from tests.testing import payments
 from tests.testing.payments import charge_in_transaction, gateway, remind, sessions
 
 
@@ -79,6 +81,24 @@ def test_a_rollback_gives_a_replaced_job_its_arguments_back(till: Jobs) -> None:
     till.recover()
     assert first.get(timeout=0) == "ann: old"
     assert [job.id for job in till.ledger.find(Query())] == [first.id]
+
+
+def test_a_rollback_takes_webhooks_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A webhook that a rolled back submission has added, to its own job or another, is not sent."""
+    monkeypatch.setitem(payments.app.conf, "onejob_webhook_secrets", ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
+    hook: Any = {"webhook_url": "https://hooks.example.com/jobs"}
+    payments.gateway.open(tmp_path / "gateway.db")
+    with isolated(payments.app) as jobs:
+        first = remind.delay("ann", "note")
+        with sessions() as session:
+            for customer in ("ann", "bob"):
+                remind.apply_async((customer, "note"), session=session, **hook)
+            session.rollback()
+        assert (jobs.run_all(), jobs.webhooks, first.get(timeout=0)) == (1, [], "ann: note")
+        with sessions.begin() as session:
+            remind.apply_async(("bob", "note"), session=session, **hook)
+        jobs.run_all()
+        assert len(jobs.webhooks) == 1
 
 
 def test_a_connection_that_calls_nobody_back_is_refused(till: Jobs) -> None:

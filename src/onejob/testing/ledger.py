@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from onejob.celery.payload import decode, loads
@@ -291,6 +292,15 @@ class SessionLedger(Ledger):
 
         self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, undo, make_due))
         return admission
+
+    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+        """Submit a follower; a rollback removes it."""
+        exists = submission.id in self.get_many([submission.id])
+        follower = super().follow(submission, follows_id=follows_id)
+        if follower is not None and not exists:
+            undo = partial(self._ledger.withdraw, follower)
+            self._await_end(PendingWrite(self._transaction, follower, lambda: None, undo))
+        return follower
 
     def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
         """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""
