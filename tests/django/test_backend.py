@@ -41,6 +41,11 @@ found["alone"] = exists(tasks.count.enqueue(4))
 import onejob.django.conf
 from onejob.jobs.records import Query
 found["jobs"] = len(onejob.django.conf.app_state().ledger.find(Query(limit=100)))
+transaction.set_autocommit(False)
+by_hand = tasks.greet.submit("ann", session=connections["default"])
+transaction.commit()
+transaction.set_autocommit(True)
+found["by hand"] = by_hand.job.state
 print(json.dumps(found))
 """
 RESULTS = """
@@ -114,10 +119,10 @@ except Exception as error:
 
 @on_both
 def test_a_rolled_back_enqueue_leaves_nothing(project: Project) -> None:
-    """In a transaction on the ledger's database an enqueue is a part of it, and so it is in a savepoint."""
+    """A job is a part of any transaction on the ledger's database: of `atomic()`, a savepoint, or one begun by hand."""
     assert project.script(HEAD + ROLLBACKS) == {
         "inside": [True, True, True], "rolled back": False, "savepoint": [False, True], "committed": [True, False],
-        "alone": True, "jobs": 2,
+        "alone": True, "jobs": 2, "by hand": "queued",
     }  # fmt: skip
 
 

@@ -224,11 +224,11 @@ class _Psycopg2(_Psycopg):
 class _Django(_Cursor):
     """A connection of Django: `django.db.connection` or one of `django.db.connections`."""
 
-    reports_commit = has_callbacks = True
-
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self.dialect = str(connection.vendor)
+        # After `transaction.set_autocommit(False)`, outside `atomic()`, Django refuses callbacks.
+        self.reports_commit = self.has_callbacks = connection.in_atomic_block or connection.get_autocommit()
 
     def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:  # noqa: ARG002 - Django runs all callbacks
         self._connection.on_commit(call)
