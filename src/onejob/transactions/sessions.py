@@ -70,8 +70,11 @@ def transaction_of(session: object) -> OpenTransaction:
     if hasattr(session, "on_commit") and hasattr(session, "vendor"):  # django.db.connection is a proxy object
         return _Django(session)
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(session).__mro__):
-        msg = "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session)"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session), "
+            "or for a fence await session.run_sync(onejob.fence, job, 'name'). Of an async_scoped_session pass what a "
+            "call of it returns: session=scoped()"
+        )
     raise ConfigurationError(
         f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg or "
         f"psycopg2, not {type(session).__module__}.{type(session).__qualname__}"
