@@ -129,7 +129,6 @@ class LockSharingTask(Task[..., Any]):
 
     abstract = True
     _onejob_has_own_rule = True
-    _releases_before_run: Any = False
     _unlocks_by: ClassVar[str]
     """The public method that removes a lock by its key."""
 
@@ -232,12 +231,16 @@ class LockSharingTask(Task[..., Any]):
         direct = request.called_directly or request.is_eager or (run is not None and run.id == request.id)
         if direct or not shares_locks(self.app):
             return super().__call__(*args, **kwargs)
-        if self._releases_before_run:
+        if self.unlock_before_run():
             self._release_own(str(request.id), args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         finally:
             self._release_ended(str(request.id), args, kwargs)
+
+    def unlock_before_run(self) -> bool:
+        """Return whether equal jobs are admitted as soon as a run has begun."""
+        return False
 
     def _release_ended(self, job_id: str, args: Any, kwargs: Any) -> None:
         """Release the lock of a job that no longer holds its identity; a failure is logged."""

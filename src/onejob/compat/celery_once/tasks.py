@@ -162,10 +162,6 @@ class QueueOnce(LockSharingTask):
             self.once_backend.clear_lock(self.get_key(args, kwargs))
         return super().__call__(*args, **kwargs)
 
-    @property
-    def _releases_before_run(self) -> bool:
-        return self.unlock_before_run()
-
     def _key_of(self, args: Any, kwargs: Any) -> str:
         return self.get_key(args, kwargs)
 
