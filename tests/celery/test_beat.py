@@ -25,6 +25,8 @@ import onejob
 from onejob.celery import beat
 from onejob.celery.app_state import app_state_of
 from onejob.celery.beat import Beat
+from onejob.compat.celery_once import QueueOnce
+from onejob.compat.celery_singleton import Singleton
 from onejob.config import build_ledger
 from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
@@ -65,6 +67,8 @@ def make_app(store: Store, schedule: dict[str, Any], **settings: Any) -> Celery:
 
     app.task(base=onejob.Task, shared=False, name="shop.add")(add)
     app.task(base=onejob.Task, shared=False, name="shop.daily", unique_for=3600)(add)
+    app.task(base=QueueOnce, shared=False, name="shop.once")(add)
+    app.task(base=Singleton, shared=False, name="shop.single")(add)
     app.task(shared=False, name="shop.plain")(add)
     app_state = app_state_of(app)
     app_state.use(build_ledger(app_state.settings, store=store), app_state.publisher, None)
@@ -144,18 +148,19 @@ def test_each_tick_of_a_plain_task_is_one_message(store_address: StoreAddress) -
 def test_a_tick_is_a_job_of_its_own_or_a_call_of_its_task(store: Store, clock: ManualClock) -> None:
     """A tick is a job beside an equal call; with `identity="task"`, or a task's own rule, the live call answers it."""
     daily = NIGHTLY | {"task": "shop.daily"}
-    schedule = {
+    ruled = ("daily", "once", "single")
+    schedule = {name: NIGHTLY | {"task": f"shop.{name}"} for name in ruled} | {
         "own": NIGHTLY, "call": NIGHTLY | {"options": {"identity": "task"}},
-        "daily": daily, "always": daily | {"options": {"identity": "tick"}},
+        "always": daily | {"options": {"identity": "tick"}},
     }  # fmt: skip
     app = make_app(store, schedule)
     Beat(app).look()
-    called, daily_call = (app.tasks[name].delay(1, 2) for name in ("shop.add", "shop.daily"))
+    called, *calls = [app.tasks[f"shop.{name}"].delay(1, 2) for name in ("add", *ruled)]
     clock.advance(EVERY)
     wait = Beat(app).look()
     states = {state.name: state for state in store.schedules()}
     assert (states["call"].last_job, states["call"].last_tick) == (called.id, START + EVERY)
-    assert states["daily"].last_job == daily_call.id
+    assert [states[name].last_job for name in ruled] == [each.id for each in calls]
     assert {job.id for job in jobs_of(store)} == {states["own"].last_job, states["always"].last_job}
     assert wait == beat.LOOK_INTERVAL
     clock.advance(EVERY - 5.0)

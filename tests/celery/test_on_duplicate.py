@@ -58,12 +58,16 @@ def test_a_duplicate_can_be_an_error(shared: House) -> None:
     """With `on_duplicate="raise"` a duplicate raises an error with its job; in a chain it follows that job."""
     first = shared.play_strict.delay("strict", ["hold:strict"])
     shared.await_mark("strict")
-    with pytest.raises(DuplicateJobError) as caught:
-        shared.play_strict.delay("strict", ["return"])
-    assert (caught.value.job_id, caught.value.state, caught.value.task) == (first.id, "running", "play_strict")
-    chained = (shared.play_strict.s("strict", ["return"]) | shared.echo.s()).apply_async()
+    for options in ({}, {"task_id": "an id of its own"}):
+        with pytest.raises(DuplicateJobError) as caught:
+            shared.play_strict.apply_async(("strict", ["return"]), **options)
+        assert (caught.value.job_id, caught.value.state, caught.value.task) == (first.id, "running", "play_strict")
+    assert shared.play_strict.apply_async(("strict", ["return"]), task_id=first.id) == first
+    member = shared.play_strict.si("strict", ["return"])
+    chained = [(member | shared.echo.s()).apply_async(), (shared.echo.si("first") | member).apply_async()]
+    await_(lambda: shared.ledger.get_or_none(chained[1].id))
     shared.open("strict")
-    assert chained.get(PATIENCE) == first.get(PATIENCE) == "strict"
+    assert [each.get(PATIENCE) for each in (first, *chained)] == ["strict"] * 3
     assert shared.play_strict.delay("strict", ["return"]).get(PATIENCE) == "strict"
 
 

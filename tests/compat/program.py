@@ -16,7 +16,7 @@ from tests.celery.app import CONFIG, Stage, act
 TASKS: dict[str, dict[str, Any]] = {
     "single": {"base": Singleton},
     "single_user": {"base": Singleton, "unique_on": "user", "raise_on_duplicate": False},
-    "single_alone": {"base": Singleton, "unique_on": [], "raise_on_duplicate": True},
+    "single_raising": {"base": Singleton, "unique_on": [], "raise_on_duplicate": True},
     "single_brief": {"base": Singleton, "lock_expiry": 1},
     "once": {"base": QueueOnce},
     "once_graceful": {"base": QueueOnce, "once": {"graceful": True}},

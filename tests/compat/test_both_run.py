@@ -59,15 +59,18 @@ def side(new_program: Callable[..., House]) -> Iterator[Side]:
 
 
 def test_an_old_lock_answers_with_its_task(side: Side) -> None:
-    """While a process of celery-singleton holds the lock, any call returns its task's result; then it is admitted."""
+    """While a process of celery-singleton holds the lock, any call but a chain's returns its task's result."""
     task = side.house.single
     key = task.generate_lock("single", ["old", ["return"]])
     with side.held(key) as old:
         assert task.delay("old", ["return"]).id == asyncio.run(task.asubmit("old", ["return"])).id == old
+        assert task.apply_async(("old", ["return"]), task_id="an id of its own").id == old
         assert task.get_existing_task_id(key) == old
         held, admitted = task.submit_many([("old", ["return"]), {"user": "more", "acts": ["return"]}])
         assert held.id == old
         assert admitted.get(PATIENCE) == "more"
+        chained = task.si("more", ["return"]) | task.si("old", ["return"])
+        assert chained.apply_async().get(PATIENCE) == "old"
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 
@@ -88,14 +91,14 @@ def test_a_lock_that_was_left_is_named(side: Side, caplog: pytest.LogCaptureFixt
 
 def test_a_lock_raises_where_it_raised(side: Side) -> None:
     """With `raise_on_duplicate`, a call that an old lock or a live job holds back raises with the id of that task."""
-    task = side.house.single_alone
-    key = task.generate_lock("single_alone")
+    task = side.house.single_raising
+    key = task.generate_lock("single_raising", ["live"])
     with side.held(key) as old, pytest.raises(DuplicateTaskError) as raised:
-        task.delay("raising")
+        task.delay("live")
     assert raised.value.task_id == old
     result = task.delay("live")
     with pytest.raises(DuplicateTaskError) as raised:
-        task.delay("another")
+        task.delay("live")
     assert raised.value.task_id == result.id == side.locks.get(key)
     side.finish(result, key, "live")
 
@@ -189,6 +192,17 @@ def test_an_old_lock_refuses_with_its_countdown(side: Side) -> None:
         graceful = task.apply_async(("old", ["return"]), once={"graceful": True})
         assert (graceful.result, graceful.state) == (None, states.REJECTED)
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
+
+
+def test_many_have_the_outcomes_of_the_ledger(side: Side) -> None:
+    """`submit_many` of tasks that raise rejects what a live job or an old lock holds back, and submits the others."""
+    task = side.house.once
+    with side.held(task.get_key(("many-0",))):
+        results = task.submit_many([("many-0",), ("many-1",), ("many-1",), ("many-2", ["return"])])
+    assert [each.outcome.value for each in results] == ["rejected", "admitted", "rejected", "admitted"]
+    assert results[1].id == results[2].id
+    assert results[3].get(PATIENCE) == "many-2"
+    side.finish(results[1], task.get_key(("many-1",)), "many-1")
 
 
 def test_a_job_of_once_holds_the_old_lock_until_its_end(side: Side) -> None:

@@ -54,7 +54,7 @@ def is_duplicate(first: Any, task: Any, *call: Any) -> bool:
     ("single", ("single",), ("single-2", ["return"])), ("once", ("once",), ("once-2", ["return"])),
     ("single_user", ("single_user", ["return"]), ("single-3", ["return"])),
     ("once_user", ("once_user", ["return"]), ("once-3", ["return"])),
-    ("single_alone", ("another", ["return"]), None), ("once_alone", ("another", ["return"]), None),
+    ("single_raising", ("single_raising",), ("single-4", ["return"])), ("once_alone", ("another", ["return"]), None),
 ])  # fmt: skip
 def test_a_call_is_a_duplicate_until_the_end(program: House, name: str, duplicate: Any, other: Any) -> None:
     """Calls that are equal in the arguments that count, all by default, are refused until the first has ended."""
@@ -153,17 +153,39 @@ def test_programs_run_without_settings_and_without_redis(app: Celery) -> None:
         queued.once_config  # noqa: B018 - celery-once's error
 
 
+class Keyed(Singleton):
+    abstract = True
+
+    def generate_lock(self, task_name: str, *_: Any) -> str:
+        return task_name
+
+
+class KeyedOnce(QueueOnce):
+    abstract = True
+
+    def get_key(self, *_: Any) -> str:
+        return "one"
+
+
 @for_each("base, options, message", [
     (Singleton, {"unique_onn": ["a"]}, "did you mean unique_on"),
     (onejob.Task, {"lock_expiry": 1}, "another library's"),
     (QueueOnce, {"once": {"key": ["a"]}}, "has key; its keys are graceful, keys, timeout, unlock_before_run"),
+    (Keyed, {}, "generate_lock of task .* set unique_on to a function"),
+    (KeyedOnce, {"once": {"keys": ["value"]}}, "get_key of task .* and remove get_key"),
     (onejob.Task, {"unlock_before_run": True}, "unlock_before_run, which is another library's: unique_until"),
 ])  # fmt: skip
 def test_an_unknown_option_is_refused(app: Celery, base: Any, options: dict[str, Any], message: str) -> None:
-    """A misspelt option is an error that names the known ones, and an option of a shim is one elsewhere."""
+    """A misspelt option is an error, and so are an option of a shim elsewhere and a text of a lock that decides."""
     define: Any = app.task(base=base, name=message, shared=False, **options)
     with pytest.raises(ConfigurationError, match=message):
         define(_anything).name  # noqa: B018 - binds the task
+
+
+def test_a_function_decides_beside_a_text_of_locks(app: Celery) -> None:
+    """With a function as `unique_on`, a class may have a text of its own for shared locks."""
+    task: Any = app.task(base=Keyed, name="keyed", unique_on=lambda value: value % 2, shared=False)(_anything)
+    assert (task.delay(1).id == task.delay(3).id, task.delay(2).outcome) == (True, onejob.Outcome.ADMITTED)
 
 
 def test_locks_have_the_text_that_the_libraries_give_them(app: Celery) -> None:
@@ -272,13 +294,13 @@ def test_a_wrong_backend_class_is_a_clear_error(app: Celery) -> None:
 
 
 def test_a_class_of_the_programs_own_answers_duplicates(app: Celery) -> None:
-    """A subclass whose method `on_duplicate` answers duplicates is called with the id of the existing task."""
+    """A method `on_duplicate` is called with the id of the existing task, and may call that of celery-singleton."""
 
     class Answering(Singleton):
         abstract = True
 
         def on_duplicate(self, existing_task_id: str) -> str:  # type: ignore[override] # celery-singleton's
-            return f"{self.name}: {existing_task_id}"
+            return f"{self.name}: {super().on_duplicate(existing_task_id)}"
 
     task: Any = app.task(base=Answering, name="answering", shared=False)(_anything)
     first = task.delay(1)

@@ -41,6 +41,11 @@ found["alone"] = exists(tasks.count.enqueue(4))
 import onejob.django.conf
 from onejob.jobs.records import Query
 found["jobs"] = len(onejob.django.conf.app_state().ledger.find(Query(limit=100)))
+transaction.set_autocommit(False)
+by_hand = tasks.greet.submit("ann", session=connections["default"])
+transaction.commit()
+transaction.set_autocommit(True)
+found["by hand"] = by_hand.job.state
 print(json.dumps(found))
 """
 RESULTS = """
@@ -91,8 +96,9 @@ print(json.dumps(found))
 ELSEWHERE = """
 found = {}
 with transaction.atomic():
-    result = tasks.count.enqueue(1)
+    result, strict = tasks.count.enqueue(1), [tasks.strict.enqueue(1) for _ in range(2)]
     found["before"] = [exists(result), result.enqueued_at]
+found["duplicates"] = [exists(each) for each in strict]
 result.refresh()
 found["after"] = [exists(result), result.enqueued_at is not None]
 try:
@@ -113,10 +119,10 @@ except Exception as error:
 
 @on_both
 def test_a_rolled_back_enqueue_leaves_nothing(project: Project) -> None:
-    """In a transaction on the ledger's database an enqueue is a part of it, and so it is in a savepoint."""
+    """A job is a part of any transaction on the ledger's database: of `atomic()`, a savepoint, or one begun by hand."""
     assert project.script(HEAD + ROLLBACKS) == {
         "inside": [True, True, True], "rolled back": False, "savepoint": [False, True], "committed": [True, False],
-        "alone": True, "jobs": 2,
+        "alone": True, "jobs": 2, "by hand": "queued",
     }  # fmt: skip
 
 
@@ -152,4 +158,6 @@ def test_a_ledger_elsewhere_waits_for_the_commit(tmp_path: Path, broker_url: str
     databases: dict[str, Any] = {"default": sqlite(tmp_path / "shop.db")}
     project = Project({"DATABASES": databases, "CELERY_BROKER_URL": broker_url, "CELERY_ONEJOB_STORE": broker_url})
     found = project.script(HEAD + ELSEWHERE)
-    assert found == {"before": [False, None], "after": [True, True], "rolled back": False}
+    assert found == {
+        "before": [False, None], "duplicates": [True, True], "after": [True, True], "rolled back": False,
+    }  # fmt: skip

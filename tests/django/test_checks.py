@@ -91,10 +91,12 @@ BACKEND = {"onejob.W001", "onejob.W002"}
     *(("backend", "CELERY_ONEJOB_STORE", store, {"onejob.W002": ""}) for store in ("django://jobs", "django://nope")),
     *(("settings", "ONEJOB_REDACT", hook, {"onejob.E004": hook}) for hook in HOOKS),
     ("settings", "ONEJOB_REDACT", "shop.privacy.redact", {}),
+    ("settings", "CELERY_ONEJOB_STORE", "django://requests", {"onejob.W008": "waits for its own transaction"}),
 ])  # fmt: skip
 def test_a_setting_is_found(files: dict[str, Any], step: str, name: str, value: Any, found: dict[str, str]) -> None:
     """A store that is unusable, or where no enqueue is in a transaction, a wrong setting and a wrong hook are found."""
-    databases = files | {"odd": {"ENGINE": "django.db.backends.dummy"}}
+    requests = files["default"] | {"ATOMIC_REQUESTS": True}
+    databases = files | {"odd": {"ENGINE": "django.db.backends.dummy"}, "requests": requests}
     messages = found_in(step, databases=databases, **{name: value})[step]
     if step == "checks":  # Django 6 checks the backend of its tasks here, too
         messages = {each: text for each, text in messages.items() if each in found or each not in BACKEND}

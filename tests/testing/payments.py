@@ -113,3 +113,8 @@ def charge_in_transaction(customer: str, end: str = "commit") -> str:
         if end == "twice":
             job.complete_in(session, {})
     return "ignored"
+
+
+@app.task(shared=False, base=onejob.Task, unique_on=["customer"], on_duplicate="replace")
+def remind(customer: str, note: str) -> str:
+    return f"{customer}: {note}"

@@ -1,5 +1,6 @@
 """An isolated app works on a ledger and a broker of the test's own."""
 
+import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -108,16 +109,20 @@ def test_the_ledger_of_another_app_is_refused(jobs: Jobs, tmp_path: Path) -> Non
 
 
 def test_a_block_that_cannot_be_is_refused(jobs: Jobs) -> None:
-    """A second isolation of one app, an unknown setting, a store of one's own and a lease of 0 are refused."""
+    """A second isolation of one app and settings that cannot work are refused, and do no harm to the next block."""
     with pytest.raises(onejob.ConfigurationError, match="already"), isolated(shop.app):
         pass
-    app, _ = make_app("sqlite:///unused.db")
+    app, add = make_app("sqlite:///unused.db")
+    app.task(base=onejob.Task, name="settings.short", shared=False, lease=20)(add.run)
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("leese", {"leese": 3}), ("store", {"store": "redis://x"}), ("onejob_lease", {"lease": 0}),
+        ("heartbeat", {"lease": 100, "heartbeat": 30}),
     ]  # fmt: skip
     for message, options in wrong:
         with pytest.raises(onejob.ConfigurationError, match=message), isolated(app, **options):
             pass
+    with isolated(app):
+        assert add.delay(1).outcome == "admitted"
 
 
 def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
@@ -134,10 +139,12 @@ def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
     result, failed = shop.double.delay(4), shop.fail.delay("no")
     with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
         result.get()
+    with pytest.raises(onejob.OneJobError, match=r"aget\(\) would wait.*jobs\.run_all\(\)"):
+        asyncio.run(result.aget())
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0)
     jobs.run_all()
-    assert result.get() == 8
+    assert result.get() == asyncio.run(result.aget()) == 8
     with pytest.raises(ValueError, match="no"):
         failed.get()
 

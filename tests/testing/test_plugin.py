@@ -49,6 +49,15 @@ PROGRAMS = [
         def test_the_next_test_sees_nothing_of_it(jobs):
             jobs.assert_not_submitted(invoice)
     """),
+    # the fixture of Celery's plugin is none of the project
+    ("onejob_app = shop:app", 1, """
+        import shop
+        from celery.contrib.pytest import celery_app, celery_config, celery_enable_logging, celery_parameters
+        from celery.contrib.pytest import use_celery_app_trap
+
+        def test_it(jobs):
+            assert jobs.app is shop.app
+    """),
     # without the setting, the app is that of a fixture `celery_app`
     ("", 1, """
         import pytest, shop
@@ -107,7 +116,9 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize(
-    ("ini", "passed", "test"), PROGRAMS, ids=["setting", "fixture", "marker", "wider fixture", "neither"]
+    ("ini", "passed", "test"),
+    PROGRAMS,
+    ids=["setting", "celery's plugin", "fixture", "marker", "wider fixture", "neither"],
 )
 def test_the_app_and_its_settings_are_chosen(pytester: pytest.Pytester, ini: str, passed: int, test: str) -> None:
     """A setting or a fixture gives the app, and markers its settings; a project with neither is left alone."""

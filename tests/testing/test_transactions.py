@@ -2,15 +2,18 @@
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
 import onejob
-from onejob.testing import Jobs
+from onejob.jobs.records import Query
+from onejob.testing import Jobs, isolated
 from tests.cases import for_each
-from tests.testing.payments import charge_in_transaction, gateway, sessions
+from tests.testing import payments
+from tests.testing.payments import charge_in_transaction, gateway, remind, sessions
 
 
 def test_a_body_completes_its_job_in_its_transaction(till: Jobs) -> None:
@@ -49,6 +52,53 @@ def test_a_job_is_submitted_with_its_transaction(till: Jobs) -> None:
         session.commit()
     till.assert_submitted(charge_in_transaction, "ann")
     assert (till.run_all(), gateway.count()) == (1, 1)
+
+
+def test_a_job_is_submitted_again_after_its_savepoint(till: Jobs) -> None:
+    """A job of a savepoint that was rolled back is gone at once, and an equal one of the same transaction runs."""
+    with sessions.begin() as session:
+        with session.begin_nested() as savepoint:
+            charge_in_transaction.submit("ann", session=session)
+            savepoint.rollback()
+        assert charge_in_transaction.submit("ann", session=session).outcome == "admitted"
+    till.assert_submitted(charge_in_transaction, "ann", times=1)
+    assert (till.run_all(), gateway.count()) == (1, 1)
+
+
+def test_a_rollback_gives_a_replaced_job_its_arguments_back(till: Jobs) -> None:
+    """A job that was replaced in a transaction, twice and earlier, runs as before it; one queued next is gone."""
+    first = remind.apply_async(("ann", "old"), countdown=60)
+    before = till.get(first.id)
+    with sessions() as session:
+        outcomes = [remind.submit("ann", note, session=session).outcome for note in ("new", "newer")]
+        session.rollback()
+    assert (outcomes, till.get(first.id)) == (["replaced", "replaced"], before)
+    till.travel(60)
+    till.ledger.claim(first.id, nonce="nonce", node="node")
+    with sessions() as session:
+        assert remind.submit("ann", "new", session=session).outcome == "queued_next"
+        session.rollback()
+    till.recover()
+    assert first.get(timeout=0) == "ann: old"
+    assert [job.id for job in till.ledger.find(Query())] == [first.id]
+
+
+def test_a_rollback_takes_webhooks_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A webhook that a rolled back submission has added, to its own job or another, is not sent."""
+    monkeypatch.setitem(payments.app.conf, "onejob_webhook_secrets", ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
+    hook: Any = {"webhook_url": "https://hooks.example.com/jobs"}
+    payments.gateway.open(tmp_path / "gateway.db")
+    with isolated(payments.app) as jobs:
+        first = remind.delay("ann", "note")
+        with sessions() as session:
+            for customer in ("ann", "bob"):
+                remind.apply_async((customer, "note"), session=session, **hook)
+            session.rollback()
+        assert (jobs.run_all(), jobs.webhooks, first.get(timeout=0)) == (1, [], "ann: note")
+        with sessions.begin() as session:
+            remind.apply_async(("bob", "note"), session=session, **hook)
+        jobs.run_all()
+        assert len(jobs.webhooks) == 1
 
 
 def test_a_connection_that_calls_nobody_back_is_refused(till: Jobs) -> None:

@@ -58,7 +58,7 @@ def test_an_unsupported_session_is_refused(place: Place) -> None:
         closing(sqlite3.connect(":memory:")) as other,
     ):
         for session, message in {
-            asynchronous.handle: r"await task\.asubmit\(\.\.\., session=session\)",
+            asynchronous.handle: r"await task\.asubmit\(\.\.\., session=session\).*run_sync\(onejob\.fence.*=scoped",
             other: "a transaction of sqlite",
             **{
                 each: rf"not {type(each).__module__}\.{type(each).__qualname__}"

@@ -282,14 +282,14 @@ def _log_skipped(entry: Entry, tick: float, error: Exception) -> None:
 def as_tick(call: Call, entry: Entry, tick: float) -> Call:
     """Return the call of a tick, which may be repeated.
 
-    It is a job of its own, or equal to other calls of its task, if the entry says so or the task has `unique_on` or
-    `unique_for`.
+    It is a job of its own, or equal to other calls of its task, if the entry says so or the task has `unique_on`,
+    `unique_for` or the rule of another library.
     """
     identity = tick_id(entry.name, tick)
     options = {name: value for name, value in call.options.items() if name not in OWN_OPTIONS}
     call = call._replace(options=with_tick(options, tick), source=SOURCE, key=identity)
     task = options_of(call.task)
-    has_own_rule = task.unique_on is not None or task.unique_for is not None
+    has_own_rule = call.task._onejob_has_own_rule or task.unique_on is not None or task.unique_for is not None
     if entry.identity == "task" or (entry.identity is None and has_own_rule):
         return call
     return call._replace(identity=identity, on_duplicate="attach")

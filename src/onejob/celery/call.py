@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from onejob.celery.routing import Plan
     from onejob.jobs.model import Admission
 
+PROMISED = "reply_to"
+"""The option that `Signature.freeze` adds, which returns the id of a call before it is submitted."""
 MAX_DELAY = 100 * 366 * 86_400.0
 """Seconds from now within which a job must be due, or expire: a hundred years."""
 
@@ -88,6 +90,14 @@ class Call(NamedTuple):
     """Whether the options are those of a message: whole, so that the task's own add nothing."""
     check_answer: Callable[[Admission], object] | None = None
     """Raises for a job that the caller may not get as the answer, before a webhook is added to it."""
+
+
+def is_promised(call: Call, *, canvas: bool) -> bool:
+    """Return whether somebody has the id of a call already, and waits for its end, so that it must not be rejected.
+
+    That is the sender of a message, or a canvas; the last task of a chain has none of its options, but was frozen.
+    """
+    return canvas or call.is_message or PROMISED in call.options
 
 
 # --- from a call to its submission ------------------------------------------------------------------------------------
@@ -185,16 +195,16 @@ def _build(
     payload = encode(definition.task, args, kwargs, definition.limits)
     if plan.checked_options is not None:
         app_state.routing.check_message(payload, plan.checked_options)
-    follows = plan.canvas or call.task_id is not None
     submission = Submission(
         id=call.task_id or new_id(), task=definition.task, identity=call.identity or identity, fingerprint=fingerprint,
         nonce=new_nonce(), payload=payload, options=terms.options, route=plan.route, priority_rank=plan.priority_rank,
         lease=definition.lease, delay=terms.delay, expires_in=terms.expires_in, retries=terms.retries,
-        follows=follows, canvas=plan.canvas, key=None if call.key is None else submitter.scoped_key(call.key),
+        follows=plan.canvas or call.task_id is not None, canvas=plan.canvas,
+        key=None if call.key is None else submitter.scoped_key(call.key),
         key_for=settings.key_retention, source=call.source, submitter=submitter.name, host=plan.host,
-        rejects=conflict_policy.rejects and not follows, replaces=conflict_policy.replaces,
-        queue_next=conflict_policy.queue_next, max_wait=conflict_policy.max_wait if terms.delay > 0 else 0.0,
-        tag_lines=terms.tag_lines,
+        rejects=conflict_policy.rejects and not is_promised(call, canvas=plan.canvas),
+        replaces=conflict_policy.replaces, queue_next=conflict_policy.queue_next,
+        max_wait=conflict_policy.max_wait if terms.delay > 0 else 0.0, tag_lines=terms.tag_lines,
         charges=() if submitter is NOBODY else settings.quotas_of(submitter).charges(submitter.name, identity),
     )  # fmt: skip
     return submission, terms

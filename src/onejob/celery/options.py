@@ -59,6 +59,8 @@ class BoundTask(Protocol):
     @property
     def _onejob(self) -> TaskOptions: ...
 
+    _onejob_has_own_rule: bool
+
     def _onejob_admit(self, app_state: Any, prepared: Any, *, session: Any, producer: Any) -> Admission | Exception: ...
 
 

@@ -104,6 +104,8 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
+    _onejob_has_own_rule: ClassVar[bool] = False
+    """Whether the ticks of a schedule are duplicates of each other without any option, as in another library."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 from celery import Celery
 
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.call import Prepared, parse_item
+from onejob.celery.call import Prepared, is_promised, parse_item
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.payload import decode
 from onejob.celery.task import Task
-from onejob.errors import ConfigurationError
-from onejob.jobs.model import Admission, Job, Submission
+from onejob.errors import ConfigurationError, DuplicateJobError
+from onejob.jobs.model import Admission, Job, Outcome, Submission
 from onejob.observability.logs import log_warning
 
 ROUNDS = 10
@@ -112,11 +112,23 @@ def check_place(app: Celery, setting: str, *, has_place: bool) -> None:
         )
 
 
+def check_lock_method(task: type[Task[..., Any]], method: str, base: type[Task[..., Any]]) -> None:
+    """Raise `ConfigurationError` if a class of the program's own decides by the text of the lock which calls are equal.
+
+    With a function as `unique_on` the method is left alone: it makes the text of shared locks.
+    """
+    if getattr(task, method) is not getattr(base, method) and not callable(task.unique_on):
+        raise ConfigurationError(
+            f"{method} of task {task.name} does not decide which calls are equal: set unique_on to a function of the "
+            f"arguments that returns what counts, such as unique_on=lambda order_id, **_: order_id, and remove {method}"
+        )
+
+
 class LockSharingTask(Task[..., Any]):
     """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
 
     abstract = True
-    _releases_before_run: Any = False
+    _onejob_has_own_rule = True
     _unlocks_by: ClassVar[str]
     """The public method that removes a lock by its key."""
 
@@ -155,8 +167,7 @@ class LockSharingTask(Task[..., Any]):
         call, submission = prepared.call, prepared.submission
         send = partial(super()._onejob_admit, app_state, prepared, session=session, producer=producer)
         admission: Admission | Exception | None = None
-        # A canvas member must not be lost: it is always admitted.
-        shares = not submission.follows and shares_locks(self.app)
+        shares = not is_promised(call, canvas=submission.canvas) and shares_locks(self.app)
         key = self._old_key(call.args, call.kwargs) if shares else None
         if key is None or not self._take_or_raise(key, submission):
             return send()
@@ -191,11 +202,26 @@ class LockSharingTask(Task[..., Any]):
         return False
 
     def submit_many(self, items: Any, *, session: Any = None, **options: Any) -> list[Any]:
-        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared."""
-        if not shares_locks(self.app):
+        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared.
+
+        A call that a lock of the old library holds back is a duplicate, too; its result has the holder of the lock.
+        """
+        if app_state_of(self.app).is_eager or not shares_locks(self.app):
             return super().submit_many(items, session=session, **options)
         calls = [parse_item(self, number, item) for number, item in enumerate(items)]
-        return [self.apply_async(args, kwargs, session=session, **options) for args, kwargs in calls]
+        return [self._submit_item(args, kwargs, session=session, **options) for args, kwargs in calls]
+
+    def _submit_item(self, args: Any, kwargs: Any, **options: Any) -> Any:
+        """Submit a job; a duplicate raises nothing, so that the other items are submitted."""
+        try:
+            return super().apply_async(args, kwargs, **options)
+        except DuplicateJobError as error:
+            existing, rejects = error.job_id, True
+        except HeldByOldLibrary as held:
+            existing, rejects = held.holder, self._onejob.conflict_policy.rejects
+        result = self.AsyncResult(existing)
+        result.outcome = Outcome.REJECTED if rejects else Outcome.ATTACHED
+        return result
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -205,12 +231,16 @@ class LockSharingTask(Task[..., Any]):
         direct = request.called_directly or request.is_eager or (run is not None and run.id == request.id)
         if direct or not shares_locks(self.app):
             return super().__call__(*args, **kwargs)
-        if self._releases_before_run:
+        if self.unlock_before_run():
             self._release_own(str(request.id), args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         finally:
             self._release_ended(str(request.id), args, kwargs)
+
+    def unlock_before_run(self) -> bool:
+        """Return whether equal jobs are admitted as soon as a run has begun."""
+        return False
 
     def _release_ended(self, job_id: str, args: Any, kwargs: Any) -> None:
         """Release the lock of a job that no longer holds its identity; a failure is logged."""

@@ -10,6 +10,7 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils import timezone
 
+from onejob.celery.call import PROMISED
 from onejob.celery.options import options_of
 from onejob.django import check_options, conf, framework
 from onejob.django.celery_tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
@@ -129,7 +130,7 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
             finished_at=None, last_attempted_at=None, args=args, kwargs=kwargs, backend=self.alias, errors=[],
             worker_ids=[],
         )  # fmt: skip
-        submit = partial(self._submit, task, args, kwargs, task_id=result.id)
+        submit = partial(self._submit, task, args, kwargs, task_id=result.id, **{PROMISED: self._app.thread_oid})
         connections[DEFAULT_DB_ALIAS].on_commit(submit)
         return result
 

@@ -62,9 +62,14 @@ def _errors(job: Job) -> list[Any]:
         return [TaskError(exception_class_path=CANCELED, traceback=f"TaskRevokedError: {job.reason}\n")]
     if not job.error or job.state is State.COMPLETED:
         return []
-    error = loads(job.error)
+    return [_error_of(job.error)]
+
+
+def _error_of(failure: str) -> Any:
+    """Return the error of a body, which `encode_failure` has written, as Django has it."""
+    error = loads(failure)
     path = f"{error.get('module')}.{error.get('type')}"
-    return [TaskError(exception_class_path=path, traceback=str(error.get("traceback") or ""))]
+    return TaskError(exception_class_path=path, traceback=str(error.get("traceback") or ""))
 
 
 def _workers(job: Job, claims: Sequence[Entry]) -> list[str]:
@@ -207,7 +212,5 @@ def _send_finished(results: list[Any], status: Any, *, value: Any = None, error:
         if error is None:
             object.__setattr__(result, "_return_value", value)
         else:
-            failure = loads(encode_failure(error))
-            path = f"{failure['module']}.{failure['type']}"
-            result.errors.append(TaskError(exception_class_path=path, traceback=failure["traceback"]))
+            result.errors.append(_error_of(encode_failure(error)))
         signals.task_finished.send(sender=type(result.task.get_backend()), task_result=result)

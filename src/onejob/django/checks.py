@@ -31,7 +31,7 @@ SETTINGS = (conf.APP_SETTING, conf.REDACT_SETTING, conf.DASHBOARD_SETTING)
 @register(TAG)  # type: ignore[untyped-decorator]
 def check_settings(**_: Any) -> list[Any]:
     """Check the settings, without a connection to the database."""
-    return [*_check_names(), *_check_store(), *_check_redact()]
+    return [*_check_names(), *_check_store(), *_check_redact(), *_check_requests()]
 
 
 @register(checks.Tags.urls)  # type: ignore[untyped-decorator]
@@ -98,6 +98,16 @@ def _check_redact() -> Iterator[Any]:
     if fault is not None:
         hint = "Name a function as 'shop.privacy.redact', or leave it out."
         yield checks.Error(f"{conf.REDACT_SETTING}={hook!r}: {fault}.", hint=hint, id="onejob.E004")
+
+
+def _check_requests() -> Iterator[Any]:
+    alias = _alias()
+    if alias not in connections or not connections.settings[alias]["ATOMIC_REQUESTS"]:
+        return
+    if connections[alias].vendor == "sqlite":
+        msg = f"ATOMIC_REQUESTS on {alias!r}: a view that calls delay() waits for its own transaction, and fails."
+        hint = "Submit with session=connection, enqueue() or delay_on_commit(), or remove ATOMIC_REQUESTS."
+        yield checks.Warning(msg, hint=hint, id="onejob.W008")
 
 
 def _check_schema(alias: str, version: str | None) -> Iterator[Any]:

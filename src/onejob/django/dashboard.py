@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth import get_user
-from django.db import close_old_connections
+from django.db import close_old_connections, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, reverse
@@ -72,6 +72,13 @@ def redact_hook() -> Any:
     """Return the function that the settings name, None without one. Raises `ImportError` for a wrong path."""
     hook = getattr(settings, REDACT_SETTING, None)
     return import_string(hook) if isinstance(hook, str) else hook
+
+
+def without_transaction(view: Any) -> Any:
+    """Exempt a view from `ATOMIC_REQUESTS`: the own connection of the ledger would wait for it on SQLite."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(alias)(view)
+    return view
 
 
 @csrf_exempt  # type: ignore[untyped-decorator] # its forms have a token of their own

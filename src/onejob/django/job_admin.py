@@ -30,7 +30,7 @@ from onejob.api.audit import DONE, REFUSALS, Refusals
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.celery.operations import Operation
 from onejob.django.conf import DASHBOARD_SETTING, celery_app
-from onejob.django.dashboard import redact_hook, user_of
+from onejob.django.dashboard import redact_hook, user_of, without_transaction
 from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
 from onejob.ledger.search import audit_text
@@ -69,7 +69,10 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
 
     def get_urls(self) -> list[Any]:
         """Return the URLs, of which the list and the page of a job have the names that they have for every model."""
-        view = self.admin_site.admin_view
+
+        def view(method: Any) -> Any:
+            return without_transaction(self.admin_site.admin_view(method))
+
         return [
             path("", view(self.changelist_view), name="onejob_job_changelist"),
             path("bulk/preview/", view(partial(self._act, ACTION["bulk preview"])), name="onejob_job_bulk_preview"),

@@ -2,6 +2,6 @@
 
 from django.urls import re_path
 
-from onejob.django.dashboard import dashboard_view
+from onejob.django.dashboard import dashboard_view, without_transaction
 
-urlpatterns = [re_path(r"^(?P<page>.*)$", dashboard_view, name="onejob-dashboard")]
+urlpatterns = [re_path(r"^(?P<page>.*)$", without_transaction(dashboard_view), name="onejob-dashboard")]

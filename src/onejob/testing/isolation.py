@@ -199,22 +199,23 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
     state.use(ledger, publisher, django_alias)
-    jobs = _active[id(app)] = Jobs(InProcessWorker(app, state, ledger, store, clock))
+    jobs = Jobs(InProcessWorker(app, state, ledger, store, clock))
     publisher.after_publish = jobs.run_if_eager
     classes: list[Any] = [type(task) for task in tasks_of(app).values()]
     # Settings that nobody has read yet must not be read now: they would be those of this block.
     known = before.settings if before is not None and "settings" in before.__dict__ else None
     with replaced_state(app, state), ExitStack() as stack:
+        stack.callback(ledger.close)
+        stack.callback(publisher.close)
         for each in classes if known != state.settings else []:
             # where a bound class has its resolved options, with the settings
             stack.enter_context(replaced(each, "_onejob", TaskOptions.of(each, app)))
+        _active[id(app)] = jobs
         try:
             yield jobs
         finally:
             del _active[id(app)]
             store.refuse = None
-            publisher.close()
-            ledger.close()
 
 
 @contextmanager
@@ -234,24 +235,40 @@ def replaced_state(app: Any, state: AppState) -> Iterator[None]:
 def _refused_waits(app: Any) -> Iterator[None]:
     """Refuse to wait without a timeout, in the thread of the test, for the end of a job that this thread must run."""
     result_class: Any = AsyncResult
-    original, thread = result_class.get, get_ident()
+    original, original_async, thread = result_class.get, result_class.aget, get_ident()
+
+    def waits_for_ever(result: Any, timeout: float | None) -> bool:
+        return timeout is None and get_ident() == thread and real_app(result.app) is app
 
     @wraps(original)
     def get(result: Any, timeout: float | None = None, *args: Any, **options: Any) -> Any:
-        if timeout is not None or get_ident() != thread or real_app(result.app) is not app:
+        if not waits_for_ever(result, timeout):
             return original(result, timeout, *args, **options)
         try:
             return original(result, 0, *args, **options)
         except CeleryTimeoutError:
             if result.ready():
                 raise  # which is the error of the job
-            raise OneJobError(
-                f"job {result.id} is {result.state}, and get() would wait for ever: no worker runs in a test. Call "
-                "jobs.run_all() before, or give a timeout, if another thread runs the job"
-            ) from None
+            raise _unended(result, "get()") from None
 
-    with replaced(result_class, "get", get), replaced(result_class, "wait", get):
+    @wraps(original_async)
+    async def aget(result: Any, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109 - as `get`
+        has_failed = any(each.failed() for each in result._parents())  # noqa: SLF001 - Celery's
+        if waits_for_ever(result, timeout) and not has_failed and not result.ready():
+            raise _unended(result, "aget()")
+        return await original_async(result, timeout, **options)
+
+    with ExitStack() as stack:
+        for name, method in (("get", get), ("wait", get), ("aget", aget)):
+            stack.enter_context(replaced(result_class, name, method))
         yield
+
+
+def _unended(result: Any, call: str) -> OneJobError:
+    return OneJobError(
+        f"job {result.id} is {result.state}, and {call} would wait for ever: no worker runs in a test. Call "
+        "jobs.run_all() before, or give a timeout, if another thread runs the job"
+    )
 
 
 def _refuse(settings: Settings, _is_known_task: Any = None) -> NoReturn:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from onejob.celery.payload import decode, loads
@@ -15,7 +16,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Admission, Applied, Job, MessageOf, Outcome, Retention, Submission
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import Transaction
-from onejob.testing.store import replaced
+from onejob.testing.store import IsolatedStore, replaced
 
 _POINT = re.compile(
     r"(before|after)_(start|progress:\d+|step:.+|complete|fail|retry|abandon|release|replace|release_identity)"
@@ -83,14 +84,15 @@ class PendingWrite:
             self.ended = True
             self.on_commit()
 
-    def settle(self) -> None:
-        """End the write if its transaction has ended without calling it, or will never call it in a test case."""
-        if self.ended:
-            return
-        if not self._is_registered():
+    def undo(self) -> None:
+        """End the write if its transaction was rolled back."""
+        if not self.ended and not self._is_registered():
             self.ended = True
             self.on_rollback()
-        elif _only_test_case_is_open(self.transaction):
+
+    def settle(self) -> None:
+        """End the write if its transaction will never call it, in a test case."""
+        if not self.ended and _only_test_case_is_open(self.transaction):
             self()
             self.on_silent_commit()
 
@@ -139,6 +141,7 @@ class RecordingLedger(Ledger):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.store: IsolatedStore
         self.submitted: list[SubmittedJob] = []
         self.runs: list[RecordedRun] = []
         self.hooks: list[Hook] = []
@@ -238,10 +241,16 @@ class RecordingLedger(Ledger):
                 hook.action(job)
 
     def settle(self) -> None:
-        """End the writes in users' transactions that have ended."""
+        """End the writes in users' transactions that have ended; undo the last ones first."""
+        for write in [*reversed(self.pending)]:
+            write.undo()
         for write in [*self.pending]:
             write.settle()
         self.pending = [write for write in self.pending if not write.ended]
+
+    def withdraw(self, job: Job) -> None:
+        """Remove a job whose transaction was rolled back."""
+        self.remove(self.cancel(job.id, reason="its transaction was rolled back"))
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """Return jobs, after the end of users' transactions that have ended."""
@@ -264,22 +273,34 @@ class SessionLedger(Ledger):
         self._transaction = transaction
 
     def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
-        """Submit a job; a rollback removes it."""
+        """Submit a job; a rollback removes it, or gives the job that it has changed what that had before."""
         self._ledger.settle()
+        rows = self._ledger.store.rows_of(submission.identity)
         admission = super().submit(submission, wake_after=wake_after)
         submitted = self._ledger.record_submitted(submission, admission)
 
-        def remove() -> None:
+        def undo() -> None:
             self._ledger.submitted.remove(submitted)
             if admission.outcome.makes_job:
-                self._ledger.remove(self._ledger.cancel(admission.job.id, reason="its transaction was rolled back"))
+                self._ledger.withdraw(admission.job)
+            elif admission.outcome is Outcome.REPLACED or admission.rescheduled:
+                self._ledger.store.put_back(rows[admission.job.id])
 
         def make_due() -> None:
             if admission.outcome is Outcome.ADMITTED and submission.delay <= 0:
                 self._ledger.change(admission.job, Transition.RUN_NOW, None, run_in=0.0, wake_after=0.0)
 
-        self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, remove, make_due))
+        self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, undo, make_due))
         return admission
+
+    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+        """Submit a follower; a rollback removes it."""
+        exists = submission.id in self.get_many([submission.id])
+        follower = super().follow(submission, follows_id=follows_id)
+        if follower is not None and not exists:
+            undo = partial(self._ledger.withdraw, follower)
+            self._await_end(PendingWrite(self._transaction, follower, lambda: None, undo))
+        return follower
 
     def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
         """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""

@@ -51,13 +51,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def onejob_app(request: pytest.FixtureRequest) -> Any:
-    """Return the Celery app under test: that of a fixture `celery_app`, or else of the setting `onejob_app`."""
+    """Return the Celery app under test: that of a fixture `celery_app`, or else of the setting `onejob_app`.
+
+    The fixture of Celery's own plugin is that of no project, so the setting wins over it.
+    """
+    name = request.config.getini("onejob_app")
+    if name and _is_of_celery(request):
+        return _import_app(name)
     try:
         return request.getfixturevalue("celery_app")
     except pytest.FixtureLookupError as error:
         if error.argname != "celery_app":
             raise
-    if name := request.config.getini("onejob_app"):
+    if name:
         return _import_app(name)
     raise pytest.UsageError(
         "onejob does not know your Celery app: set onejob_app = shop.celery:app in the [pytest] section of "
@@ -105,6 +111,11 @@ def _options_of(item: Any) -> dict[str, Any] | None:
     if any(marker.args for marker in markers):
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.onejob takes options by name, such as onejob(lease=5)")
     return {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()} if markers else None
+
+
+def _is_of_celery(request: Any) -> bool:
+    found = request.session._fixturemanager.getfixturedefs("celery_app", request.node)  # noqa: SLF001 - pytest 8 and 9
+    return bool(found) and found[-1].func.__module__ == "celery.contrib.pytest"
 
 
 def _import_app(name: str) -> Any:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -56,6 +56,20 @@ class IsolatedStore(SQLiteStore):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
         shutil.copyfile(empty_ledger(), self.path)
         self._holders = HolderCache()
+
+    def rows_of(self, identity: str) -> dict[str, dict[str, Any]]:
+        """Return the rows of the jobs with an identity, by their ids."""
+        with super()._statement() as statement:
+            found = statement.execute("select * from jobs where identity = ?", (identity,))
+            names = [column[0] for column in found.description]
+            rows = [dict(zip(names, row, strict=True)) for row in found]
+        return {row["id"]: row for row in rows}
+
+    def put_back(self, row: Mapping[str, Any]) -> None:
+        """Write a row of a job as it was."""
+        columns = ", ".join(f"{name} = :{name}" for name in row)
+        with super()._statement() as statement:
+            statement.execute(f"update jobs set {columns} where id = :id", row)  # noqa: S608 - the table's own names
 
     def _transaction(self) -> Transaction:
         self._check()

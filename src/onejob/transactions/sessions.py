@@ -70,8 +70,11 @@ def transaction_of(session: object) -> OpenTransaction:
     if hasattr(session, "on_commit") and hasattr(session, "vendor"):  # django.db.connection is a proxy object
         return _Django(session)
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(session).__mro__):
-        msg = "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session)"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session), "
+            "or for a fence await session.run_sync(onejob.fence, job, 'name'). Of an async_scoped_session pass what a "
+            "call of it returns: session=scoped()"
+        )
     raise ConfigurationError(
         f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg or "
         f"psycopg2, not {type(session).__module__}.{type(session).__qualname__}"
@@ -149,16 +152,15 @@ def _pending(session: Any) -> list[_PendingCall]:
 def _on_commit(session: Any) -> None:
     """Run the callbacks of a committed transaction; move those of a released savepoint to its parent."""
     pending = _pending(session)
-    savepoint, outermost = session.get_nested_transaction(), session.get_transaction()
+    savepoint = session.get_nested_transaction()
     if savepoint is not None:
         pending[:] = [
             callback._replace(transaction=savepoint.parent) if callback.transaction is savepoint else callback
             for callback in pending
         ]
         return
-    # Callbacks that still belong to a savepoint were rolled back with it.
     broker_accepts = True
-    for callback in [callback for callback in pending if callback.transaction is outermost]:
+    for callback in [*pending]:
         if callback.sends:  # after a refusal the sweeper publishes the remaining messages
             broker_accepts = broker_accepts and bool(callback.call())
         else:
@@ -166,8 +168,9 @@ def _on_commit(session: Any) -> None:
 
 
 def _on_transaction_end(session: Any, transaction: Any) -> None:
-    if transaction.parent is None:
-        _pending(session).clear()
+    """Forget the callbacks that have run, or that were rolled back with their savepoint."""
+    pending, is_outermost = _pending(session), transaction.parent is None
+    pending[:] = [each for each in pending if not is_outermost and each.transaction is not transaction]
 
 
 @cache
@@ -224,11 +227,11 @@ class _Psycopg2(_Psycopg):
 class _Django(_Cursor):
     """A connection of Django: `django.db.connection` or one of `django.db.connections`."""
 
-    reports_commit = has_callbacks = True
-
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self.dialect = str(connection.vendor)
+        # After `transaction.set_autocommit(False)`, outside `atomic()`, Django refuses callbacks.
+        self.reports_commit = self.has_callbacks = connection.in_atomic_block or connection.get_autocommit()
 
     def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:  # noqa: ARG002 - Django runs all callbacks
         self._connection.on_commit(call)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.django.admin.conftest import Shop
-from tests.django.admin.staff import PATIENCE, person, serving_project
+from tests.django.admin.staff import CREATE_STAFF, PATIENCE, SETTINGS, person, serving_project
+from tests.django.project import Project, sqlite
 from tests.pages.browser import SAME_ORIGIN
 from tests.services import eventually
 
@@ -40,6 +42,23 @@ client.force_login(User.objects.get(username="root"))
 with override_settings(ONEJOB_REDACT="shop.privacy.redact"):
     found = [client.get(path) for path in json.loads(sys.argv[1])]
 print(json.dumps([[each.status_code, each.content.decode()] for each in found]))
+"""
+ATOMIC = """
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+import shop.tasks
+job = shop.tasks.greet.apply_async(("ann",), countdown=600)
+client = Client(headers={"host": "127.0.0.1"})
+client.force_login(User.objects.get(username="root"))
+atomic = []
+def note(execute, *call):
+    atomic.append(connection.in_atomic_block)
+    return execute(*call)
+with connection.execute_wrapper(note):
+    client.post(f"/admin/onejob/job/{job.id}/operate/", {"operation": "cancel"})
+    seen = [client.get(path).status_code for path in ("/admin/onejob/job/", "/ops/jobs/jobs")]
+print(json.dumps([any(atomic), job.job.state, seen]))
 """
 LOGIN = """
 from django.test.utils import override_settings
@@ -120,6 +139,14 @@ def test_values_are_hidden_everywhere(shop: Shop) -> None:
     for status, text in pages:
         assert (status, "hidden arguments" in text, "4711" in text.replace(job_id, "")) == (200, True, False)
     assert (refused[0], "redacted" in refused[1]) == (403, True)
+
+
+def test_no_page_is_in_the_transaction_of_its_request(tmp_path: Path) -> None:
+    """With `ATOMIC_REQUESTS` on the file of the ledger, the admin and the dashboard do not wait for themselves."""
+    databases = {"default": sqlite(tmp_path / "shop.db") | {"ATOMIC_REQUESTS": True}}
+    project = Project(SETTINGS | {"DATABASES": databases, "CELERY_BROKER_URL": "memory://"})
+    project.script(CREATE_STAFF, {})
+    assert project.script(ATOMIC) == [False, "canceled", [200, 200]]
 
 
 def test_without_the_extra_the_admin_says_what_is_missing(shop: Shop) -> None:

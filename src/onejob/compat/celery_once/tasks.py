@@ -12,7 +12,15 @@ from celery.result import EagerResult
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
 from onejob.compat.celery_once.helpers import AlreadyQueued, import_backend, queue_once_key
-from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
+from onejob.compat.shims import (
+    UNENDED,
+    HeldByOldLibrary,
+    LockSharingTask,
+    check_lock_method,
+    check_place,
+    notice_once,
+    shares_locks,
+)
 from onejob.errors import ConfigurationError, DuplicateJobError
 
 HOUR = 3600.0
@@ -45,7 +53,8 @@ class QueueOnce(LockSharingTask):
     def on_bound(cls, app: Celery) -> None:
         """Translate the options, and bind the task.
 
-        Raises `ConfigurationError` for an unknown key of `once`, and for locks that are shared without `ONCE`.
+        Raises `ConfigurationError` for an unknown key of `once`, for a `get_key` of the program's own, and for locks
+        that are shared without `ONCE`.
         """
         unknown = sorted(map(str, cls.once.keys() - OPTIONS))
         if unknown:
@@ -57,6 +66,7 @@ class QueueOnce(LockSharingTask):
             notice_once(BLOCKING)
         if cls.once.get("keys") is not None:
             cls.unique_on = list(cls.once["keys"])
+        check_lock_method(cls, "get_key", QueueOnce)
         if cls.once.get("unlock_before_run"):
             cls.unique_until = "started"
         if "timeout" in cls.once:
@@ -151,10 +161,6 @@ class QueueOnce(LockSharingTask):
         if unlocks and run is None and shares_locks(self.app) and not self.request.called_directly:
             self.once_backend.clear_lock(self.get_key(args, kwargs))
         return super().__call__(*args, **kwargs)
-
-    @property
-    def _releases_before_run(self) -> bool:
-        return self.unlock_before_run()
 
     def _key_of(self, args: Any, kwargs: Any) -> str:
         return self.get_key(args, kwargs)

@@ -13,7 +13,15 @@ from onejob.compat.celery_singleton import util
 from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
-from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, check_place, notice_once, shares_locks
+from onejob.compat.shims import (
+    UNENDED,
+    HeldByOldLibrary,
+    LockSharingTask,
+    check_lock_method,
+    check_place,
+    notice_once,
+    shares_locks,
+)
 from onejob.errors import DuplicateJobError
 from onejob.jobs.model import Outcome
 
@@ -49,10 +57,17 @@ def clear_locks(app: Celery) -> None:
     notice_once(CLEARED)
 
 
+class _OnDuplicate:
+    """On a class the option `on_duplicate`, which is not set; on a task celery-singleton's method, for `super()`."""
+
+    def __get__(self, task: Any, _: Any = None) -> Any:
+        return None if task is None else task._answer_by_default  # noqa: SLF001 - of the class below
+
+
 class Singleton(LockSharingTask):
     """A task of which equal submissions run once, with the options and methods of celery-singleton's class.
 
-    - `unique_on`: as `onejob.Task`'s, or one name.
+    - `unique_on`: as `onejob.Task`'s, or one name; an empty one means that all arguments count, as there.
     - `raise_on_duplicate`: a duplicate raises `DuplicateTaskError`. Default: `singleton_raise_on_duplicate`, False.
     - `lock_expiry`: accepted, and used for shared locks only: see the guide on migrating.
     """
@@ -60,6 +75,7 @@ class Singleton(LockSharingTask):
     abstract = True
     raise_on_duplicate: ClassVar[bool | None] = None
     lock_expiry: ClassVar[float | None] = None
+    on_duplicate: ClassVar[Any] = _OnDuplicate()
     _unlocks_by = "unlock"
     _onejob_foreign_options = frozenset({"raise_on_duplicate", "lock_expiry"})
     _answer: ClassVar[Callable[[Any, str], Any] | None] = None
@@ -67,13 +83,16 @@ class Singleton(LockSharingTask):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Translate the options, and bind the task. Raises `ConfigurationError` if shared locks have no place."""
+        """Translate the options, and bind the task.
+
+        Raises `ConfigurationError` if shared locks have no place, and for a `generate_lock` of the program's own.
+        """
         config = Config(app)
         check_place(app, "singleton_backend_url", has_place=config.has_backend)
+        cls.unique_on = cls.unique_on or None
         if isinstance(cls.unique_on, str):
             cls.unique_on = [cls.unique_on]
-        if cls.unique_on is not None and not callable(cls.unique_on) and not any(cls.unique_on):
-            cls.unique_on = []
+        check_lock_method(cls, "generate_lock", Singleton)
         own: Any = cls.on_duplicate
         if callable(own):
             cls._answer, cls.on_duplicate = own, "attach"
@@ -103,8 +122,10 @@ class Singleton(LockSharingTask):
         return result
 
     def _answer_duplicate(self, existing_task_id: str) -> Any:
-        if self._answer is not None:
-            return self._answer(existing_task_id)
+        answer = self._answer or self._answer_by_default
+        return answer(existing_task_id)
+
+    def _answer_by_default(self, existing_task_id: str) -> Any:
         if _either(self.raise_on_duplicate, self.singleton_config.raise_on_duplicate):
             raise _duplicate(existing_task_id)
         return self.AsyncResult(existing_task_id)
@@ -133,15 +154,14 @@ class Singleton(LockSharingTask):
         """Return the text of the lock of a call. Raises `TypeError` for arguments that are no JSON."""
         args, kwargs = task_args or [], task_kwargs or {}
         unique_on: Any = [self.unique_on] if isinstance(self.unique_on, str) else self.unique_on
-        if unique_on is None:
+        if not unique_on:
             shown_args, shown_kwargs = args, kwargs
-        elif not callable(unique_on):
-            bound = self._onejob.identifier.signature.bind(*args, **kwargs) if any(unique_on) else None
-            if bound is not None:
-                bound.apply_defaults()
-            shown_args, shown_kwargs = [], {name: bound.arguments[name] for name in unique_on if bound}
-        else:
+        elif callable(unique_on):
             shown_args, shown_kwargs = [], {"unique_on": self._onejob.identifier.identity(args, kwargs)}
+        else:
+            bound = self._onejob.identifier.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            shown_args, shown_kwargs = [], {name: bound.arguments[name] for name in unique_on}
         config = self.singleton_config
         encoder = {"json_encoder_class": found} if (found := config.json_encoder_class) else {}
         lock = Lock(util.generate_lock(task_name, shown_args, shown_kwargs, key_prefix=config.key_prefix, **encoder))

@@ -67,3 +67,9 @@ def third_time(context: TaskContext) -> int:
 def invoice(order_id: int, *, note: str = "") -> str:
     """Return a number. Equal ones are one job."""
     return f"R-{order_id}{note}"
+
+
+@task
+@job_options(unique=True, on_duplicate="raise")
+def strict(number: int) -> int:
+    return number
