@@ -101,7 +101,10 @@ def test_what_is_no_job_is_reported_in_a_sentence(ledger: Ledger, shell: Shell) 
             assert (result.exit_code, sentence in result.output) == (1, True), words
     for number, job_id in enumerate(("a9d0-1", "a9d0-2", "0ecc-3")):
         ledger.submit(replace(order(number), id=job_id))
-    for command in (["why"], ["jobs", "show"]):
+    failed = ledger.submit(replace(order(7), id="1f00-4")).job
+    ledger.fail(claimed(ledger, failed.id), '{"type": "E", "message": "no", "traceback": ""}', "no")
+    assert failed.id in shell("dead", "show", "1f").output
+    for command in (["why"], ["jobs", "show"], ["jobs", "run-now"], ["jobs", "cancel"]):
         assert "0ecc-3" in shell(*command, "0e").output
         assert "several ids begin with 'a9d'" in shell(*command, "a9d").output
 

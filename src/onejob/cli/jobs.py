@@ -227,6 +227,7 @@ def delete(access: Access, job_id: str, *, as_json: bool) -> None:
 
 def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool) -> None:
     ledger = access.ledger()
+    job_id = access.find_id(ledger, job_id)
     with audited(ledger, operation.permission, job_id, _detail(operation)):
         job = Operator(app=access.app, ledger=ledger, origin=ORIGIN).operate(operation, ledger.get(job_id))
     if job is not None:
@@ -415,7 +416,8 @@ def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -
 @json_access
 def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
     """Show a dead letter, with its arguments and its traceback."""
-    job = access.ledger().get(job_id)
+    ledger = access.ledger()
+    job = ledger.get(access.find_id(ledger, job_id))
     Operation.REDRIVE.check(job)
     columns = columns_of(job)
     fields = job_to_dict(job) | {"payload": columns["payload"]}
@@ -484,6 +486,7 @@ def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | 
     if args_text is None and kwargs_text is None:
         raise click.UsageError("nothing to change: give --args or --kwargs")
     ledger = access.ledger()
+    job_id = access.find_id(ledger, job_id)
     with audited(ledger, "edit", job_id, "args kwargs"):
         args = None if args_text is None else operations.parse_arguments(args_text, "args", list)
         kwargs = None if kwargs_text is None else operations.parse_arguments(kwargs_text, "kwargs", dict)

@@ -76,7 +76,7 @@ class FailureGroup:
     first_at: float = 0.0
     last_at: float = 0.0
     job_ids: list[str] = field(default_factory=list)
-    """The newest of its jobs, at most `SAMPLE_LIMIT`."""
+    """Some of its jobs, at most `SAMPLE_LIMIT`: the one that failed last, and then the newest."""
     since: float = 0.0
     """When the oldest of its jobs was submitted."""
 
@@ -89,11 +89,11 @@ class FailureGroup:
         """Count a job."""
         at = job.finished_at or job.created_at
         if not self.count or at > self.last_at:
-            self.last_at, self.message = at, message
+            self.last_at, self.message, self.job_ids = at, message, [job.id, *self.job_ids][:SAMPLE_LIMIT]
+        elif len(self.job_ids) < SAMPLE_LIMIT:
+            self.job_ids.append(job.id)
         self.first_at = min(self.first_at, at) if self.count else at
         self.count += 1
-        if len(self.job_ids) < SAMPLE_LIMIT:
-            self.job_ids.append(job.id)
         self.since = job.created_at  # they are added newest first
 
 
