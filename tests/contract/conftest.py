@@ -57,6 +57,7 @@ def fresh_stores(
                 postgres.execute(deletions.encode())
             if "redis" in (kinds or stores):
                 server.flushdb()
+                stores["redis"]._holder_cache.clear()  # type: ignore[attr-defined] # so that a seed repeats its sequence
             clock.now = START
             return stores
 

@@ -24,6 +24,7 @@ submit a; claim a; complete a; submit b; submit a
 submit a; claim a; kept a; submit a nonce=other; submit a
 next; submit b run_again; complete a; submit b; claim b; submit b; complete b; submit b
 next; cancel b; submit b run_again
+next; forget b; fail a; redrive a reopens=True
 next expires_in=5; pass 6; expire b; submit b run_again
 next; submit c run_again fingerprint=x; submit c run_again fingerprint=x
 submit a; claim a; submit b follows=True; complete a; submit b follows=True

@@ -123,7 +123,7 @@ if ends then
     end
     signal('due', '')
   end
-  holder_id = is_free and hand_over_identity(identity, next_key, next_id, followers, now)
+  holder_id = is_free and hand_over_identity(identity, next_key, next_id, followers, follows_ids, job_id, now)
 elseif releases then
   redis.call('DEL', identity)
 end

@@ -109,7 +109,7 @@ if keyed.job_id then
   end
 elseif not row or not (row[HOLDS_IDENTITY] or row[QUEUED_NEXT]) then
   -- The row was lost (evicted, deleted by hand): nothing else would release the identity.
-  hand_over_identity(identity, next_key, redis.call('GET', next_key), followers, now)
+  hand_over_identity(identity, next_key, redis.call('GET', next_key), followers, follows_ids, existing_id, now)
   return { 'changed' }
 elseif row[QUEUED_NEXT] then
   promote(existing, existing_history, follows_ids, now, row[FOLLOWS_ID])

@@ -250,9 +250,9 @@ end
 -- Give an identity to the job that is queued next and return its id; without one, release the identity. The row of that
 -- job is not a key of this script: the script `promote` updates it, or else `attach` or a sweep, which find it by the
 -- identity key that names it.
-local function hand_over_identity(identity, next_key, next_id, followers, now)
-  if not next_id then
-    redis.call('DEL', identity)
+local function hand_over_identity(identity, next_key, next_id, followers, follows_ids, ended_id, now)
+  if not next_id or redis.call('HGET', follows_ids, next_id) ~= ended_id then -- none, or one that was deleted
+    redis.call('DEL', identity, next_key)
     return nil
   end
   redis.call('SET', identity, next_id)

@@ -89,12 +89,13 @@ class Submitting:
         batch = [_Pending(submission) for submission in submissions]
         counts = Counter(submission.identity for submission in submissions)
         self.repeated = frozenset(identity for identity, count in counts.items() if count > 1)
-        # Equal submissions start with the same script: a stale entry that only some of them use would reorder them.
-        keyed = {submission.identity for submission in submissions if submission.key is not None}
+        # Equal submissions, and those that use quotas, start with the same script: a stale entry that only some of them
+        # use would reorder them.
+        in_order = {each.identity for each in submissions if each.key is not None or each.charges}
         for pending in batch:
             identity = pending.submission.identity
             holder = self.holder_cache.get(identity)
-            if holder is not None and identity not in keyed:
+            if holder is not None and identity not in in_order:
                 self._meet_holder(pending, holder, "")
         waiting = batch
         while waiting:
