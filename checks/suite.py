@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 VERDICTS = frozenset({"fail", "raises", "run_state_machine_as_test"})
 """Calls that make a test fail, as an assertion does."""
 MUTANTS = "tests/mutants.toml"
-DOCTOR_TESTS = ("tests/doctor/", "tests/celery/")
+DOCTOR_TESTS = ("tests/doctor/", "tests/celery/test_worker_shown.py")
 NAMED = re.compile(r"(?<![\w/.}])tests/[\w/]+\.(?:py|toml|json)\b")
 """A file of the tests, by its place in the project."""
 SPOILT = {"tests/compat/test_peer_suites.py", "tests/project/test_checks.py", "website/blocks.py"}
@@ -105,9 +105,11 @@ def paths_of_tests(project: Project) -> Iterator[str]:
 
 @check
 def doctor_tests(project: Project) -> Iterator[str]:
-    """Each check of `onejob doctor` has a name of its own, and is named by a test that makes its condition real."""
+    """Each check of `onejob doctor` has a name of its own, says what to do, and is named by a test that finds it."""
     texts = "".join(text for folder in DOCTOR_TESTS for text in project.under(folder, ".py").values())
     names = [each.name for each in catalogue()]
-    for name in names:
-        if f'"{name}"' not in texts or names.count(name) > 1:
-            yield f"src/onejob/doctor:1: no test names the check {name}, or two checks have this name"
+    for each in catalogue():
+        if f'"{each.name}"' not in texts or names.count(each.name) > 1:
+            yield f"src/onejob/doctor:1: no test names the check {each.name}, or two checks have this name"
+        if not (each.when and each.meaning and each.remedy):
+            yield f"src/onejob/doctor:1: the check {each.name} does not say when, what it means, and what to do"

@@ -47,26 +47,20 @@ class Codec:
 
     def dump(self, value: Any, where: str) -> Any:
         """Return the JSON value of an object, or of JSON that fits; `where` names it. Raises `UnfitValueError`."""
-        from pydantic_core import PydanticSerializationError, from_json
+        from pydantic_core import from_json
 
         built = self.build(value, where)
         if _is_changed(value, built):
             msg = f"{where}: JSON does not keep this value, so the run would get another one: {built!r:.200}"
             raise UnfitValueError(msg)
-        try:
-            return from_json(_to_json(built))
-        except PydanticSerializationError as error:  # of an iterable, whose values are not validated before
-            raise UnfitValueError(f"{where}: {error}") from None
+        return from_json(_to_json(built, where))  # which also validates the values of an iterable
 
     def build(self, value: Any, where: str) -> Any:
         """Return the object of a JSON value, or of an object. Raises `UnfitValueError`."""
         from pydantic import ValidationError
-        from pydantic_core import PydanticSerializationError
 
         try:
-            return self._adapter.validate_json(_to_json((value,)))[0]
-        except PydanticSerializationError as error:
-            raise UnfitValueError(f"{where}: {error}") from None
+            return self._adapter.validate_json(_to_json((value,), where))[0]
         except ValidationError as error:
             first, *others = error.errors(include_url=False, include_context=False, include_input=False)
             field = ".".join(map(str, (where, *first["loc"][1:])))
@@ -74,10 +68,14 @@ class Codec:
             raise UnfitValueError(f"{field}: {first['msg']}{more}") from None
 
 
-def _to_json(value: Any) -> bytes:
-    from pydantic_core import to_json
+def _to_json(value: Any, where: str) -> bytes:
+    """Return a value as JSON. Raises `UnfitValueError` for one that has none; `where` names it."""
+    from pydantic_core import PydanticSerializationError, to_json
 
-    return to_json(_without_dataclasses(value), round_trip=True)
+    try:
+        return to_json(_without_dataclasses(value), round_trip=True)
+    except PydanticSerializationError as error:
+        raise UnfitValueError(f"{where}: {error}") from None
 
 
 def _is_changed(value: Any, built: Any) -> bool:

@@ -234,7 +234,7 @@ class Situation:
         job, snapshot = self.job, self.snapshot
         if not snapshot.workers:
             return "No worker of this ledger is alive: none has sent a heartbeat lately."
-        if not (known := snapshot.with_task(job.publisher_task or job.task)):
+        if not (known := snapshot.with_task_of(job)):
             return f"No live worker has the task {job.publisher_task or job.task}. Alive: {_names(snapshot.workers)}."
         if not (able := snapshot.able(job)):
             consumed = "; ".join(

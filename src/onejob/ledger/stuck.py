@@ -59,10 +59,14 @@ class Snapshot:
         """Return the live workers that have a task, as far as they have registered."""
         return [worker for worker in self.workers if worker.knows(task) or not (worker.tasks or worker.queues)]
 
+    def with_task_of(self, job: Job) -> list[WorkerInfo]:
+        """Return those of them that have the task of a job, or the one whose workers send it."""
+        return self.with_task(job.publisher_task or job.task)
+
     def able(self, job: Job) -> list[WorkerInfo]:
         """Return those of them that consume the job's queue, too. A webhook has none."""
         queue = "" if job.publisher_task else job.queue
-        known = self.with_task(job.publisher_task or job.task)
+        known = self.with_task_of(job)
         return [worker for worker in known if not (queue and worker.queues) or queue in worker.queues]
 
 
@@ -85,7 +89,7 @@ def _find_obstacle(job: Job, snapshot: Snapshot) -> Stuck | None:
         return Stuck.NOT_SENDABLE
     if not snapshot.workers:
         return Stuck.NO_WORKER
-    if not snapshot.with_task(job.publisher_task or job.task):
+    if not snapshot.with_task_of(job):
         return Stuck.TASK_UNKNOWN
     if not (able := snapshot.able(job)):
         return Stuck.QUEUE_NOT_CONSUMED

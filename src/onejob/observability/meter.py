@@ -78,7 +78,7 @@ def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:
     if event.task == WEBHOOK_TASK and "run_seconds" in fields:
         return [(("webhook_attempts_total", end_of(name)), 1.0)]
     is_run, is_follower = "run_seconds" in fields, "follows_id" in fields
-    if is_follower if is_run else name in _CHANGES:
+    if (is_run and is_follower) or (name in _CHANGES and not is_run):
         return [(("changes_total", end_of(name)), 1.0)]
     if name == _CLAIMED and not is_follower:
         wait = _observe("wait_seconds", task, float(fields["wait_seconds"])) if "wait_seconds" in fields else []

@@ -157,11 +157,11 @@ class WebhookSettings:
 
     def check_signer(self, signer: str) -> None:
         """Raise `ConfigurationError` when a signer has no secret here, or a required package is missing."""
-        if signer and not self.secrets_of(signer):
-            raise ConfigurationError(f"onejob_webhook_submitter_secrets has no secret for {signer!r}")
         if not self.secrets_of(signer):
             raise ConfigurationError(
-                "webhooks need a signing secret: set app.conf.onejob_webhook_secrets = "
+                f"onejob_webhook_submitter_secrets has no secret for {signer!r}"
+                if signer
+                else "webhooks need a signing secret: set app.conf.onejob_webhook_secrets = "
                 "['whsec_...'], the base64 of 24 to 64 random bytes after whsec_"
             )
         missing = [name for name in PACKAGES if find_spec(name) is None]

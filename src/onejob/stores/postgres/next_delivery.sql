@@ -1,5 +1,5 @@
 -- in: :queues (array) :refused (array of tasks) :now
--- out: in how many "seconds" the next job is due that is offered to the workers of these queues that refuse some tasks: null without one
+-- out: in how many "seconds" the next job is due that is offered to such workers: null without one
 with recursive {clock},
 {places}
 select min(found.run_at) - (select now from clock) as seconds

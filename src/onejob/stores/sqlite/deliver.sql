@@ -20,7 +20,7 @@ where id in (select id from due)
 returning {job_columns}
 -- name: next_delivery
 -- in: :queues (JSON array) :refused (JSON array of tasks) :now
--- out: in how many "seconds" the next job is due that is offered to the workers of these queues that refuse some tasks: null without one
+-- out: in how many "seconds" the next job is due that is offered to such workers: null without one
 with recursive {places}
 select min((
   select run_at from jobs
