@@ -76,9 +76,9 @@ EXPECTED = ("no setting", "ended too soon to measure them")
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_the_bench_runs(tmp_path: Path) -> None:
-    """Every stage of the bench has figures for every store, with a few operations of each kind."""
+    """Every stage of the bench has figures for a store, with a few operations of each kind."""
     output = tmp_path / "results.json"
-    run("bench", "--quick", "--peers", "", "--output", str(output))
+    run("bench", "--quick", "--stores", "postgresql", "--peers", "", "--output", str(output))
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     failures = [row["failure"] for stage in STAGES for row in found[stage] if "failure" in row]
     assert [failure for failure in failures if not any(each in failure for each in EXPECTED)] == []
