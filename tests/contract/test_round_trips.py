@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from onejob.errors import QuotaExceededError
-from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Period
+from onejob.jobs.submitter import Charge, Quota
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from onejob.transactions.sessions import transaction_of

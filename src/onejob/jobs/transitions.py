@@ -6,9 +6,8 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Cancel, Change, Job
+from onejob.jobs.model import Cancel, Change, Job, is_plain
 from onejob.jobs.policy import DAY
-from onejob.jobs.route import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,14 +23,12 @@ from onejob.errors import (
     StoreUnavailableError,
     UniquenessWindowError,
 )
-from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, values_of
+from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, value, values_of
 from onejob.jobs.policy import Policy
-from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
+from onejob.jobs.records import COMPLETED, NO_AMOUNTS, UNREGISTERED
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, queued_anew, retention
-from onejob.jobs.value import value
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another
 from onejob.observability.events import (
@@ -60,7 +58,7 @@ TRIES = 20
 """How often an operation is tried again after another change of its job."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@value(slots=True, kw_only=True)
 class NextRun:
     """What a job runs next, when a run ends in a retry or in its replacement by another task."""
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from onejob.jobs.history import ORIGINS
 from onejob.jobs.lifecycle import RULES, State, Transition
+from onejob.jobs.records import ORIGINS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,8 +3,8 @@
 import pytest
 
 from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Route
 from onejob.jobs.records import Registration
-from onejob.jobs.route import Route
 from onejob.ledger.queues import QueueLoad, read_queues
 from onejob.ledger.stats import QUEUE_SERIES, read_metrics
 from tests.conftest import every_store
