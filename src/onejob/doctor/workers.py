@@ -16,8 +16,8 @@ from onejob.jobs.model import Route
 from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.timestamps import duration_text
 from onejob.ledger.bulk import iterate_jobs
-from onejob.ledger.queues import known_tasks
 from onejob.ledger.reader import JobReader
+from onejob.ledger.stats import known_tasks
 from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, why_stuck
 from onejob.observability.metrics import WEBHOOK_TASK
 

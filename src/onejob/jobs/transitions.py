@@ -12,7 +12,6 @@ from onejob.jobs.policy import DAY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onejob.jobs.lifecycle import Rule
     from onejob.jobs.model import Submission
     from onejob.jobs.policy import Policy
 
@@ -21,8 +20,6 @@ UNPUBLISHED: Mapping[str, object] = {"published": 0, "publish_error": ""}
 DST_SHIFT = 3 * 3600.0
 """Seconds by which a clock that is set back lengthens a calendar window, and a job's retention with it: at the end of
 daylight saving time one hour, in Antarctica/Troll two; when Antarctica/Casey changed its zone, three."""
-
-
 SUBMITTED = "submitted"
 """The reason of a job that was admitted."""
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
@@ -73,8 +70,10 @@ def change_of(policy: Policy, job: Job, transition: Transition, reason: str | No
     """
     rule, request_id = RULES[transition], values.pop("request_id", None) or new_nonce()
     if rule.target is not None and rule.target.final:
-        ended = {"ends": True, "keeps_identity": False, "wake_after": _wake_after_end(policy, job, rule)}
-        values = {**ended, **UNPUBLISHED, **values}
+        wake_after = retention(policy, rule.target)
+        if job.canvas_pending:  # to be notified: by the worker itself that ends a run
+            wake_after = job.lease if rule.fenced else 0.0
+        values = {"ends": True, "keeps_identity": False, "wake_after": wake_after, **UNPUBLISHED, **values}
     return Change(
         job_id=job.id,
         identity=job.identity,
@@ -112,10 +111,3 @@ def ending_change(policy: Policy, job: Job) -> Change | None:
 def retention(policy: Policy, state: State, *, holds_identity: bool = False) -> float:
     """Return the seconds for which an ended job is kept, with a margin if it still holds its identity."""
     return policy.retention.get(state, DAY) + (DST_SHIFT if holds_identity else 0.0)
-
-
-def _wake_after_end(policy: Policy, job: Job, rule: Rule) -> float:
-    """Return the seconds until the sweeper handles an ended job: to notify its canvas, or else to purge it."""
-    if not job.canvas_pending:
-        return retention(policy, rule.target or job.state)
-    return job.lease if rule.fenced else 0.0  # a worker that ends a run notifies the canvas itself

@@ -6,6 +6,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from onejob.errors import (
@@ -33,13 +34,13 @@ from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another
 from onejob.observability.events import (
     DELETED,
+    PURGED,
     JobEvent,
-    change_event,
     claim_event,
     claim_refused_event,
     one_line,
-    purge_event,
     submission_event,
+    transition_event,
 )
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, TransactionalStore
 
@@ -172,8 +173,7 @@ class Ledger(JobReader):
 
     def _submit_batch(self, batch: Sequence[Submission], write: Write) -> list[Result]:
         unique, duplicates = _split_duplicates(batch)
-        submitted = self._submit_all([batch[index] for index in unique], write)
-        answers = dict(zip(unique, submitted, strict=True))
+        answers = dict(zip(unique, self._submit_all([batch[index] for index in unique], write), strict=True))
         for first, others in duplicates.items():
             recorded = self._record_coalesced(answers[first], [batch[index] for index in others])
             answers |= zip(others, recorded, strict=True)
@@ -194,9 +194,16 @@ class Ledger(JobReader):
         ]
 
     def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:
+        """Record the duplicates of a submission; return their answers, as if they came one after the other."""
         if not isinstance(first, Admission):
             return [first for _ in duplicates]
-        admissions = _duplicate_admissions(first, duplicates)
+        outcome, job = first.outcome, first.job
+        if outcome is Outcome.ADMITTED:
+            outcome = Outcome.REJECTED if duplicates[0].rejects else Outcome.ATTACHED
+        admissions = [
+            Admission(replace(job, duplicate_count=job.duplicate_count + number), outcome)
+            for number, _ in enumerate(duplicates, start=1)
+        ]
         with suppress(StoreError):  # the jobs are admitted, and an error here must not prevent their publication
             self.store.record(Duplicate.of(duplicates[0], admissions[0]), also=[each.nonce for each in duplicates[1:]])
         for admission in admissions:
@@ -355,12 +362,9 @@ class Ledger(JobReader):
         return self.get(job_id)
 
     def run_now(
-        self,
-        job_id: str,
-        *,
-        reason: str = "made due",
+        self, job_id: str, *, reason: str = "made due",
         message_of: Callable[[Job], BrokerMessage | None] = lambda _: None,
-    ) -> Job:
+    ) -> Job:  # fmt: skip
         """Make a delayed or retrying job due at once, and return it; one that is due already is unchanged.
 
         `message_of`: returns the message that a store which can pushes; without it a sweep publishes the job. Raises
@@ -467,7 +471,7 @@ class Ledger(JobReader):
         tombstone_for = self.policy.tombstone_retention
         purged = self.store.delete(job_ids, sources=FINAL, skip_referenced=True, tombstone_for=tombstone_for)
         if purged:
-            self.emit(purge_event(len(purged)))
+            self.emit(JobEvent(PURGED, fields={"count": len(purged)}))
         return purged
 
     # --- what processes share besides jobs ----------------------------------------------------------------------------
@@ -523,20 +527,15 @@ class Ledger(JobReader):
     def _settle(self, change: Change) -> Applied:
         """Apply a change; cancel the job if it is waiting then and its cancellation was requested."""
         applied = self._apply(change)
-        job = applied.job
-        if (
-            not applied.applied
-            or job is None
-            or job.cancel is Cancel.NO
-            or job.state not in RULES[Transition.CANCEL].sources
-        ):
-            return applied
-        return Applied(applied=True, job=self.cancel_if_due(job))
+        job = applied.job if applied.applied else None
+        if job is not None and job.cancel is not Cancel.NO and job.state in RULES[Transition.CANCEL].sources:
+            return Applied(applied=True, job=self.cancel_if_due(job))
+        return applied
 
     def _apply(self, change: Change) -> Applied:
         applied = self.store.apply(change)
         if applied.applied and applied.job is not None:
-            self.emit(change_event(change, applied.job))
+            self.emit(transition_event(change.event, applied.job, change))
         return applied
 
     def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
@@ -549,48 +548,30 @@ class Ledger(JobReader):
 # --- equal submissions of a batch: one of them is submitted, the others are only counted ------------------------------
 
 
+_read_common = attrgetter(
+    "identity", "fingerprint", "task", "delay", "expires_in", "priority_rank", "rejects", "max_wait", "source",
+    "submitter", "host", "charges",
+)  # fmt: skip
+"""Returns what equal submissions have in common."""
+
+
 def _split_duplicates(submissions: Sequence[Submission]) -> tuple[list[int], dict[int, list[int]]]:
     """Return the indexes of the submissions that have to be submitted, and by such an index those of its duplicates.
 
     If one submission of an identity may change a job or needs its own answer, all of that identity are submitted.
     """
-    special = {submission.identity for submission in submissions if not _can_coalesce(submission)}
+    special = {
+        each.identity
+        for each in submissions
+        if each.key is not None or each.follows or each.canvas or each.replaces or each.queue_next
+    }
     firsts: dict[Hashable, int] = {}
     unique: list[int] = []
     duplicates: dict[int, list[int]] = defaultdict(list)
     for index, submission in enumerate(submissions):
-        first = index if submission.identity in special else firsts.setdefault(_coalescing_key(submission), index)
+        first = index if submission.identity in special else firsts.setdefault(_read_common(submission), index)
         if first == index or submissions[first].nonce == submission.nonce:  # the latter is a repeated request
             unique.append(index)
         else:
             duplicates[first].append(index)
     return unique, duplicates
-
-
-def _duplicate_admissions(first: Admission, duplicates: Sequence[Submission]) -> list[Admission]:
-    """Return the answers to the duplicates of a submission, as if they were submitted one after the other."""
-    count = first.job.duplicate_count
-    return [
-        Admission(replace(first.job, duplicate_count=count + number), _duplicate_outcome(first, duplicate))
-        for number, duplicate in enumerate(duplicates, start=1)
-    ]
-
-
-def _can_coalesce(submission: Submission) -> bool:
-    return submission.key is None and not (
-        submission.follows or submission.canvas or submission.replaces or submission.queue_next
-    )
-
-
-def _coalescing_key(submission: Submission) -> Hashable:
-    return (
-        submission.identity, submission.fingerprint, submission.task, submission.delay, submission.expires_in,
-        submission.priority_rank, submission.rejects, submission.max_wait, submission.source, submission.submitter,
-        submission.host, submission.charges,
-    )  # fmt: skip
-
-
-def _duplicate_outcome(first: Admission, duplicate: Submission) -> Outcome:
-    if first.outcome is not Outcome.ADMITTED:
-        return first.outcome
-    return Outcome.REJECTED if duplicate.rejects else Outcome.ATTACHED

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, Backlog, Bucket, DuplicateCount, Entry, Period, WorkerInfo
+    from onejob.jobs.records import AuditEntry, Backlog, DuplicateCount, Entry, WorkerInfo
     from onejob.stores.protocol import GroupBy, Store
 
 
@@ -123,13 +123,6 @@ class JobReader:
     def workers(self) -> list[WorkerInfo]:
         """Return the live workers, whose heartbeats have not expired, by name."""
         return self.store.workers()
-
-    def series(self, period: Period, *, since: float) -> list[Bucket]:
-        """Return the buckets of metrics that begin at `since` or later, oldest first, without empty ones.
-
-        They are about all jobs: whoever calls this for a reader with a limited visibility leaves out the others.
-        """
-        return self.store.series(period, since=since)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

@@ -85,26 +85,15 @@ def claim_refused_event(job: Job, node: str) -> JobEvent:
     return _job_event(CLAIM_REFUSED, job, {"state": job.state.value, "node": one_line(node)})
 
 
-def change_event(change: Change, job: Job) -> JobEvent:
-    """Return the event of an applied change; `job` is the job after it."""
-    return transition_event(change.event, job, change)
-
-
 def transition_event(transition: Transition, job: Job, change: Change | None = None) -> JobEvent:
     """Return the event of a transition; without `change` it lacks the fields that only the change contains."""
     rule = RULES[transition]
     fields: dict[str, Value] = {}
     if rule.fenced and rule.target is not None:
-        fields = _run_fields(job)
-        fields["run_seconds"] = _run_seconds(job, change)
+        fields = {**_run_fields(job), "run_seconds": _run_seconds(job, change)}
     if change is not None:
         fields |= _change_fields(change)
     return _job_event(EVENT_NAMES[transition], job, fields)
-
-
-def purge_event(count: int) -> JobEvent:
-    """Return the event of a purge of `count` jobs."""
-    return JobEvent(PURGED, fields={"count": count})
 
 
 def one_line(text: str) -> str:

@@ -52,15 +52,11 @@ class Identifier:
         self._owner = f"task {task!r}: "
         self._limits = limits
         self._checked = checked
-        self._signature = _signature(task, function, bound=bound)
-        self._named = _NamedParameters.of(self._signature)
-        self._choose = _check_callable(task, unique_on, self._signature) if callable(unique_on) else None
-        self._names = None if self._choose else _check_names(task, unique_on, self._signature)
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the task's calls, without the parameter for a bound task."""
-        return self._signature
+        self.signature = _signature(task, function, bound=bound)
+        """That of the task's calls, without the parameter for a bound task."""
+        self._named = _NamedParameters.of(self.signature)
+        self._choose = _check_callable(task, unique_on, self.signature) if callable(unique_on) else None
+        self._names = None if self._choose else _check_names(task, unique_on, self.signature)
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return all arguments of the call by name, including defaults; entries of `**kwargs` under their own names.
@@ -68,9 +64,9 @@ class Identifier:
         Raises InvalidArgumentsError if the arguments do not match the task's signature.
         """
         try:
-            return _bind(self._signature, args, kwargs)
+            return _bind(self.signature, args, kwargs)
         except TypeError as error:
-            message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self._signature)}"
+            message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self.signature)}"
             raise InvalidArgumentsError(message) from None
 
     def describe(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:

@@ -20,21 +20,13 @@ UniqueFor: TypeAlias = "float | str | None"
 UNTIL = ("started", "finished")
 
 
-def _day(begin: datetime) -> datetime:
-    return begin + timedelta(days=1)
-
-
-def _week(begin: datetime) -> datetime:
-    return begin + timedelta(days=7 - begin.weekday())
-
-
 def _month(begin: datetime) -> datetime:
     return (begin.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 CALENDAR: dict[str, tuple[Callable[[datetime], datetime], float]] = {
-    "day": (_day, DAY),
-    "week": (_week, 7 * DAY),
+    "day": (lambda begin: begin + timedelta(days=1), DAY),
+    "week": (lambda begin: begin + timedelta(days=7 - begin.weekday()), 7 * DAY),
     "month": (_month, 31 * DAY),
 }
 """By name: a function from the midnight of a day in the window to the window's end, and the longest window in

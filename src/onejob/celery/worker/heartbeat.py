@@ -148,16 +148,11 @@ _stopped = ForkLocks()
 @cache
 def _register_at_fork() -> None:
     """Have forks wait for ticks. What is registered last runs first: before the stores, whose locks ticks wait for."""
-    os.register_at_fork(before=_await_ticks, after_in_parent=_stopped.release, after_in_child=_forget_loops)
-
-
-def _await_ticks() -> None:
-    _stopped.acquire(loop.ticking for loop in [*_loops])
-
-
-def _forget_loops() -> None:
-    _stopped.forget()
-    _loops.clear()
+    os.register_at_fork(
+        before=lambda: _stopped.acquire(loop.ticking for loop in [*_loops]), after_in_parent=_stopped.release
+    )
+    os.register_at_fork(after_in_child=_stopped.forget)
+    os.register_at_fork(after_in_child=_loops.clear)
 
 
 class Heartbeat:
@@ -185,7 +180,9 @@ class Heartbeat:
         if now >= self._next_renewal:
             renewed = self.renew()
             self._send_heartbeat(now, due=not renewed)
-            self._report_if_late(self.contact.reached())
+            if LATE_FACTOR * self._interval < (gap := self.contact.reached()) < math.inf:
+                fields: dict[str, Value] = {"node": one_line(self._node), "seconds": gap, "interval": self._interval}
+                self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
             self._next_renewal = now + self._interval
         self.recover_dead_children()
 
@@ -203,11 +200,6 @@ class Heartbeat:
         self.probe_file.remove()
         with suppress(StoreError):  # the node's heartbeat expires anyway
             self._app_state.ledger.heartbeat(self._node, lasts=0.0)
-
-    def _report_if_late(self, seconds: float) -> None:
-        if LATE_FACTOR * self._interval < seconds < math.inf:
-            fields: dict[str, Value] = {"node": one_line(self._node), "seconds": seconds, "interval": self._interval}
-            self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
 
     def recover_dead_children(self) -> None:
         """Recover the jobs of children that died, long before Celery's own timeout for lost workers."""

@@ -57,16 +57,14 @@ class _Metrics(Collector):
         """Yield each series with its values."""
         for name, series in SERIES.items():
             totals = self._totals.get(name, {})
-            build = _build_histogram if series.kind is Kind.HISTOGRAM else _build_scalar
-            yield build(name, series, totals)
-
-
-def _build_scalar(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
-    family_type = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
-    family = family_type(PREFIX + name, series.meaning, labels=series.labels)
-    for (_, *labels), total in (totals or ({} if series.labels else {(name,): 0.0})).items():
-        family.add_metric(labels, total)
-    return family
+            if series.kind is Kind.HISTOGRAM:
+                yield _build_histogram(name, series, totals)
+                continue
+            family_type = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
+            family = family_type(PREFIX + name, series.meaning, labels=series.labels)
+            for (_, *labels), total in (totals or ({} if series.labels else {(name,): 0.0})).items():
+                family.add_metric(labels, total)
+            yield family
 
 
 def _build_histogram(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
