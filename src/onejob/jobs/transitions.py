@@ -5,18 +5,14 @@ from __future__ import annotations
 from secrets import token_bytes
 from typing import TYPE_CHECKING
 
-from onejob.jobs.lifecycle import RULES, State, Transition
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Cancel, Change, Job, is_plain
 from onejob.jobs.policy import DAY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from onejob.jobs.model import Submission
     from onejob.jobs.policy import Policy
 
-UNPUBLISHED: Mapping[str, object] = {"published": 0, "publish_error": ""}
-"""The fields that count the publications of a job, when it is queued or ends."""
 DST_SHIFT = 3 * 3600.0
 """Seconds by which a clock that is set back lengthens a calendar window, and a job's retention with it: at the end of
 daylight saving time one hour, in Antarctica/Troll two; when Antarctica/Casey changed its zone, three."""
@@ -69,26 +65,18 @@ def change_of(policy: Policy, job: Job, transition: Transition, reason: str | No
     `reason` explains the new state to people; it is also the history's detail, unless `values` contains `detail`.
     """
     rule, request_id = RULES[transition], values.pop("request_id", None) or new_nonce()
-    if rule.target is not None and rule.target.final:
+    by_rule: dict[str, object] = {"detail": reason or ""}
+    if rule.target is not None:  # it is queued or ends: its publications are counted anew
+        by_rule |= {"published": 0, "publish_error": ""}
+    if rule.target in FINAL:
         wake_after = retention(policy, rule.target)
-        if job.canvas_pending:  # to be notified: by the worker itself that ends a run
+        if job.canvas_pending:  # a worker that ends a run notifies the canvas itself
             wake_after = job.lease if rule.fenced else 0.0
-        values = {"ends": True, "keeps_identity": False, "wake_after": wake_after, **UNPUBLISHED, **values}
+        by_rule |= {"ends": True, "keeps_identity": False, "wake_after": wake_after}
     return Change(
-        job_id=job.id,
-        identity=job.identity,
-        request_id=request_id,  # type: ignore[arg-type]
-        event=transition,
-        sources=rule.sources,
-        target=rule.target,
-        reason=reason,
-        **({"detail": reason or ""} | values),  # type: ignore[arg-type]
-    )
-
-
-def queued_anew(*, publishes: bool) -> dict[str, object]:
-    """Return the values of a change that queues a job; `publishes`: whether its message is sent with the change."""
-    return {**UNPUBLISHED, "publishes": publishes}
+        job_id=job.id, identity=job.identity, request_id=request_id, event=transition,  # type: ignore[arg-type]
+        sources=rule.sources, target=rule.target, reason=reason, **(by_rule | values),  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def cancel_change(policy: Policy, job: Job, cancel: Cancel, reason: str) -> Change:

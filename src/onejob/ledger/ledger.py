@@ -29,19 +29,10 @@ from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, va
 from onejob.jobs.policy import Policy
 from onejob.jobs.records import COMPLETED, NO_AMOUNTS, UNREGISTERED
 from onejob.jobs.timestamps import format_timestamp
-from onejob.jobs.transitions import cancel_change, change_of, ending_change, queued_anew, retention
+from onejob.jobs.transitions import cancel_change, change_of, ending_change, retention
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another
-from onejob.observability.events import (
-    DELETED,
-    PURGED,
-    JobEvent,
-    claim_event,
-    claim_refused_event,
-    one_line,
-    submission_event,
-    transition_event,
-)
+from onejob.observability import events
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, TransactionalStore
 
 if TYPE_CHECKING:
@@ -100,7 +91,7 @@ class NextRun:
         return {
             "payload": self.payload, "options": self.options, "retries": self.retries, "route": self.route,
             "run_in": self.delay, "wake_after": wake_after, "message": self.message,
-            **queued_anew(publishes=self.withheld or (self.wake_after is None and self.delay <= 0)),
+            "publishes": self.withheld or (self.wake_after is None and self.delay <= 0),
         }  # fmt: skip
 
 
@@ -207,7 +198,7 @@ class Ledger(JobReader):
         with suppress(StoreError):  # the jobs are admitted, and an error here must not prevent their publication
             self.store.record(Duplicate.of(duplicates[0], admissions[0]), also=[each.nonce for each in duplicates[1:]])
         for admission in admissions:
-            self.emit(submission_event(admission))
+            self.emit(events.submission_event(admission))
         return admissions
 
     def _finish(self, submission: Submission, admission: Admission, write: Write) -> Admission:
@@ -216,7 +207,7 @@ class Ledger(JobReader):
         shared = submission.follows or submission.key is not None  # they depend on that job
         if not shared and admission.outcome in {Outcome.ATTACHED, Outcome.REJECTED} and job.expires_at is not None:
             admission = write([submission])[0] if self.cancel_if_due(job).state.final else admission
-        self.emit(submission_event(admission))
+        self.emit(events.submission_event(admission))
         return admission
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
@@ -238,12 +229,12 @@ class Ledger(JobReader):
         claimed = self.store.claim(job_id, nonce=nonce, node=node, sources=sources, target=State.RUNNING)
         job = claimed.job
         if claimed.applied and job is not None:
-            self.emit(claim_event(job))
+            self.emit(events.claim_event(job))
         if claimed.applied or job is None:
             return claimed
         if job.state in sources:
             job = self.cancel_if_due(job)
-        self.emit(claim_refused_event(job, node))
+        self.emit(events.claim_refused_event(job, node))
         return Applied(applied=False, job=job)
 
     def renew(self, claims: Sequence[tuple[str, str]]) -> list[Renewal]:
@@ -313,9 +304,10 @@ class Ledger(JobReader):
         `wake_after`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         `withheld`: workers that take jobs from the ledger do not get it before that sweep.
         """
-        queued = queued_anew(publishes=wake_after is None or withheld)
-        wake_after = job.lease if wake_after is None else wake_after
-        return self._fenced(job, Transition.RELEASE, reason, wake_after=wake_after, message=message, **queued)
+        return self._fenced(
+            job, Transition.RELEASE, reason, publishes=wake_after is None or withheld, message=message,
+            wake_after=job.lease if wake_after is None else wake_after,
+        )  # fmt: skip
 
     def crash(
         self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_after: float | None = None,
@@ -326,13 +318,15 @@ class Ledger(JobReader):
         With `lapsed` only if the lease has expired. `wake_after`: seconds until a sweeper publishes it; one lease for a
         caller that publishes it itself. Refused if that run has lost the job.
         """
-        queued, crashes = queued_anew(publishes=wake_after is None), job.crashes + 1
+        crashes = job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        wake_after = job.lease if wake_after is None else wake_after
-        return self.change(job, Transition.CRASH, reason, wake_after=wake_after, message=message, **queued, **values)
+        return self.change(
+            job, Transition.CRASH, reason, publishes=wake_after is None, message=message,
+            wake_after=job.lease if wake_after is None else wake_after, **values,
+        )  # fmt: skip
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
@@ -381,7 +375,7 @@ class Ledger(JobReader):
             message = message_of(job)
             applied = self.change(
                 job, Transition.RUN_NOW, None, token=job.token, run_in=0.0, wake_after=job.lease if message else 0.0,
-                message=message, detail=reason, **queued_anew(publishes=message is not None),
+                message=message, detail=reason, publishes=message is not None, published=0, publish_error="",
             )  # fmt: skip
             if applied.applied and applied.job is not None:
                 return applied.job
@@ -400,7 +394,7 @@ class Ledger(JobReader):
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
             wake_after=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0,
-            cancel=Cancel.NO, **queued_anew(publishes=message is not None),
+            cancel=Cancel.NO, publishes=message is not None,
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job
@@ -439,7 +433,7 @@ class Ledger(JobReader):
     def _delete(self, job_id: str, sources: frozenset[State]) -> bool:
         deleted = self.store.delete([job_id], sources=sources, tombstone_for=self.policy.tombstone_retention)
         if deleted:
-            self.emit(JobEvent(DELETED, one_line(job_id)))
+            self.emit(events.JobEvent(events.DELETED, events.one_line(job_id)))
         return bool(deleted)
 
     def remove(self, job: Job) -> None:
@@ -471,7 +465,7 @@ class Ledger(JobReader):
         tombstone_for = self.policy.tombstone_retention
         purged = self.store.delete(job_ids, sources=FINAL, skip_referenced=True, tombstone_for=tombstone_for)
         if purged:
-            self.emit(JobEvent(PURGED, fields={"count": len(purged)}))
+            self.emit(events.JobEvent(events.PURGED, fields={"count": len(purged)}))
         return purged
 
     # --- what processes share besides jobs ----------------------------------------------------------------------------
@@ -535,7 +529,7 @@ class Ledger(JobReader):
     def _apply(self, change: Change) -> Applied:
         applied = self.store.apply(change)
         if applied.applied and applied.job is not None:
-            self.emit(transition_event(change.event, applied.job, change))
+            self.emit(events.transition_event(change.event, applied.job, change))
         return applied
 
     def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:

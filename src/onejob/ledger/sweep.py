@@ -103,8 +103,6 @@ def sweep(
 
 @dataclass(slots=True)
 class _Sweep:
-    """One sweep: its arguments, counts and errors."""
-
     ledger: Ledger
     publishing: Publishing
     tasks: frozenset[str]
@@ -119,7 +117,6 @@ class _Sweep:
     postponed: list[Job] = field(default_factory=list)
 
     def has_dispatcher(self, job: Job) -> bool:
-        """Return whether a job is dispatched without the broker."""
         return job.task in self.publishing.dispatchers
 
     def process(self, job: Job) -> None:

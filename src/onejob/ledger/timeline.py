@@ -75,8 +75,6 @@ def build_timeline(job: Job, history: Sequence[Entry], now: float) -> list[Span]
 
 
 class _Builder:
-    """Builds the spans, one entry after the other."""
-
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.open: Span | None = None

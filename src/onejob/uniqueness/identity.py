@@ -273,7 +273,6 @@ class _NamedParameters:
 
     @classmethod
     def of(cls, signature: Signature) -> Self | None:
-        """Return the parameters of a signature; None if it has other ones."""
         parameters = signature.parameters.values()
         if any(each.kind is not Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
             return None

@@ -285,14 +285,12 @@ def _release_processes(pool: Any) -> None:
 
 
 def _log_json(logger: logging.Logger, **_: Any) -> None:
-    """Format what Celery's own handlers write as JSON, if the app says so."""
     if current_app.conf.get("onejob_log_json"):
         for handler in logger.handlers:
             handler.setFormatter(JsonFormatter(_describe_run))
 
 
 def _describe_run() -> dict[str, str]:
-    """Return the job, or Celery's task, that runs in this thread."""
     job_id = current_task.request.id if current_task else None  # type: ignore[truthy-bool] # a proxy of None
     return {"job_id": str(job_id), "task": str(current_task.name)} if job_id else {}
 

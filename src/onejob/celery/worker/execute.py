@@ -315,7 +315,6 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
-    """Complete a run whose body has returned, and return its result."""
     if not run.completes_in_transaction:
         end_run(run.id, partial(run.complete, result))
         return result

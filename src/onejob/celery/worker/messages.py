@@ -137,7 +137,6 @@ class ReceivedMessages(RedisQoS):  # type: ignore[misc]
             super().restore_unacked(client)
 
     def _return(self, message: Any, *, leftmost: bool = False) -> None:
-        """Return a message as kombu returns its copy."""
         where = message.delivery_info
         with self.channel.conn_or_acquire() as client:
             restore = self.channel._do_restore_message  # noqa: SLF001 - there is no public one

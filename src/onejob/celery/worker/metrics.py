@@ -48,13 +48,10 @@ def render_metrics(ledger: Ledger) -> bytes:
 
 
 class _Metrics(Collector):
-    """A snapshot of the metrics of a ledger."""
-
     def __init__(self, ledger: Ledger) -> None:
         self._totals = read_metrics(ledger)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each series with its values."""
         for name, series in SERIES.items():
             totals = self._totals.get(name, {})
             if series.kind is Kind.HISTOGRAM:
@@ -136,12 +133,9 @@ class _Server(ThreadingHTTPServer):
 
 def _handler_of(metrics: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Answers one request."""
-
         timeout = REQUEST_SECONDS
 
         def do_GET(self) -> None:
-            """Return the metrics; 503 while the store does not answer."""
             if self.path.partition("?")[0] != "/metrics":
                 self.send_error(404, "metrics are at /metrics")
                 return
