@@ -82,8 +82,6 @@ class Entry:
 
 REGISTERED_TASKS_LIMIT = 1000
 """How many tasks a worker registers at most."""
-
-
 RESERVED_LIMIT = 1000
 """How many reserved jobs a worker registers at most."""
 
@@ -137,10 +135,8 @@ class WorkerInfo(Registration):
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build a worker from a store's row, whose registration is JSON."""
         found: dict[str, Any] = json.loads(row["registration"])
-        known = {each.name for each in fields(Registration)}  # newer workers may register more
-        values: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in known
-        }
+        known = {each.name for each in fields(Registration)} & found.keys()  # newer workers may register more
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v := found[name], list) else v for name in known}
         return cls(row["name"], float(row["seen_at"]), **values)
 
 

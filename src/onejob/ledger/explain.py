@@ -102,17 +102,16 @@ def explain(
 def _describe_past(
     job: Job, history: Sequence[Entry], duplicates: Sequence[Duplicate], format_time: Callable[[float], str]
 ) -> list[str]:
-    events = [(each.at, _describe_entry(each)) for each in history]
+    events = []
+    for entry in history:
+        text = TEMPLATES.get(entry.event, "{detail}")
+        detail = entry.detail.rstrip(".")
+        events.append((entry.at, text.format(attempt=entry.attempt, node=entry.node or "no node", detail=detail)))
     events += [(duplicate.at, _describe_duplicate(duplicate)) for duplicate in duplicates]
     lines = [f"{format_time(at)}  {sentence}" for at, sentence in sorted(events, key=lambda event: event[0])]
     if job.duplicate_count > sum(bool(duplicate.submission_nonce) for duplicate in duplicates):
         lines.append(f"It has had {job.duplicate_count} duplicates altogether; the newest are kept.")
     return lines
-
-
-def _describe_entry(entry: Entry) -> str:
-    text = TEMPLATES.get(entry.event, "{detail}")
-    return text.format(attempt=entry.attempt, node=entry.node or "no node", detail=entry.detail.rstrip("."))
 
 
 def _describe_duplicate(duplicate: Duplicate) -> str:
@@ -292,7 +291,13 @@ class Situation:
             yield f"It failed at {at}: {reason}. It is a dead letter."
         else:
             yield f"It was canceled at {at}: {reason}."
-        yield from self._describe_canvas() if job.canvas_pending else self._describe_retention()
+        kept_until = self.time_text(job.wake_at)
+        if job.canvas_pending:
+            yield from self._describe_canvas()
+        elif self.is_past(job.wake_at):
+            yield f"Its retention ended at {kept_until}: a sweep purges it."
+        else:
+            yield f"It is kept at least until {kept_until}."
         if job.holds_identity:
             until = self.time_text(job.identity_until)
             if self.is_past(job.identity_until):
@@ -313,13 +318,6 @@ class Situation:
             yield f"The next sweep of a worker that has its task does so: that was due at {wake_text}."
         else:
             yield f"Unless a worker does it first, a sweep does so at {wake_text}."
-
-    def _describe_retention(self) -> Iterator[str]:
-        until = self.time_text(self.job.wake_at)
-        if self.is_past(self.job.wake_at):
-            yield f"Its retention ended at {until}: a sweep purges it."
-        else:
-            yield f"It is kept at least until {until}."
 
 
 def _times(count: int) -> str:

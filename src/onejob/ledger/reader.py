@@ -64,14 +64,10 @@ class Visibility:
             return None
         if self.tasks is not None and query.task is not None and query.task not in self.tasks:
             return None
-        return replace(
-            query,
-            submitter=query.submitter if self.submitter is None else self.submitter,
-            tasks=query.tasks
-            if self.tasks is None
-            else self.tasks & (self.tasks if query.tasks is None else query.tasks),
-            light=query.light and self.predicate is None,
-        )
+        limits = [tasks for tasks in (query.tasks, self.tasks) if tasks is not None]
+        tasks = frozenset.intersection(*limits) if limits else None
+        submitter = query.submitter if self.submitter is None else self.submitter
+        return replace(query, submitter=submitter, tasks=tasks, light=query.light and self.predicate is None)
 
 
 EVERYTHING = Visibility()

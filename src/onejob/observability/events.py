@@ -115,13 +115,9 @@ def _run_fields(job: Job) -> dict[str, Value]:
 
 
 def _run_seconds(job: Job, change: Change | None) -> float:
-    """Return the seconds that a run took which has just ended.
-
-    Without a `finished_at` (the job has not ended), the time of the change is derived: it set `wake_at` to that time
-    plus `wake_after`.
-    """
+    """Return the seconds that a run took which has just ended."""
     ended_at = job.finished_at
-    if ended_at is None and change is not None and job.wake_at is not None:
+    if ended_at is None and change is not None and job.wake_at is not None:  # the job goes on
         ended_at = job.wake_at - (change.wake_after or 0.0)
     return max(0.0, (ended_at or 0.0) - (job.started_at or 0.0))
 

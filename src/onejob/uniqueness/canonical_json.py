@@ -143,7 +143,13 @@ class _Writer:
         try:
             return "".join(self._texts(value))
         except _RefusalError as refusal:
-            message = f"{self._owner}{_where(self._root, self._steps)} {refusal}"
+            path = self._root
+            for step in self._steps:
+                if isinstance(step, int) or (path and not step.isidentifier()):
+                    path += f"[{step!r}]"
+                else:
+                    path += f".{step}" if path else step
+            message = f"{self._owner}{short(path) or 'the call'} {refusal}"
             raise InvalidPayloadError(message) from refusal.__cause__
 
     def _texts(self, value: object) -> Iterator[str]:
@@ -326,13 +332,3 @@ def kind_of(value: object) -> str:
 def short(text: str) -> str:
     """Truncate a text for an error message."""
     return text if len(text) <= _MAX_MESSAGE_TEXT else f"{text[:_MAX_MESSAGE_TEXT]}…"
-
-
-def _where(root: str, steps: Sequence[str | int]) -> str:
-    path = root
-    for step in steps:
-        if isinstance(step, int) or (path and not step.isidentifier()):
-            path += f"[{step!r}]"
-        else:
-            path += f".{step}" if path else step
-    return short(path) or "the call"

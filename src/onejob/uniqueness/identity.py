@@ -89,27 +89,21 @@ class Identifier:
         """
         arguments = self._arguments_or_none(args, kwargs)
         if scope is None and self._names is None and self._choose is None:
-            both = digest(self._describe_all(arguments, args, kwargs))
+            both = digest(self._describe(arguments, args, kwargs))
             return both, both
         identity = digest(self._describe(arguments, args, kwargs, scope))
-        return identity, digest(self._describe_all(arguments, args, kwargs))
+        return identity, digest(self._describe(arguments, args, kwargs, selects=False))
 
     def _describe(
         self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
-        scope: str | None,
-    ) -> str:  # fmt: skip
-        if arguments is not None and self._choose is not None:
-            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
-        if arguments is not None and self._names is not None:
-            arguments = self._select(self._names, arguments)
-        return self._describe_all(arguments, args, kwargs, scope)
-
-    def _describe_all(
-        self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
-        scope: str | None = None,
+        scope: str | None = None, *, selects: bool = True,
     ) -> str:  # fmt: skip
         if arguments is None:
             return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
+        if selects and self._choose is not None:
+            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
+        if selects and self._names is not None:
+            arguments = self._select(self._names, arguments)
         return self._write("arguments", arguments, scope=scope)
 
     def _arguments_or_none(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
