@@ -80,7 +80,7 @@ FAULTS = [
     ("paths_of_tests", {"a.md": "\nsee tests/gone.py::test_x"}, "a.md:2: there is no tests/gone.py"),
     ("doctor_tests", {TEST: ""}, "no test names the check"),
     ("mutants", {MUTANTS: MUTANT.replace("33", "35")}, f"{MUTANTS}:7: this mutant of ledger/sweep.py"),
-    ("mutants", {MUTANTS: MUTANT.replace("both are decades", "")}, f"{MUTANTS}:7: this mutant of ledger/pub"),
+    ("mutants", {MUTANTS: MUTANT.replace("both are decades", "")}, f"{MUTANTS}:7: this mutant of ledger/sweep.py"),
     ("mutants", {MUTANTS: MUTANT.replace("[tests]\n", "[tests]\n#")}, f"{MUTANTS}:7: ledger/sweep.py is not in"),
 ]  # fmt: skip
 """A check, files with one fault, and what the check says of it."""
