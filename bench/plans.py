@@ -22,11 +22,10 @@ from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import TASKS, make, some
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.messages import NewMessage
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
-from onejob.jobs.quota import Charge, Quota
-from onejob.jobs.records import AuditEntry, Period, Query, ScheduleState
+from onejob.jobs.records import AuditEntry, NewMessage, Period, Query, ScheduleState
+from onejob.jobs.submitter import Charge, Quota
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.stores.postgres import PostgresStore

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, RETENTION, Limits, Policy, check_seconds
-from onejob.jobs.quota import NO_QUOTAS, Quotas
+from onejob.jobs.submitter import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.schedules import Missed
 from onejob.observability.logs import emit_to, log

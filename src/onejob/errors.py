@@ -7,16 +7,21 @@ that neither `except Exception` in the task nor Celery's `autoretry_for=(Excepti
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 
 class OneJobError(Exception):
-    """Base class of all errors that onejob raises.
+    """Base class of all errors that onejob raises."""
 
-    An error with attributes is a dataclass; its `template` is its message, with the attributes in braces.
-    """
+
+@dataclass_transform(eq_default=False)
+class _DetailedError(OneJobError):
+    """An error with attributes, a dataclass; its `template` is its message, with the attributes in braces."""
 
     template: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
         self.args = tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # a dataclass
@@ -33,8 +38,7 @@ class InvalidArgumentsError(OneJobError, TypeError):
     """The arguments of a submission do not fit the task's signature. Nothing was stored."""
 
 
-@dataclass(eq=False, repr=False)
-class KeyRequiredError(InvalidArgumentsError):
+class KeyRequiredError(_DetailedError, InvalidArgumentsError):
     """The task has `requires_key=True`, and the submission has no idempotency key. Nothing was stored."""
 
     template = (
@@ -60,8 +64,7 @@ class StoreRefusedError(StoreError):
     """The store can never hold a value of this write (too large, or a key of another type): do not repeat it."""
 
 
-@dataclass(eq=False, repr=False)
-class PartlySubmittedError(StoreError):
+class PartlySubmittedError(_DetailedError, StoreError):
     """Some submissions of a batch were refused, by the store or a quota. Submitting those again is safe."""
 
     results: tuple[object, ...]
@@ -96,8 +99,7 @@ class BrokerUnavailableError(OneJobError):
     """The broker did not accept a message. The job is in the ledger, and a sweeper publishes it later."""
 
 
-@dataclass(eq=False, repr=False)
-class JobNotFoundError(OneJobError, LookupError):
+class JobNotFoundError(_DetailedError, LookupError):
     """No job has this id: it was never submitted, its transaction was rolled back, or it was purged."""
 
     template = (
@@ -107,15 +109,13 @@ class JobNotFoundError(OneJobError, LookupError):
     job_id: str
 
 
-@dataclass(eq=False, repr=False)
-class ScheduleEntryNotFoundError(OneJobError, LookupError):
+class ScheduleEntryNotFoundError(_DetailedError, LookupError):
     """The beat schedule has no entry with this name."""
 
     template = "the beat schedule has no entry named {name!r}"
     name: str
 
 
-@dataclass(eq=False, repr=False)
 class JobPurgedError(JobNotFoundError):
     """The job ended and was purged after its retention; its tombstone remains. Times are RFC 3339."""
 
@@ -132,8 +132,7 @@ class JobPurgedError(JobNotFoundError):
         return text + (new if self.edited_as else "")
 
 
-@dataclass(eq=False, repr=False)
-class StaleTokenError(OneJobError):
+class StaleTokenError(_DetailedError):
     """A write has a stale fencing token: another run has claimed the job, or the job has ended."""
 
     template = "job {job_id} refused the write of token {token}: that run is over, the job is {state}"
@@ -142,15 +141,13 @@ class StaleTokenError(OneJobError):
     state: str
 
 
-@dataclass(eq=False, repr=False)
-class JobStateError(OneJobError):
+class JobStateError(_DetailedError):
     """Something cannot be done because of the state that a job is in. Base class of the following errors."""
 
     job_id: str
     state: str
 
 
-@dataclass(eq=False, repr=False)
 class DuplicateJobError(JobStateError):
     """The submission is a duplicate of an existing job, and the task has `on_duplicate="raise"`."""
 
@@ -164,7 +161,6 @@ class NoDeadLetterError(JobStateError):
     template = "job {job_id} is {state}; only a failed job is a dead letter"
 
 
-@dataclass(eq=False, repr=False)
 class NotWaitingError(JobStateError):
     """A job cannot be made due at once: it runs, it has ended, or it waits for the end of another job."""
 
@@ -189,7 +185,6 @@ class JobNotEndedError(JobStateError):
     template = "job {job_id} is {state}: only a job that has ended can be deleted. Cancel it first"
 
 
-@dataclass(eq=False, repr=False)
 class UniquenessWindowError(JobStateError):
     """A job cannot be deleted, because it answers duplicates until its uniqueness window ends (`until`, RFC 3339)."""
 
@@ -200,8 +195,7 @@ class UniquenessWindowError(JobStateError):
     until: str
 
 
-@dataclass(eq=False, repr=False)
-class KeyReuseMismatchError(OneJobError, ValueError):
+class KeyReuseMismatchError(_DetailedError, ValueError):
     """An idempotency key was reused with other arguments. Nothing was stored."""
 
     template = (
@@ -212,8 +206,7 @@ class KeyReuseMismatchError(OneJobError, ValueError):
     job_id: str
 
 
-@dataclass(eq=False, repr=False)
-class QuotaExceededError(OneJobError):
+class QuotaExceededError(_DetailedError):
     """The submitter's quota of new jobs is used up until its window ends. Nothing was stored."""
 
     option: str
@@ -231,8 +224,7 @@ class QuotaExceededError(OneJobError):
         return f"the quota of {number} {jobs} ({self.limit}) is used up: retry in {self.retry_after} s"
 
 
-@dataclass(eq=False, repr=False)
-class TaskIdReusedError(OneJobError, ValueError):
+class TaskIdReusedError(_DetailedError, ValueError):
     """A `task_id` was used for a job of another task. Nothing was stored."""
 
     template = (
@@ -244,8 +236,7 @@ class TaskIdReusedError(OneJobError, ValueError):
     existing_task: str
 
 
-@dataclass(eq=False, repr=False)
-class IdentityHeldError(OneJobError):
+class IdentityHeldError(_DetailedError):
     """A dead letter cannot be redriven, because another job holds its identity."""
 
     template = (
@@ -257,8 +248,7 @@ class IdentityHeldError(OneJobError):
     holder_state: str
 
 
-@dataclass(eq=False, repr=False)
-class SupersededError(OneJobError):
+class SupersededError(_DetailedError):
     """A dead letter cannot be redriven, because an equal job with newer arguments has run since, or will."""
 
     template = (
@@ -270,8 +260,7 @@ class SupersededError(OneJobError):
     newer_state: str
 
 
-@dataclass(eq=False, repr=False)
-class TooManyWebhooksError(OneJobError):
+class TooManyWebhooksError(_DetailedError):
     """A job has as many webhooks of duplicate submissions as it may have. The job itself answers the submission."""
 
     template = (
@@ -282,8 +271,7 @@ class TooManyWebhooksError(OneJobError):
     limit: int
 
 
-@dataclass(eq=False, repr=False)
-class NotResubmittableError(OneJobError):
+class NotResubmittableError(_DetailedError):
     """A dead letter cannot be submitted again with other arguments."""
 
     template = "job {job_id} cannot be submitted with other arguments: {reason}"
@@ -295,8 +283,7 @@ class PermanentError(OneJobError):
     """Raise this in a task, or derive from it, to fail the job at once, without further retries."""
 
 
-@dataclass(eq=False, repr=False)
-class JobFailedError(OneJobError):
+class JobFailedError(_DetailedError):
     """The job failed with an exception whose class is not known in this process."""
 
     template = "job {job_id} failed with {kind}: {message}"

@@ -13,7 +13,6 @@ from math import inf
 from typing import Any
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError
-from onejob.jobs.history import claim_detail
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import (
     LARGE_FIELDS,
@@ -27,6 +26,7 @@ from onejob.jobs.model import (
     Outcome,
     Renewal,
     Submission,
+    is_plain,
 )
 from onejob.jobs.on_duplicate import Resolution, resolve
 from onejob.jobs.records import (
@@ -44,8 +44,8 @@ from onejob.jobs.records import (
     ScheduleState,
     Tombstone,
     WorkerInfo,
+    claim_detail,
 )
-from onejob.jobs.route import is_plain
 from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER, GroupBy
 

@@ -22,8 +22,8 @@ from typing import Any
 from onejob.errors import PartlySubmittedError, QuotaExceededError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Admission
-from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
+from onejob.jobs.submitter import Charge, Quota
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import Store

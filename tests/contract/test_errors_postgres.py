@@ -18,10 +18,9 @@ import psycopg
 import pytest
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
-from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Admission, Duplicate, Outcome
-from onejob.jobs.records import Query
+from onejob.jobs.records import COMPLETED, Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection, statements
 from onejob.stores.protocol import GroupBy

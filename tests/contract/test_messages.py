@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onejob.jobs.messages import Delivery, NewMessage
+from onejob.jobs.records import Delivery, NewMessage
 from onejob.stores.protocol import FORGOTTEN_AFTER, MessageStore
 from onejob.stores.signals import JOB, MESSAGE, Channel
 from tests.conftest import on_stores

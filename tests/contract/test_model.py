@@ -17,10 +17,9 @@ import pytest
 import redis
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import BrokerMessage, Cancel, Duplicate, Job, Outcome, Submission
-from onejob.jobs.quota import Charge, Quota
+from onejob.jobs.model import BrokerMessage, Cancel, Duplicate, Job, Outcome, Route, Submission
 from onejob.jobs.records import AUDIT_KINDS, AuditEntry, Period, Query, Registration, ScheduleState
-from onejob.jobs.route import Route
+from onejob.jobs.submitter import Charge, Quota
 from onejob.stores.protocol import GroupBy, Store
 from tests.contract.lockstep import TICK, LockStep
 from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, WAITING, ManualClock, change, submission

@@ -15,8 +15,8 @@ import pytest
 from onejob.errors import QuotaExceededError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, BrokerMessage, Job, Outcome
-from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
+from onejob.jobs.submitter import Charge, Quota
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy, Store

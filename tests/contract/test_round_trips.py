@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from onejob.errors import QuotaExceededError
-from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Period
+from onejob.jobs.submitter import Charge, Quota
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from onejob.transactions.sessions import transaction_of
@@ -107,7 +107,7 @@ ONE_TRIP: dict[str, Callable[[Ledger, int], object]] = {
     "a step": lambda ledger, n: ledger.store.keep_step("run-0", 1, f"{n}", "1", sources=RUNNING),
     "a sweep with nothing to do": lambda ledger, n: sweep(ledger, print),
     "amounts": lambda ledger, n: ledger.store.increment(MANY, recent=MANY),
-    "a series": lambda ledger, n: ledger.series(Period.HOUR, since=0.0),
+    "a series": lambda ledger, n: ledger.store.series(Period.HOUR, since=0.0),
     "a heartbeat of a node": lambda ledger, n: ledger.store.heartbeat("node-1", lasts=60.0),
     "a record": lambda ledger, n: ledger.record(duplicate("first", submission_nonce=f"nonce-{n}")),
     "a batch": lambda ledger, n: ledger.submit_many([submission(f"job-{n}-{each}") for each in range(200)]),

@@ -9,8 +9,8 @@ from typing import Any
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Job
-from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
+from onejob.jobs.submitter import Charge, Quota
 from onejob.stores.protocol import HISTORY_LIMIT
 from tests.cases import for_each
 from tests.contract.lockstep import TICK, LockStep

@@ -19,8 +19,8 @@ import onejob
 from onejob.api import create_app, router
 from onejob.api.api_keys import KeyFile, Role
 from onejob.errors import ConfigurationError
-from onejob.jobs.quota import Quota, Quotas
 from onejob.jobs.records import Query
+from onejob.jobs.submitter import Quota, Quotas
 from onejob.jobs.timestamps import parse_duration
 from tests.cases import for_each
 from tests.cli.command import call

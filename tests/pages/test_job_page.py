@@ -17,7 +17,7 @@ import onejob
 from onejob.celery.payload import decode, with_replacement
 from onejob.jobs.model import Job, Submission
 from onejob.ledger.ledger import NextRun
-from onejob.ledger.publication import note_publication
+from onejob.ledger.sweep import note_publication
 from onejob.pages import job as job_view
 from onejob.pages.context import UNREADABLE
 from onejob.webhooks.job import webhook_submission

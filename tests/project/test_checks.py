@@ -24,9 +24,9 @@ TEST = "tests/test_x.py"
 LAW = '    """Water is wet."""\n'
 FENCE = "`" * 3
 MUTANT = """[tests]
-"ledger/publication.py" = ""
+"ledger/sweep.py" = ""
 [[equivalent]]
-module = "ledger/publication.py"
+module = "ledger/sweep.py"
 function = ""
 before = "MAX_DOUBLINGS = 32"
 after = "MAX_DOUBLINGS = 33"
@@ -79,9 +79,9 @@ FAULTS = [
     ("laws", {TEST: f"def test_true():\n{LAW}    assert True\n"}, "test_true asserts nothing"),
     ("paths_of_tests", {"a.md": "\nsee tests/gone.py::test_x"}, "a.md:2: there is no tests/gone.py"),
     ("doctor_tests", {TEST: ""}, "no test names the check"),
-    ("mutants", {MUTANTS: MUTANT.replace("33", "35")}, f"{MUTANTS}:7: this mutant of ledger/publication.py"),
-    ("mutants", {MUTANTS: MUTANT.replace("both are decades", "")}, f"{MUTANTS}:7: this mutant of ledger/pub"),
-    ("mutants", {MUTANTS: MUTANT.replace("[tests]\n", "[tests]\n#")}, f"{MUTANTS}:7: ledger/publication.py is not in"),
+    ("mutants", {MUTANTS: MUTANT.replace("33", "35")}, f"{MUTANTS}:7: this mutant of ledger/sweep.py"),
+    ("mutants", {MUTANTS: MUTANT.replace("both are decades", "")}, f"{MUTANTS}:7: this mutant of ledger/sweep.py"),
+    ("mutants", {MUTANTS: MUTANT.replace("[tests]\n", "[tests]\n#")}, f"{MUTANTS}:7: ledger/sweep.py is not in"),
 ]  # fmt: skip
 """A check, files with one fault, and what the check says of it."""
 EDITS = [

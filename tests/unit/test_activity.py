@@ -11,8 +11,7 @@ from onejob.config import Settings, build_ledger
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Bucket, Period
-from onejob.jobs.visibility import Visibility
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader, Visibility
 from onejob.ledger.stats import FAILED_ENDS, LENGTHS, Activity, Durations, activity_to_dict, read_activity, summarize
 from onejob.observability.events import JobEvent
 from onejob.observability.meter import count_event

@@ -15,7 +15,7 @@ from onejob.jobs.model import Job, Retention
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
-from onejob.ledger.publication import fail_unpublishable
+from onejob.ledger.sweep import fail_unpublishable
 from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, WORKER_SILENT, JobEvent, one_line
 from onejob.stores.protocol import Store
 from tests.cases import for_each

@@ -37,7 +37,7 @@ from onejob.errors import (
     TaskIdReusedError,
 )
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Job, Renewal
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query, Registration
 from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
@@ -291,7 +291,9 @@ def test_a_retry_without_a_raise_ends_the_run(house: House, message: str) -> Non
 
 
 @pytest.mark.parametrize(("ends", "killed"), [("retry", []), ("crash", ["killed"])])
-def test_the_child_of_a_retried_run_is_not_killed(house: House, ends: str, killed: list[str]) -> None:
+def test_the_child_of_a_retried_run_is_not_killed(
+    house: House, ends: str, killed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a job that runs again, the heartbeat kills the child of a lost run, and not that of a run that was retried."""
     job = house.claim(house.play.delay("key").id)
     if ends == "retry":
@@ -303,8 +305,8 @@ def test_the_child_of_a_retried_run_is_not_killed(house: House, ends: str, kille
     child: Any = SimpleNamespace(
         id=job.id, claim=job.claim, seen_by_heartbeat=True, kill_child=lambda: seen.append("killed")
     )
-    heartbeat = Heartbeat(house.app, "north", Registration)
-    heartbeat._handle_renewal(child, Renewal(job.id, job.claim, held=False))
+    monkeypatch.setattr("onejob.celery.worker.heartbeat.active_requests", lambda: [child])
+    assert Heartbeat(house.app, "north", Registration).renew()
     assert seen == killed
 
 

@@ -28,9 +28,8 @@ from onejob.errors import (
     SupersededError,
 )
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel, Job, Outcome
+from onejob.jobs.model import Cancel, Job, Outcome, Route
 from onejob.jobs.records import Query
-from onejob.jobs.route import Route
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.webhooks.job import WebhookPayload

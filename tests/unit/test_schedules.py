@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -73,7 +74,7 @@ def moments(given: Any, start: datetime, count: int, zone: str = "Europe/Berlin"
     app = celery.Celery("zones", set_as_current=False)
     app.conf.update(timezone=zone, onejob_store="sqlite:///unused.db")
     entry = Entry(app, ScheduleEntry(name="e", task="t", schedule=given, app=app))
-    ahead = entry.timetable.moments(start.timestamp())
+    ahead = entry.timetable.between(start.timestamp(), inf)
     return [datetime.fromtimestamp(next(ahead), app.timezone).strftime("%d %H:%M%z") for _ in range(count)]
 
 
@@ -128,7 +129,7 @@ def test_a_schedule_may_end(store: Store, clock: ManualClock) -> None:
     app.conf.update(timezone="UTC", onejob_store="sqlite:///unused.db")
     given: Any = ScheduleEntry(name="e", task="t", schedule=Once(), app=app)
     entry = Entry(app, given)
-    assert [*entry.timetable.moments(START - 500)] == [START]
+    assert [*entry.timetable.between(START - 500, inf)] == [START]
     state = not_none(follow(Ledger(store), entry.timetable, None, START))
     assert (entry.begins_at(), entry.is_over(replace(state, last_tick=START))) == (0.0, False)
     given.model = SimpleNamespace(one_off=True, start_time=datetime.fromtimestamp(START + 9, UTC))

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Outcome
-from onejob.jobs.records import Period, Query
+from onejob.jobs.records import COMPLETED, Period, Query
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade
 from onejob.stores.sqlite import SQLiteStore

@@ -20,8 +20,7 @@ from filelock import FileLock
 
 from onejob.api.callers import Caller
 from onejob.errors import ConfigurationError
-from onejob.jobs.quota import NO_QUOTAS, Quotas
-from onejob.jobs.submitter import check_name
+from onejob.jobs.submitter import NO_QUOTAS, Quotas, check_name
 
 PREFIX = "onejob_"
 """Every key begins with this, so that people and secret scanners recognize one."""

@@ -35,7 +35,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
 from onejob.jobs.public_view import JobView
-from onejob.jobs.quota import Quotas
+from onejob.jobs.submitter import Quotas
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 PROBLEM_RESPONSES: Responses = {

@@ -21,7 +21,7 @@ from onejob.api.callers import Caller, caller_in_context, set_caller
 from onejob.api.checked_request import CheckedRequest, QueryCheck
 from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.errors import ConfigurationError
-from onejob.jobs.quota import NO_QUOTAS, Quotas
+from onejob.jobs.submitter import NO_QUOTAS, Quotas
 from onejob.jobs.timestamps import format_timestamp
 
 F = TypeVar("F", bound="Callable[..., Any]")

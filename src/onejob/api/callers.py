@@ -12,11 +12,9 @@ from fastapi import Depends, Request
 
 from onejob.api.problems import Problem
 from onejob.jobs.model import Admission, Job
-from onejob.jobs.quota import Quotas
-from onejob.jobs.submitter import Submitter, check_name, current_submitter
-from onejob.jobs.visibility import Visibility
+from onejob.jobs.submitter import Quotas, Submitter, check_name, current_submitter
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader, Visibility
 
 May: TypeAlias = "Callable[[Caller, str, Job | str | None], bool]"
 """Decides whether a caller may do something: the action, and the job or the name of the task that it concerns."""

@@ -27,8 +27,8 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Query
-from onejob.jobs.visibility import Visibility
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.reader import Visibility
 
 PAGE_BYTES = 1_000_000
 """The size of the jobs of a page after which it ends; one job is always returned, however large."""

@@ -22,8 +22,8 @@ from onejob.jobs.public_view import JobView, job_to_dict
 from onejob.jobs.records import AuditEntry, Entry, Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.dead_letters import FailureGroup
-from onejob.ledger.queues import QueueLoad
 from onejob.ledger.schedules import Missed
+from onejob.ledger.stats import QueueLoad
 
 CURSOR_PATTERN = r"^([0-4][0-9a-f]{15}([0-9a-f]{2})*)?\.[0-9]{1,9}$"
 """The form of a cursor: the bits of a time, and the bytes of an id; and how many jobs to skip after that one.

@@ -17,8 +17,7 @@ from onejob.celery.option_names import check_call_options, merge_tags
 from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
-from onejob.jobs.quota import NO_QUOTAS
-from onejob.jobs.submitter import NOBODY, SUBMITTER, Submitter
+from onejob.jobs.submitter import NO_QUOTAS, NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
 from onejob.webhooks.settings import check_url

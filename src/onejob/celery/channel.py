@@ -16,13 +16,13 @@ from kombu.utils.json import dumps, loads
 
 from onejob.celery.option_names import is_priority
 from onejob.errors import StoreError
-from onejob.jobs.messages import NewMessage
+from onejob.jobs.records import NewMessage
 from onejob.stores.signals import MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onejob.jobs.messages import Delivery
+    from onejob.jobs.records import Delivery
     from onejob.stores.protocol import MessageStore
 
 BATCH = 100

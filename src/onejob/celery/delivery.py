@@ -12,7 +12,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.channel import Source, Taken
 from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
-from onejob.ledger.publication import note_publication
+from onejob.ledger.sweep import note_publication
 from onejob.stores.signals import JOB
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from redis.crc import key_slot
 
 from onejob.celery.broker import TRIES, Broker, is_ledger, is_reset, is_writable
 from onejob.celery.payload import MARK, Message, decode, loads, to_json
-from onejob.jobs.model import BrokerMessage, Job
-from onejob.jobs.route import is_plain
+from onejob.jobs.model import BrokerMessage, Job, is_plain
 from onejob.observability.tracing import TRACE_CONTEXT
 from onejob.stores.protocol import MessagePushingStore
 from onejob.stores.redis.address import address_of

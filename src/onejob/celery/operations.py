@@ -33,9 +33,8 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.on_duplicate import resolve
-from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.records import Query
-from onejob.jobs.submitter import Submitter, submitting_as
+from onejob.jobs.submitter import NO_QUOTAS, Submitter, submitting_as
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.bulk import bulk_apply
 from onejob.ledger.reader import edit_key

@@ -18,7 +18,7 @@ from onejob.celery.direct_broker import MessageWriter
 from onejob.celery.payload import MARK, decode, loads
 from onejob.celery.routing import ResolvedRouter
 from onejob.errors import BrokerUnavailableError, StoreError, describe
-from onejob.ledger.publication import note_unsent
+from onejob.ledger.sweep import note_unsent
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import TRACE_CONTEXT
 

@@ -22,7 +22,7 @@ from onejob.celery.payload import REPLACED, decode_failure, decode_state, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
-from onejob.jobs.value import value as value_type
+from onejob.jobs.model import value as value_type
 from onejob.stores.signals import BACKSTOP, POLL, Channel
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ CELERY_STATES = {
 }
 
 
-@value_type(frozen=True, slots=True, kw_only=True)
+@value_type(slots=True, kw_only=True)
 class JobWithValues(Job):
     """A job whose `progress`, `result` and `error` are values instead of JSON."""
 

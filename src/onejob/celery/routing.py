@@ -16,7 +16,7 @@ from kombu.serialization import dumps, prepare_accept_content, registry  # type:
 from onejob.celery.option_names import check_option_values
 from onejob.celery.payload import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
-from onejob.jobs.route import Route
+from onejob.jobs.model import Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

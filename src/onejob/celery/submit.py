@@ -24,8 +24,8 @@ from onejob.errors import (
     describe,
 )
 from onejob.jobs.model import Admission, Duplicate, Outcome
-from onejob.jobs.quota import MAX_PERIOD, Charge, Quota
-from onejob.ledger.publication import fail_unpublishable
+from onejob.jobs.submitter import MAX_PERIOD, Charge, Quota
+from onejob.ledger.sweep import fail_unpublishable
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.celery.channel import Source
-    from onejob.jobs.messages import NewMessage
+    from onejob.jobs.records import NewMessage
 
 HOLD = 30.0
 """Seconds after which a dead consumer's messages are delivered again: the transport option `visibility_timeout`."""

@@ -16,10 +16,16 @@ from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import AuditEntry, Period, Query
 from onejob.jobs.timestamps import local_text
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.queues import read_queues
 from onejob.ledger.reader import AUDIT_LIMIT
 from onejob.ledger.search import search
-from onejob.ledger.stats import LENGTHS, DuplicateSummary, activity_to_dict, read_activity, summarize_duplicates
+from onejob.ledger.stats import (
+    LENGTHS,
+    DuplicateSummary,
+    activity_to_dict,
+    read_activity,
+    read_queues,
+    summarize_duplicates,
+)
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 
 OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITTED)

@@ -111,7 +111,7 @@ def add(
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
-        from onejob.jobs.quota import Quotas
+        from onejob.jobs.submitter import Quotas
     quotas, tasks = Quotas.parse(quota, identity_quota), limits.pop("tasks")
     permissions = [*(["own jobs"] if limits["own_jobs"] else []), *(f"task {task}" for task in tasks)]
     detail = ", ".join([f"{file}: role {role}", *permissions])

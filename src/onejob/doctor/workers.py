@@ -12,12 +12,12 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.doctor.finding import Check, Finding, Installation, Level, count_text, or_ok
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Route
 from onejob.jobs.records import Query, WorkerInfo
-from onejob.jobs.route import Route
 from onejob.jobs.timestamps import duration_text
 from onejob.ledger.bulk import iterate_jobs
-from onejob.ledger.queues import known_tasks
 from onejob.ledger.reader import JobReader
+from onejob.ledger.stats import known_tasks
 from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, why_stuck
 from onejob.observability.metrics import WEBHOOK_TASK
 

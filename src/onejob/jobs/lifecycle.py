@@ -61,55 +61,36 @@ class Rule:
 
     sources: frozenset[State]
     target: State | None
-    fenced: bool
     meaning: str
+    fenced: bool = False
 
 
 FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
-_QUEUED, _RUNNING, _RETRYING = State.QUEUED, State.RUNNING, State.RETRYING
-
-
-def _rule(sources: set[State] | frozenset[State], target: State | None, *, fenced: bool, meaning: str) -> Rule:
-    return Rule(frozenset(sources), target, fenced, meaning)
-
-
+_WAITING = frozenset({State.QUEUED, State.RETRYING})
+_RUN = frozenset({State.RUNNING})
 RULES: dict[Transition, Rule] = {
-    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a run starts: new lease, new token"),
-    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="a heartbeat of the worker extends the lease"),
-    Transition.UPDATE_PROGRESS: _rule({_RUNNING}, None, fenced=True, meaning="progress or a step of the run is kept"),
-    Transition.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
-    Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run failed and is not retried"),
-    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run ended, and is retried later"),
-    Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, as at shutdown"),
-    Transition.REPLACE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the run passes its job on to another task"),
-    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease expired"),
-    Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="its workers were lost too often"),
-    Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),
-    Transition.PUBLISH: _rule(
-        {_QUEUED, _RETRYING}, None, fenced=False, meaning="a sweep sends the message, or fails to"
-    ),
-    Transition.UNPUBLISHABLE: _rule(
-        {_QUEUED, _RETRYING}, State.FAILED, fenced=False, meaning="its message can never be sent"
-    ),
-    Transition.POSTPONE: _rule({_QUEUED}, None, fenced=False, meaning="what it follows has not ended"),
-    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request during a run"),
-    Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
-    Transition.EXPIRE: _rule(
-        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job expired before a run"
-    ),
-    Transition.RUN_NOW: _rule(
-        {_QUEUED, _RETRYING}, None, fenced=False, meaning="an operator makes a delayed job due at once"
-    ),
-    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is sent again"),
-    Transition.RELEASE_IDENTITY: _rule(
-        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window has ended"
-    ),
-    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the identity was released to this job"),
-    Transition.NOTIFY_CANVAS: _rule(
-        FINAL, None, fenced=False, meaning="its end is sent to Celery (again) for its canvas, or that failed"
-    ),
-    Transition.CANVAS_NOTIFIED: _rule(FINAL, None, fenced=False, meaning="Celery has dispatched its canvas"),
-    Transition.CANVAS_ABANDONED: _rule(
-        FINAL, None, fenced=False, meaning="its retention is over, and its canvas could not be notified"
-    ),
+    Transition.CLAIM: Rule(_WAITING, State.RUNNING, "a run starts: new lease, new token"),
+    Transition.RENEW: Rule(_RUN, None, "a heartbeat of the worker extends the lease", fenced=True),
+    Transition.UPDATE_PROGRESS: Rule(_RUN, None, "progress or a step of the run is kept", fenced=True),
+    Transition.COMPLETE: Rule(_RUN, State.COMPLETED, "the run ended with a result", fenced=True),
+    Transition.FAIL: Rule(_RUN, State.FAILED, "the run failed and is not retried", fenced=True),
+    Transition.RETRY: Rule(_RUN, State.RETRYING, "the run ended, and is retried later", fenced=True),
+    Transition.RELEASE: Rule(_RUN, State.QUEUED, "the worker requeues the job, as at shutdown", fenced=True),
+    Transition.REPLACE: Rule(_RUN, State.QUEUED, "the run passes its job on to another task", fenced=True),
+    Transition.CRASH: Rule(_RUN, State.QUEUED, "the worker died or its lease expired", fenced=True),
+    Transition.DEAD_LETTER: Rule(_RUN, State.FAILED, "its workers were lost too often", fenced=True),
+    Transition.ABANDON: Rule(_RUN, State.CANCELED, "the run stops after a cancel request", fenced=True),
+    Transition.PUBLISH: Rule(_WAITING, None, "a sweep sends the message, or fails to"),
+    Transition.UNPUBLISHABLE: Rule(_WAITING, State.FAILED, "its message can never be sent"),
+    Transition.POSTPONE: Rule(frozenset({State.QUEUED}), None, "what it follows has not ended"),
+    Transition.REQUEST_CANCEL: Rule(_RUN, None, "a cancel request during a run"),
+    Transition.CANCEL: Rule(_WAITING, State.CANCELED, "a cancellation before a run"),
+    Transition.EXPIRE: Rule(_WAITING, State.CANCELED, "the job expired before a run"),
+    Transition.RUN_NOW: Rule(_WAITING, None, "an operator makes a delayed job due at once"),
+    Transition.REDRIVE: Rule(frozenset({State.FAILED}), State.QUEUED, "a dead letter is sent again"),
+    Transition.RELEASE_IDENTITY: Rule(_RUN | {State.COMPLETED}, None, "the uniqueness window has ended"),
+    Transition.PROMOTE: Rule(frozenset({State.QUEUED}), None, "the identity was released to this job"),
+    Transition.NOTIFY_CANVAS: Rule(FINAL, None, "its end is sent to Celery (again) for its canvas, or that failed"),
+    Transition.CANVAS_NOTIFIED: Rule(FINAL, None, "Celery has dispatched its canvas"),
+    Transition.CANVAS_ABANDONED: Rule(FINAL, None, "its retention is over, and its canvas could not be notified"),
 }

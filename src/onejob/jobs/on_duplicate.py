@@ -70,10 +70,14 @@ def resolve(job: Job, submission: Submission, *, now: float) -> Resolution:
     the submissions never expires. Each store implements this rule in its own language.
     """
     if submission.rejects or job.finished_at is not None or job.attempt > 0:
+        outcome = Outcome.QUEUED_NEXT if submission.queue_next else Outcome.ATTACHED
+        if submission.rejects:
+            outcome = Outcome.REJECTED
+        elif job.finished_at is not None:
+            outcome = Outcome.REPLAYED
         return Resolution(
-            _outcome_unchanged(job, submission), takes_over=False, run_at=job.run_at,
-            priority_rank=job.priority_rank, expires_at=job.expires_at,
-        )  # fmt: skip
+            outcome, takes_over=False, run_at=job.run_at, priority_rank=job.priority_rank, expires_at=job.expires_at
+        )
     takes_over = submission.replaces and submission.fingerprint != job.fingerprint
     return Resolution(
         Outcome.REPLACED if takes_over else Outcome.ATTACHED,
@@ -92,14 +96,6 @@ def _expiry(job: Job, submission: Submission, now: float, *, takes_over: bool) -
     if job.expires_at is None or job.expires_at <= now:
         return job.expires_at
     return None if expires_at is None else max(expires_at, job.expires_at)
-
-
-def _outcome_unchanged(job: Job, submission: Submission) -> Outcome:
-    if submission.rejects:
-        return Outcome.REJECTED
-    if job.finished_at is not None:
-        return Outcome.REPLAYED
-    return Outcome.QUEUED_NEXT if submission.queue_next else Outcome.ATTACHED
 
 
 def conflict_policy_of(

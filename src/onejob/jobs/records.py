@@ -9,13 +9,12 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome, Route, value
 from onejob.jobs.policy import DAY
-from onejob.jobs.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from onejob.jobs.model import Job
 
@@ -83,8 +82,6 @@ class Entry:
 
 REGISTERED_TASKS_LIMIT = 1000
 """How many tasks a worker registers at most."""
-
-
 RESERVED_LIMIT = 1000
 """How many reserved jobs a worker registers at most."""
 
@@ -138,10 +135,8 @@ class WorkerInfo(Registration):
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build a worker from a store's row, whose registration is JSON."""
         found: dict[str, Any] = json.loads(row["registration"])
-        known = {each.name for each in fields(Registration)}  # newer workers may register more
-        values: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in known
-        }
+        known = {each.name for each in fields(Registration)} & found.keys()  # newer workers may register more
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v := found[name], list) else v for name in known}
         return cls(row["name"], float(row["seen_at"]), **values)
 
 
@@ -304,3 +299,76 @@ class Query:
         """The names of the filters that are set, besides the time range."""
         given = {name for name in FILTERS if getattr(self, name) is not None}
         return frozenset(given | {name for name in ("states", "unsettled") if getattr(self, name)})
+
+
+# --- the history of a job ---------------------------------------------------------------------------------------------
+
+
+ORIGINS = frozenset({"submit", "queue_next", "follow", "wait"})
+"""The events that begin a history. Only that of a job which holds its identity from the beginning is not stored."""
+COMPLETED = "completed"
+"""The reason of a completed job, and the detail of that entry."""
+
+
+def claim_detail(attempt: int, node: str) -> str:
+    """Return the detail of the entry of a claim."""
+    return f"attempt {attempt} on {node}"
+
+
+def full_history(job: Job | None, stored: Sequence[Entry]) -> list[Entry]:
+    """Return the history of a job, oldest first, from its row and its stored entries, in the order of their writing.
+
+    The row tells its submission, its latest claim, and its completion, which are not stored. With a claim a store keeps
+    the entry of the claim before, whose time and node the claim overwrites.
+    The order follows from attempts and states, not from times, because a clock may stand still or be set back.
+    """
+    if job is None:
+        return []
+    # The entry of an earlier claim was stored by the claim after it: behind what happened in between.
+    entries = sorted(stored, key=lambda entry: (entry.attempt, entry.event != Transition.CLAIM))
+    if not any(entry.event in ORIGINS for entry in entries):
+        entries.insert(0, Entry(job.created_at, "submit", State.QUEUED, 0, "", job.source))
+    if job.attempt and job.started_at is not None:
+        detail = claim_detail(job.attempt, job.node)
+        claim = Entry(job.started_at, Transition.CLAIM, State.RUNNING, job.attempt, job.node, detail)
+        _insert(entries, claim, [entry.attempt >= job.attempt for entry in entries])
+    if job.state is State.COMPLETED and job.finished_at is not None:
+        end = Entry(job.finished_at, Transition.COMPLETE, State.COMPLETED, job.attempt, job.node, COMPLETED)
+        _insert(entries, end, [entry.attempt == job.attempt and entry.state.final for entry in entries])
+    return entries
+
+
+def _insert(entries: list[Entry], entry: Entry, is_later: Sequence[bool]) -> None:
+    """Insert an entry before the first later one, unless it is there already."""
+    if not any((each.event, each.attempt) == (entry.event, entry.attempt) for each in entries):
+        entries.insert(next((index for index, later in enumerate(is_later) if later), len(entries)), entry)
+
+
+# --- the messages of a store that is a broker: those of Celery that are not messages of jobs --------------------------
+
+
+@value(slots=True)
+class NewMessage:
+    """A message that is published."""
+
+    id: str
+    """Made by its publisher, so that a repeated call writes nothing."""
+    exchange: str
+    """The exchange whose bindings decide which queues get a copy; "" for the queue that `routing_key` names."""
+    routing_key: str
+    body: str
+    priority: int = 0
+    """Larger ones are delivered first."""
+    expires_in: float | None = None
+    """After how many seconds it is no longer delivered."""
+
+
+@value(slots=True)
+class Delivery:
+    """A copy of a message in one queue, taken by a consumer."""
+
+    id: int
+    queue: str
+    body: str
+    redelivered: bool
+    """Whether a consumer had it before."""

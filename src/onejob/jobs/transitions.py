@@ -5,25 +5,17 @@ from __future__ import annotations
 from secrets import token_bytes
 from typing import TYPE_CHECKING
 
-from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Cancel, Change, Job
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Cancel, Change, Job, is_plain
 from onejob.jobs.policy import DAY
-from onejob.jobs.route import is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from onejob.jobs.lifecycle import Rule
     from onejob.jobs.model import Submission
     from onejob.jobs.policy import Policy
 
-UNPUBLISHED: Mapping[str, object] = {"published": 0, "publish_error": ""}
-"""The fields that count the publications of a job, when it is queued or ends."""
 DST_SHIFT = 3 * 3600.0
 """Seconds by which a clock that is set back lengthens a calendar window, and a job's retention with it: at the end of
 daylight saving time one hour, in Antarctica/Troll two; when Antarctica/Casey changed its zone, three."""
-
-
 SUBMITTED = "submitted"
 """The reason of a job that was admitted."""
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
@@ -73,24 +65,18 @@ def change_of(policy: Policy, job: Job, transition: Transition, reason: str | No
     `reason` explains the new state to people; it is also the history's detail, unless `values` contains `detail`.
     """
     rule, request_id = RULES[transition], values.pop("request_id", None) or new_nonce()
-    if rule.target is not None and rule.target.final:
-        ended = {"ends": True, "keeps_identity": False, "wake_after": _wake_after_end(policy, job, rule)}
-        values = {**ended, **UNPUBLISHED, **values}
+    by_rule: dict[str, object] = {"detail": reason or ""}
+    if rule.target is not None:  # it is queued or ends: its publications are counted anew
+        by_rule |= {"published": 0, "publish_error": ""}
+    if rule.target in FINAL:
+        wake_after = retention(policy, rule.target)
+        if job.canvas_pending:  # a worker that ends a run notifies the canvas itself
+            wake_after = job.lease if rule.fenced else 0.0
+        by_rule |= {"ends": True, "keeps_identity": False, "wake_after": wake_after}
     return Change(
-        job_id=job.id,
-        identity=job.identity,
-        request_id=request_id,  # type: ignore[arg-type]
-        event=transition,
-        sources=rule.sources,
-        target=rule.target,
-        reason=reason,
-        **({"detail": reason or ""} | values),  # type: ignore[arg-type]
-    )
-
-
-def queued_anew(*, publishes: bool) -> dict[str, object]:
-    """Return the values of a change that queues a job; `publishes`: whether its message is sent with the change."""
-    return {**UNPUBLISHED, "publishes": publishes}
+        job_id=job.id, identity=job.identity, request_id=request_id, event=transition,  # type: ignore[arg-type]
+        sources=rule.sources, target=rule.target, reason=reason, **(by_rule | values),  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def cancel_change(policy: Policy, job: Job, cancel: Cancel, reason: str) -> Change:
@@ -113,10 +99,3 @@ def ending_change(policy: Policy, job: Job) -> Change | None:
 def retention(policy: Policy, state: State, *, holds_identity: bool = False) -> float:
     """Return the seconds for which an ended job is kept, with a margin if it still holds its identity."""
     return policy.retention.get(state, DAY) + (DST_SHIFT if holds_identity else 0.0)
-
-
-def _wake_after_end(policy: Policy, job: Job, rule: Rule) -> float:
-    """Return the seconds until the sweeper handles an ended job: to notify its canvas, or else to purge it."""
-    if not job.canvas_pending:
-        return retention(policy, rule.target or job.state)
-    return job.lease if rule.fenced else 0.0  # a worker that ends a run notifies the canvas itself

@@ -55,7 +55,6 @@ DUPLICATES = {
     Outcome.QUEUED_NEXT: "A duplicate ({submitter}) was queued next: job {answered_by} runs after this one.",
     Outcome.REJECTED: "A duplicate ({submitter}) was rejected.",
 }
-REDELIVERED = "Its message was redelivered (to {host}), and nothing was run."
 TEMPLATES: dict[str, str] = {str(event): text for event, text in SENTENCES.items()} | ADMISSIONS
 NAMED_WORKERS = 10
 """How many workers a sentence names at most."""
@@ -103,7 +102,11 @@ def explain(
 def _describe_past(
     job: Job, history: Sequence[Entry], duplicates: Sequence[Duplicate], format_time: Callable[[float], str]
 ) -> list[str]:
-    events = [(entry.at, _describe_entry(entry)) for entry in history]
+    events = []
+    for entry in history:
+        text = TEMPLATES.get(entry.event, "{detail}")
+        detail = entry.detail.rstrip(".")
+        events.append((entry.at, text.format(attempt=entry.attempt, node=entry.node or "no node", detail=detail)))
     events += [(duplicate.at, _describe_duplicate(duplicate)) for duplicate in duplicates]
     lines = [f"{format_time(at)}  {sentence}" for at, sentence in sorted(events, key=lambda event: event[0])]
     if job.duplicate_count > sum(bool(duplicate.submission_nonce) for duplicate in duplicates):
@@ -111,14 +114,9 @@ def _describe_past(
     return lines
 
 
-def _describe_entry(entry: Entry) -> str:
-    text = TEMPLATES.get(entry.event, "{detail}")
-    return text.format(attempt=entry.attempt, node=entry.node or "no node", detail=entry.detail.rstrip("."))
-
-
 def _describe_duplicate(duplicate: Duplicate) -> str:
     if not duplicate.submission_nonce:
-        return REDELIVERED.format(host=duplicate.host)
+        return f"Its message was redelivered (to {duplicate.host}), and nothing was run."
     by = f", by {duplicate.submitter}" if duplicate.submitter else ""
     text = DUPLICATES[duplicate.outcome].format(
         submitter=f"through {duplicate.source}{by}", answered_by=duplicate.answered_by
@@ -145,18 +143,6 @@ class Situation:
     """The job that it follows, if that exists."""
     format_time: Callable[[float], str]
 
-    @property
-    def due_since(self) -> float:
-        """When a waiting job that is due became due; a follower does with the end of the job that it follows."""
-        if self.job.attempt == 0 and self.followed is not None and self.followed.finished_at is not None:
-            return self.followed.finished_at
-        return max(self.job.run_at, self.queued_at)
-
-    @property
-    def has_expired(self) -> bool:
-        """Whether a waiting job has expired before its first run."""
-        return self.job.attempt == 0 and self.job.expires_at is not None and self.is_past(self.job.expires_at)
-
     def is_past(self, at: float | None) -> bool:
         """Return whether a time has come."""
         return (at or 0.0) <= self.snapshot.now
@@ -175,7 +161,7 @@ class Situation:
             yield from self._describe_end()
         elif follows_another(job):
             yield from self._describe_follower()
-        elif self.has_expired:
+        elif job.attempt == 0 and job.expires_at is not None and self.is_past(job.expires_at):
             yield f"It expired at {self.time_text(job.expires_at)}: the next sweep, or a claim, cancels it."
             yield self._describe_workers()
         else:
@@ -184,13 +170,20 @@ class Situation:
             yield from self._describe_expiry()
             yield self._describe_workers()
             yield from self._describe_others()
-            yield from self._describe_silence()
+            for worker in () if job.publisher_task else self.snapshot.able(job)[:NAMED_WORKERS]:
+                if worker.silent_since:
+                    seconds = duration_text(self.snapshot.now - worker.silent_since)
+                    yield f"Worker {worker.name} has heard nothing from its broker for {seconds}."
 
     def _describe_wait(self) -> str:
-        if self.is_past(self.job.run_at):
-            return f"It has been due since {self.time_text(self.due_since)} and waits for a worker."
-        what = "for its next attempt, which" if self.job.state is State.RETRYING else "until it"
-        return f"It waits {what} is due at {self.time_text(self.job.run_at)}."
+        job, followed = self.job, self.followed
+        if not self.is_past(job.run_at):
+            what = "for its next attempt, which" if job.state is State.RETRYING else "until it"
+            return f"It waits {what} is due at {self.time_text(job.run_at)}."
+        due_since = max(job.run_at, self.queued_at)
+        if job.attempt == 0 and followed is not None and followed.finished_at is not None:
+            due_since = followed.finished_at
+        return f"It has been due since {self.time_text(due_since)} and waits for a worker."
 
     def _describe_publication(self) -> Iterator[str]:
         job = self.job
@@ -201,7 +194,12 @@ class Situation:
         if job.publish_error:
             yield f"Its message could not be sent{to}, {_times(job.published)}: {job.publish_error.rstrip('.')}."
         elif job.queue and any(worker.takes_jobs for worker in self.snapshot.able(job)):
-            yield from self._describe_delivery()
+            if job.published_at is None:
+                worker = f"A worker of the queue {job.queue}"
+                yield f"{worker} takes it from the ledger when it is due and a process is free."
+            else:
+                yield f"A worker took it from the ledger at {self.time_text(job.published_at)}."
+                yield "It is offered again when no live worker holds it."
             return
         elif job.published_at is not None:
             by = f" by a sweep ({_times(job.published)})" if job.published else ""
@@ -215,14 +213,6 @@ class Situation:
             yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {wake_text}."
         else:
             yield f"A sweep sends its message{to} at {wake_text}."
-
-    def _describe_delivery(self) -> Iterator[str]:
-        job = self.job
-        if job.published_at is None:
-            yield f"A worker of the queue {job.queue} takes it from the ledger when it is due and a process is free."
-        else:
-            yield f"A worker took it from the ledger at {self.time_text(job.published_at)}."
-            yield "It is offered again when no live worker holds it."
 
     def _describe_expiry(self) -> Iterator[str]:
         job = self.job
@@ -251,13 +241,6 @@ class Situation:
             yield f"Its broker may deliver it to a worker that lacks the task, and discards it: {_names(unable)}."
             yield "It is sent again then."
 
-    def _describe_silence(self) -> Iterator[str]:
-        job, now = self.job, self.snapshot.now
-        for worker in () if job.publisher_task else self.snapshot.able(job)[:NAMED_WORKERS]:
-            if worker.silent_since:
-                seconds = duration_text(now - worker.silent_since)
-                yield f"Worker {worker.name} has heard nothing from its broker for {seconds}."
-
     def _describe_follower(self) -> Iterator[str]:
         job, followed = self.job, self.followed
         if followed is None:
@@ -278,7 +261,6 @@ class Situation:
 
     def _describe_run(self) -> Iterator[str]:
         job = self.job
-        node = next((worker for worker in self.snapshot.workers if worker.name == job.node), None)
         started = f"attempt {job.attempt}, which started at {self.time_text(job.started_at)}"
         if self.is_past(job.lease_until):
             yield f"It ran on {job.node}: {started}. Its lease expired at {self.time_text(job.lease_until)}."
@@ -293,7 +275,7 @@ class Situation:
                 f"Its latest heartbeat was {relative_text(renewed_at, self.snapshot.now)}: "
                 f"its lease ends at {self.time_text(job.lease_until)}, unless the worker renews it."
             )
-            if node is None:
+            if all(worker.name != job.node for worker in self.snapshot.workers):
                 yield (
                     f"The worker {job.node} has no valid heartbeat: if it is dead, a sweep recovers the job after that."
                 )
@@ -309,15 +291,19 @@ class Situation:
             yield f"It failed at {at}: {reason}. It is a dead letter."
         else:
             yield f"It was canceled at {at}: {reason}."
-        yield from self._describe_canvas() if job.canvas_pending else self._describe_retention()
+        kept_until = self.time_text(job.wake_at)
+        if job.canvas_pending:
+            yield from self._describe_canvas()
+        elif self.is_past(job.wake_at):
+            yield f"Its retention ended at {kept_until}: a sweep purges it."
+        else:
+            yield f"It is kept at least until {kept_until}."
         if job.holds_identity:
-            over = self.is_past(job.identity_until)
             until = self.time_text(job.identity_until)
-            yield (
-                f"Its uniqueness window ended at {until}: the next submission or sweep releases its identity."
-                if over
-                else f"It answers duplicates until {until}."
-            )
+            if self.is_past(job.identity_until):
+                yield f"Its uniqueness window ended at {until}: the next submission or sweep releases its identity."
+            else:
+                yield f"It answers duplicates until {until}."
         if job.key_retained_until is not None and not self.is_past(job.key_retained_until):
             yield f"It answers its idempotency key until {self.time_text(job.key_retained_until)}."
 
@@ -332,13 +318,6 @@ class Situation:
             yield f"The next sweep of a worker that has its task does so: that was due at {wake_text}."
         else:
             yield f"Unless a worker does it first, a sweep does so at {wake_text}."
-
-    def _describe_retention(self) -> Iterator[str]:
-        until = self.time_text(self.job.wake_at)
-        if self.is_past(self.job.wake_at):
-            yield f"Its retention ended at {until}: a sweep purges it."
-        else:
-            yield f"It is kept at least until {until}."
 
 
 def _times(count: int) -> str:

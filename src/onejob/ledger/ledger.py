@@ -6,6 +6,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from onejob.errors import (
@@ -23,26 +24,15 @@ from onejob.errors import (
     StoreUnavailableError,
     UniquenessWindowError,
 )
-from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, values_of
+from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, value, values_of
 from onejob.jobs.policy import Policy
-from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
+from onejob.jobs.records import COMPLETED, NO_AMOUNTS, UNREGISTERED
 from onejob.jobs.timestamps import format_timestamp
-from onejob.jobs.transitions import cancel_change, change_of, ending_change, queued_anew, retention
-from onejob.jobs.value import value
+from onejob.jobs.transitions import cancel_change, change_of, ending_change, retention
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another
-from onejob.observability.events import (
-    DELETED,
-    JobEvent,
-    change_event,
-    claim_event,
-    claim_refused_event,
-    one_line,
-    purge_event,
-    submission_event,
-)
+from onejob.observability import events
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, TransactionalStore
 
 if TYPE_CHECKING:
@@ -60,7 +50,7 @@ TRIES = 20
 """How often an operation is tried again after another change of its job."""
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@value(slots=True, kw_only=True)
 class NextRun:
     """What a job runs next, when a run ends in a retry or in its replacement by another task."""
 
@@ -101,7 +91,7 @@ class NextRun:
         return {
             "payload": self.payload, "options": self.options, "retries": self.retries, "route": self.route,
             "run_in": self.delay, "wake_after": wake_after, "message": self.message,
-            **queued_anew(publishes=self.withheld or (self.wake_after is None and self.delay <= 0)),
+            "publishes": self.withheld or (self.wake_after is None and self.delay <= 0),
         }  # fmt: skip
 
 
@@ -174,8 +164,7 @@ class Ledger(JobReader):
 
     def _submit_batch(self, batch: Sequence[Submission], write: Write) -> list[Result]:
         unique, duplicates = _split_duplicates(batch)
-        submitted = self._submit_all([batch[index] for index in unique], write)
-        answers = dict(zip(unique, submitted, strict=True))
+        answers = dict(zip(unique, self._submit_all([batch[index] for index in unique], write), strict=True))
         for first, others in duplicates.items():
             recorded = self._record_coalesced(answers[first], [batch[index] for index in others])
             answers |= zip(others, recorded, strict=True)
@@ -196,13 +185,20 @@ class Ledger(JobReader):
         ]
 
     def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:
+        """Record the duplicates of a submission; return their answers, as if they came one after the other."""
         if not isinstance(first, Admission):
             return [first for _ in duplicates]
-        admissions = _duplicate_admissions(first, duplicates)
+        outcome, job = first.outcome, first.job
+        if outcome is Outcome.ADMITTED:
+            outcome = Outcome.REJECTED if duplicates[0].rejects else Outcome.ATTACHED
+        admissions = [
+            Admission(replace(job, duplicate_count=job.duplicate_count + number), outcome)
+            for number, _ in enumerate(duplicates, start=1)
+        ]
         with suppress(StoreError):  # the jobs are admitted, and an error here must not prevent their publication
             self.store.record(Duplicate.of(duplicates[0], admissions[0]), also=[each.nonce for each in duplicates[1:]])
         for admission in admissions:
-            self.emit(submission_event(admission))
+            self.emit(events.submission_event(admission))
         return admissions
 
     def _finish(self, submission: Submission, admission: Admission, write: Write) -> Admission:
@@ -211,7 +207,7 @@ class Ledger(JobReader):
         shared = submission.follows or submission.key is not None  # they depend on that job
         if not shared and admission.outcome in {Outcome.ATTACHED, Outcome.REJECTED} and job.expires_at is not None:
             admission = write([submission])[0] if self.cancel_if_due(job).state.final else admission
-        self.emit(submission_event(admission))
+        self.emit(events.submission_event(admission))
         return admission
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
@@ -233,12 +229,12 @@ class Ledger(JobReader):
         claimed = self.store.claim(job_id, nonce=nonce, node=node, sources=sources, target=State.RUNNING)
         job = claimed.job
         if claimed.applied and job is not None:
-            self.emit(claim_event(job))
+            self.emit(events.claim_event(job))
         if claimed.applied or job is None:
             return claimed
         if job.state in sources:
             job = self.cancel_if_due(job)
-        self.emit(claim_refused_event(job, node))
+        self.emit(events.claim_refused_event(job, node))
         return Applied(applied=False, job=job)
 
     def renew(self, claims: Sequence[tuple[str, str]]) -> list[Renewal]:
@@ -308,9 +304,10 @@ class Ledger(JobReader):
         `wake_after`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         `withheld`: workers that take jobs from the ledger do not get it before that sweep.
         """
-        queued = queued_anew(publishes=wake_after is None or withheld)
-        wake_after = job.lease if wake_after is None else wake_after
-        return self._fenced(job, Transition.RELEASE, reason, wake_after=wake_after, message=message, **queued)
+        return self._fenced(
+            job, Transition.RELEASE, reason, publishes=wake_after is None or withheld, message=message,
+            wake_after=job.lease if wake_after is None else wake_after,
+        )  # fmt: skip
 
     def crash(
         self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_after: float | None = None,
@@ -321,13 +318,15 @@ class Ledger(JobReader):
         With `lapsed` only if the lease has expired. `wake_after`: seconds until a sweeper publishes it; one lease for a
         caller that publishes it itself. Refused if that run has lost the job.
         """
-        queued, crashes = queued_anew(publishes=wake_after is None), job.crashes + 1
+        crashes = job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        wake_after = job.lease if wake_after is None else wake_after
-        return self.change(job, Transition.CRASH, reason, wake_after=wake_after, message=message, **queued, **values)
+        return self.change(
+            job, Transition.CRASH, reason, publishes=wake_after is None, message=message,
+            wake_after=job.lease if wake_after is None else wake_after, **values,
+        )  # fmt: skip
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
@@ -357,12 +356,9 @@ class Ledger(JobReader):
         return self.get(job_id)
 
     def run_now(
-        self,
-        job_id: str,
-        *,
-        reason: str = "made due",
+        self, job_id: str, *, reason: str = "made due",
         message_of: Callable[[Job], BrokerMessage | None] = lambda _: None,
-    ) -> Job:
+    ) -> Job:  # fmt: skip
         """Make a delayed or retrying job due at once, and return it; one that is due already is unchanged.
 
         `message_of`: returns the message that a store which can pushes; without it a sweep publishes the job. Raises
@@ -379,7 +375,7 @@ class Ledger(JobReader):
             message = message_of(job)
             applied = self.change(
                 job, Transition.RUN_NOW, None, token=job.token, run_in=0.0, wake_after=job.lease if message else 0.0,
-                message=message, detail=reason, **queued_anew(publishes=message is not None),
+                message=message, detail=reason, publishes=message is not None, published=0, publish_error="",
             )  # fmt: skip
             if applied.applied and applied.job is not None:
                 return applied.job
@@ -398,7 +394,7 @@ class Ledger(JobReader):
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
             wake_after=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0,
-            cancel=Cancel.NO, **queued_anew(publishes=message is not None),
+            cancel=Cancel.NO, publishes=message is not None,
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job
@@ -437,7 +433,7 @@ class Ledger(JobReader):
     def _delete(self, job_id: str, sources: frozenset[State]) -> bool:
         deleted = self.store.delete([job_id], sources=sources, tombstone_for=self.policy.tombstone_retention)
         if deleted:
-            self.emit(JobEvent(DELETED, one_line(job_id)))
+            self.emit(events.JobEvent(events.DELETED, events.one_line(job_id)))
         return bool(deleted)
 
     def remove(self, job: Job) -> None:
@@ -469,7 +465,7 @@ class Ledger(JobReader):
         tombstone_for = self.policy.tombstone_retention
         purged = self.store.delete(job_ids, sources=FINAL, skip_referenced=True, tombstone_for=tombstone_for)
         if purged:
-            self.emit(purge_event(len(purged)))
+            self.emit(events.JobEvent(events.PURGED, fields={"count": len(purged)}))
         return purged
 
     # --- what processes share besides jobs ----------------------------------------------------------------------------
@@ -525,20 +521,15 @@ class Ledger(JobReader):
     def _settle(self, change: Change) -> Applied:
         """Apply a change; cancel the job if it is waiting then and its cancellation was requested."""
         applied = self._apply(change)
-        job = applied.job
-        if (
-            not applied.applied
-            or job is None
-            or job.cancel is Cancel.NO
-            or job.state not in RULES[Transition.CANCEL].sources
-        ):
-            return applied
-        return Applied(applied=True, job=self.cancel_if_due(job))
+        job = applied.job if applied.applied else None
+        if job is not None and job.cancel is not Cancel.NO and job.state in RULES[Transition.CANCEL].sources:
+            return Applied(applied=True, job=self.cancel_if_due(job))
+        return applied
 
     def _apply(self, change: Change) -> Applied:
         applied = self.store.apply(change)
         if applied.applied and applied.job is not None:
-            self.emit(change_event(change, applied.job))
+            self.emit(events.transition_event(change.event, applied.job, change))
         return applied
 
     def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
@@ -551,48 +542,30 @@ class Ledger(JobReader):
 # --- equal submissions of a batch: one of them is submitted, the others are only counted ------------------------------
 
 
+_read_common = attrgetter(
+    "identity", "fingerprint", "task", "delay", "expires_in", "priority_rank", "rejects", "max_wait", "source",
+    "submitter", "host", "charges",
+)  # fmt: skip
+"""Returns what equal submissions have in common."""
+
+
 def _split_duplicates(submissions: Sequence[Submission]) -> tuple[list[int], dict[int, list[int]]]:
     """Return the indexes of the submissions that have to be submitted, and by such an index those of its duplicates.
 
     If one submission of an identity may change a job or needs its own answer, all of that identity are submitted.
     """
-    special = {submission.identity for submission in submissions if not _can_coalesce(submission)}
+    special = {
+        each.identity
+        for each in submissions
+        if each.key is not None or each.follows or each.canvas or each.replaces or each.queue_next
+    }
     firsts: dict[Hashable, int] = {}
     unique: list[int] = []
     duplicates: dict[int, list[int]] = defaultdict(list)
     for index, submission in enumerate(submissions):
-        first = index if submission.identity in special else firsts.setdefault(_coalescing_key(submission), index)
+        first = index if submission.identity in special else firsts.setdefault(_read_common(submission), index)
         if first == index or submissions[first].nonce == submission.nonce:  # the latter is a repeated request
             unique.append(index)
         else:
             duplicates[first].append(index)
     return unique, duplicates
-
-
-def _duplicate_admissions(first: Admission, duplicates: Sequence[Submission]) -> list[Admission]:
-    """Return the answers to the duplicates of a submission, as if they were submitted one after the other."""
-    count = first.job.duplicate_count
-    return [
-        Admission(replace(first.job, duplicate_count=count + number), _duplicate_outcome(first, duplicate))
-        for number, duplicate in enumerate(duplicates, start=1)
-    ]
-
-
-def _can_coalesce(submission: Submission) -> bool:
-    return submission.key is None and not (
-        submission.follows or submission.canvas or submission.replaces or submission.queue_next
-    )
-
-
-def _coalescing_key(submission: Submission) -> Hashable:
-    return (
-        submission.identity, submission.fingerprint, submission.task, submission.delay, submission.expires_in,
-        submission.priority_rank, submission.rejects, submission.max_wait, submission.source, submission.submitter,
-        submission.host, submission.charges,
-    )  # fmt: skip
-
-
-def _duplicate_outcome(first: Admission, duplicate: Submission) -> Outcome:
-    if first.outcome is not Outcome.ADMITTED:
-        return first.outcome
-    return Outcome.REJECTED if duplicate.rejects else Outcome.ATTACHED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onejob.errors import JobNotFoundError, JobPurgedError
@@ -9,15 +10,13 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
-from onejob.jobs.visibility import EVERYTHING
 from onejob.stores.protocol import OTHER_SUBMITTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, Backlog, Bucket, DuplicateCount, Entry, Period, WorkerInfo
-    from onejob.jobs.visibility import Visibility
+    from onejob.jobs.records import AuditEntry, Backlog, DuplicateCount, Entry, WorkerInfo
     from onejob.stores.protocol import GroupBy, Store
 
 
@@ -30,6 +29,48 @@ AUDIT_SECONDS = 90 * DAY
 def edit_key(job_id: str) -> str:
     """Return the idempotency key of the edit of a dead letter, which no scoped key of a submitter equals."""
     return f"edit:{job_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Which jobs a reader sees: those that fulfil each condition that is not None."""
+
+    submitter: str | None = None
+    """Only the jobs of this submitter."""
+    tasks: frozenset[str] | None = None
+    """Only the jobs of these tasks."""
+    predicate: Callable[[Job], bool] | None = None
+    """Only the jobs for which this returns True."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether there may be jobs that the reader does not see."""
+        return (self.submitter, self.tasks, self.predicate) != (None, None, None)
+
+    def includes(self, job: Job) -> bool:
+        """Return whether the reader sees a job."""
+        return (
+            (self.submitter is None or job.submitter == self.submitter)
+            and (self.tasks is None or job.task in self.tasks)
+            and (self.predicate is None or self.predicate(job))
+        )
+
+    def narrow(self, query: Query) -> Query | None:
+        """Return a query for those of its jobs that the reader sees, except for `predicate`; None: it sees none.
+
+        `predicate` gets whole jobs, so with one the query is not light.
+        """
+        if self.submitter is not None and query.submitter not in {None, self.submitter}:
+            return None
+        if self.tasks is not None and query.task is not None and query.task not in self.tasks:
+            return None
+        limits = [tasks for tasks in (query.tasks, self.tasks) if tasks is not None]
+        tasks = frozenset.intersection(*limits) if limits else None
+        submitter = query.submitter if self.submitter is None else self.submitter
+        return replace(query, submitter=submitter, tasks=tasks, light=query.light and self.predicate is None)
+
+
+EVERYTHING = Visibility()
 
 
 class JobReader:
@@ -78,13 +119,6 @@ class JobReader:
     def workers(self) -> list[WorkerInfo]:
         """Return the live workers, whose heartbeats have not expired, by name."""
         return self.store.workers()
-
-    def series(self, period: Period, *, since: float) -> list[Bucket]:
-        """Return the buckets of metrics that begin at `since` or later, oldest first, without empty ones.
-
-        They are about all jobs: whoever calls this for a reader with a limited visibility leaves out the others.
-        """
-        return self.store.series(period, since=since)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

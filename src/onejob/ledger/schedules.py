@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.jobs.policy import DAY
@@ -54,16 +53,14 @@ class Timetable:
     """Returns the first moment after a time; None without one."""
     missed: Missed = Missed.LAST
 
-    def moments(self, after: float) -> Iterator[float]:
-        """Yield the moments after a time, in order."""
-        moment = self.next_after(after)
-        while moment is not None:
-            yield moment
-            moment = self.next_after(moment)
-
     def between(self, since: float, now: float) -> Iterator[float]:
         """Yield the first `MOMENT_LIMIT` moments after `since`, until now."""
-        return islice(takewhile(lambda moment: moment <= now, self.moments(since)), MOMENT_LIMIT)
+        moment = self.next_after(since)
+        for _ in range(MOMENT_LIMIT):
+            if moment is None or moment > now:
+                return
+            yield moment
+            moment = self.next_after(moment)
 
 
 class Due(NamedTuple):

@@ -1,4 +1,4 @@
-"""The statistics of a ledger: its activity by minute or by hour, what deduplication has saved, and all metrics."""
+"""The statistics of a ledger: its activity by time, what deduplication has saved, its queues, and all metrics."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Period, Query
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.queues import LOOKED_AT, known_tasks, loads_of
 from onejob.observability.events import EVENT_NAMES
-from onejob.observability.metrics import BOUNDS, BUCKETS, SUM, end_of, key_of
+from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, end_of, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from onejob.jobs.records import Backlog, Bucket
+    from onejob.jobs.records import Backlog, Bucket, WorkerInfo
     from onejob.ledger.reader import JobReader
     from onejob.observability.metrics import Key
     from onejob.stores.protocol import GroupBy
@@ -42,6 +41,8 @@ SAMPLE = 100
 """How many completed jobs of a task its mean run time is computed from."""
 SEARCHED = 10_000
 """Among how many of the newest jobs of all tasks these are found: a task may have duplicates, and no jobs any more."""
+LOOKED_AT = 1000
+"""How many waiting jobs of each task are looked at: those that a sweep handles next."""
 QUEUE_SERIES = {
     "queue_due": "due", "queue_running": "running", "queue_oldest_due_seconds": "oldest_due", "queue_slots": "slots",
 }  # fmt: skip
@@ -142,7 +143,7 @@ class Stats:
     def add(self, series: str, label: str, amount: float) -> None:
         """Add to a series of metrics, whose last label is `label`; what this version does not know is left out."""
         match series:
-            case "submissions_total" if label in _OUTCOMES:
+            case "submissions_total" if label in {*Outcome}:
                 self.submissions[Outcome(label)] += round(amount)
             case "runs_total":
                 self.runs[label] += round(amount)
@@ -162,9 +163,6 @@ class Stats:
         self.wait_times.merge(other.wait_times)
         if other.known_seconds_saved is not None:
             self.known_seconds_saved = (self.known_seconds_saved or 0.0) + other.known_seconds_saved
-
-
-_OUTCOMES = frozenset(map(str, Outcome))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +223,7 @@ def read_activity(
     now = ledger.read_clock() if now is None else now
     end = (now // period.seconds + 1) * period.seconds
     begin = end - max(math.ceil(min(length, period.kept_for) / period.seconds), 1) * period.seconds
-    buckets = ledger.series(period, since=begin)
+    buckets = ledger.store.series(period, since=begin)
     return summarize(period, begin, end, buckets, mean_of=mean_of or means_of(ledger), tasks=ledger.visibility.tasks)
 
 
@@ -361,20 +359,83 @@ def mean_run(ledger: JobReader, task: str) -> float | None:
     return sum(seconds) / len(seconds) if seconds else None
 
 
+# --- the load of each queue, as an autoscaler needs it ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLoad:
+    """The jobs of a queue, and the workers that consume it."""
+
+    queue: str
+    due: int
+    """How many jobs wait for a run, and may run by now; of each task at most `LOOKED_AT`."""
+    running: int
+    oldest_due: float
+    """For how many seconds the oldest of the due jobs has been due; 0 without one."""
+    slots: int
+    """How many jobs its workers run at a time, also those of their other queues."""
+    workers: int
+    """How many live workers consume it."""
+
+
+def read_queues(ledger: JobReader) -> list[QueueLoad]:
+    """Return the load of each queue that has workers, or jobs that wait or run, by name.
+
+    Of the jobs of any task that was submitted, or that a live worker knows. It takes four reads, whose cost does not
+    grow with the ledger. Jobs whose queue is not resolved are left out.
+    """
+    workers = ledger.workers()
+    backlog = ledger.backlog(tasks=known_tasks(ledger.store.totals(), workers), limit=LOOKED_AT)
+    return loads_of(backlog, workers, ledger.read_clock())
+
+
+def loads_of(backlog: Iterable[Backlog], workers: Sequence[WorkerInfo], now: float) -> list[QueueLoad]:
+    """Return the load of each queue of a backlog, or of workers, by name."""
+    groups: dict[str, list[Backlog]] = {queue: [] for worker in workers for queue in worker.queues}
+    for group in backlog:
+        groups.setdefault(group.queue, []).append(group)
+    loads = []
+    for queue, found in sorted(groups.items()):
+        consumers = [worker for worker in workers if queue in worker.queues]
+        load = QueueLoad(
+            queue=queue,
+            due=sum(each.due for each in found),
+            running=sum(each.count for each in found if each.state is State.RUNNING),
+            oldest_due=max((now - each.oldest_run_at for each in found if each.due), default=0.0),
+            slots=sum(worker.concurrency for worker in consumers),
+            workers=len(consumers),
+        )
+        loads.append(load)
+    return [load for load in loads if load.queue]
+
+
+def known_tasks(totals: Mapping[str, float], workers: Iterable[WorkerInfo]) -> frozenset[str]:
+    """Return the names of the tasks whose submissions are counted in the totals, and of those of live workers."""
+    keys = [key for key in map(key_of, totals) if key is not None]
+    counted = {key[1] for key in keys if key[0] == "submissions_total"} - {OTHER}
+    return frozenset(counted.union(*(worker.tasks for worker in workers)))
+
+
 # --- the values of all metrics at one time ----------------------------------------------------------------------------
 
 
 def read_metrics(ledger: JobReader) -> dict[str, dict[Key, float]]:
     """Return the values by series, and by key; a series without values may be missing. Reads the store."""
     totals = ledger.store.totals()
-    values = _group_by_series(totals)
+    values: defaultdict[str, dict[Key, float]] = defaultdict(dict)
+    for name, total in sorted(totals.items()):
+        if (key := key_of(name)) is not None:
+            values[key[0]][key] = total
     jobs, workers = ledger.counts(Query()), ledger.store.workers()
     values["jobs"] = {("jobs", state.value): float(count) for state, count in jobs.items()}
     values["dead_letters"] = {("dead_letters",): float(jobs[State.FAILED])}
     values["workers"] = {("workers",): float(len(workers))}
     tasks = known_tasks(totals, workers)
     backlog, now = ledger.store.backlog(tasks=tasks, limit=LOOKED_AT), ledger.read_clock()
-    ages = dict.fromkeys(sorted(tasks), 0.0) | _oldest(backlog, now)
+    ages = dict.fromkeys(sorted(tasks), 0.0)
+    for group in backlog:
+        if group.due:
+            ages[group.task] = max(ages.get(group.task, 0.0), now - group.oldest_run_at)
     values["oldest_due_seconds"] = {("oldest_due_seconds", task): age for task, age in ages.items()}
     loads = loads_of(backlog, workers, now)
     for name, field_name in QUEUE_SERIES.items():
@@ -386,21 +447,3 @@ def accumulate(buckets: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return cumulative buckets, as Prometheus requires, from separate ones."""
     total = 0.0
     return [(bound, total := total + buckets.get(bound, 0.0)) for bound in BOUNDS]
-
-
-def _oldest(backlog: Iterable[Backlog], now: float) -> dict[str, float]:
-    """Return by task for how many seconds the oldest of its due jobs has been due."""
-    ages: dict[str, float] = {}
-    for group in backlog:
-        if group.due:
-            ages[group.task] = max(ages.get(group.task, 0.0), now - group.oldest_run_at)
-    return ages
-
-
-def _group_by_series(totals: Mapping[str, float]) -> defaultdict[str, dict[Key, float]]:
-    grouped: defaultdict[str, dict[Key, float]] = defaultdict(dict)
-    for name, total in sorted(totals.items()):
-        key = key_of(name)
-        if key is not None:
-            grouped[key[0]][key] = total
-    return grouped

@@ -1,7 +1,12 @@
-"""The sweep: publishes, expires, recovers or purges the jobs whose `wake_at` is due."""
+"""The sweep: publishes, expires, recovers or purges the jobs whose `wake_at` is due.
+
+A message that was sent is sent again only when it is known to be gone. One that cannot be sent is tried again: with a
+back-off that doubles without a cap. That holds for waiting jobs, and for ended jobs whose canvas is not notified yet.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,16 +14,20 @@ from typing import TYPE_CHECKING
 from onejob.errors import BrokerUnavailableError, StoreError, StoreUnavailableError, describe
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import values_of
-from onejob.ledger.publication import abandon_canvas, note_notification, note_publication, patience, retention_left
+from onejob.jobs.transitions import retention
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.protocol import WINDOW_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import BrokerMessage, Job
+    from onejob.jobs.model import Applied, BrokerMessage, Job
     from onejob.ledger.ledger import Ledger
 
+PATIENCE_LEASES = 20
+"""How many leases a sweep leaves a published job alone at most."""
+MAX_DOUBLINGS = 32
+"""Prevents an overflow only: so many doublings of a lease of one second take a century."""
 PUBLISH_FAILURES = 3
 """After so many failed publications in one sweep, the broker is regarded as unavailable."""
 LEASE_ERROR = (
@@ -78,7 +87,7 @@ def sweep(
     if not may_end_leases():  # that call may have waited for the store
         due = [job for job in due if job.state is not State.RUNNING]
     run = _Sweep(ledger, publishing, tasks, SweepResult(seen=len(due)))
-    run.find_waiting_followers(due)
+    run.waiting = run.unended([job for job in due if job.state is State.QUEUED and job.follows_id is not None])
     random.shuffle(due)  # so that a job that always fails is not always the first
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
         if run.outages < PUBLISH_FAILURES or run.has_dispatcher(job):
@@ -94,8 +103,6 @@ def sweep(
 
 @dataclass(slots=True)
 class _Sweep:
-    """One sweep: its arguments, counts and errors."""
-
     ledger: Ledger
     publishing: Publishing
     tasks: frozenset[str]
@@ -110,29 +117,28 @@ class _Sweep:
     postponed: list[Job] = field(default_factory=list)
 
     def has_dispatcher(self, job: Job) -> bool:
-        """Return whether a job is dispatched without the broker."""
         return job.task in self.publishing.dispatchers
 
     def process(self, job: Job) -> None:
-        """Process one job; keep an outage of the broker for the end."""
+        """Process one job; keep an error of its own, or of the broker, for the end."""
         try:
-            self._transition(job)
-        except BrokerUnavailableError as error:
-            self.outages += 1
-            self.errors.append(error)
+            if job.state is State.RUNNING:
+                self._recover(job)
+            elif not job.state.final:
+                self._publish_waiting(job)
+            elif job.canvas_pending:
+                self._notify_canvas(job)
+            elif job.holds_identity:  # its uniqueness window is over, and no later submission has released the identity
+                self.ledger.change(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail=WINDOW_OVER)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - one job must not end the sweep
+            self.outages += isinstance(error, BrokerUnavailableError)
             self.errors.append(error)
-
-    def find_waiting_followers(self, due: Sequence[Job]) -> None:
-        """Find the jobs to postpone: the followers of jobs that have not ended."""
-        followers = [job for job in due if job.state is State.QUEUED and job.follows_id is not None]
-        self.waiting = self._unended(followers)
 
     def wake_overtaken_followers(self) -> None:
         """Make those due at once whose jobs ended while they were postponed: that end had made them due already."""
-        unended = self._unended(self.postponed)
+        unended = self.unended(self.postponed)
         for job in self.postponed:
             if job.id not in unended:
                 self._postpone(job, 0.0)
@@ -141,7 +147,7 @@ class _Sweep:
         detail = f"job {job.follows_id} has not ended; its end makes this one due"
         self.ledger.change(job, Transition.POSTPONE, None, token=job.token, wake_after=wake_after, detail=detail)
 
-    def _unended(self, followers: Sequence[Job]) -> frozenset[str]:
+    def unended(self, followers: Sequence[Job]) -> frozenset[str]:
         """Return the ids of the followers whose followed jobs exist and have not ended."""
         found = self.ledger.get_many([str(job.follows_id) for job in followers]) if followers else {}
         followed = {job_id for job_id, job in found.items() if not job.state.final}
@@ -159,16 +165,6 @@ class _Sweep:
                 return
             for job_id in old:
                 self.purge([job_id])
-
-    def _transition(self, job: Job) -> None:
-        if job.state is State.RUNNING:
-            self._recover(job)
-        elif not job.state.final:
-            self._publish_waiting(job)
-        elif job.canvas_pending:
-            self._notify_canvas(job)
-        elif job.holds_identity:  # its uniqueness window is over, and no later submission has released the identity
-            self.ledger.change(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail=WINDOW_OVER)
 
     def _recover(self, job: Job) -> None:
         is_known = (job.publisher_task or job.task) in self.tasks
@@ -249,3 +245,103 @@ class _Sweep:
             return describe(error)  # recorded as that of the job
         self.swept.published += 1
         return ""
+
+
+# --- publications, and what a job keeps of them -----------------------------------------------------------------------
+
+
+def backoff(job: Job, attempt: int) -> float:
+    """Return the seconds from an attempt (1, 2, ...) to publish a job until the next one."""
+    return float(job.lease * 2 ** min(attempt - 1, MAX_DOUBLINGS))
+
+
+def note_publication(
+    ledger: Ledger, job: Job, error: str, message: BrokerMessage | None = None, *, is_delivered: bool = False
+) -> Applied:
+    """Record an attempt to publish a waiting job; `error`: why it cannot be sent, "" if it was sent.
+
+    `message`: what the store pushes with this change, instead of an earlier publication. `is_delivered`: workers take
+    the job from the ledger, after the back-off.
+    After `Policy.publish_limit` failed attempts in a row, the job becomes a dead letter. Refused after a claim, and
+    when a duplicate has moved its time meanwhile.
+    """
+    attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
+    if error and attempt >= ledger.policy.publish_limit:
+        return fail_unpublishable(ledger, job, f"its message could not be sent {attempt} times: {error}")
+    wake_after = backoff(job, attempt) if error or not job.queue else job.lease
+    detail = _describe(job, attempt, error) + (f"; again in {wake_after:g} s" if error else "")
+    return ledger.change(
+        job, Transition.PUBLISH, None, token=job.token, wake_after=wake_after, published=attempt, publishes=not error,
+        publish_error=error, detail=detail, message=message, run_in=wake_after if is_delivered else None,
+        seen_run_at=job.run_at,
+    )  # fmt: skip
+
+
+def note_unsent(ledger: Ledger, job: Job) -> Applied:
+    """Record that the broker did not accept the message of a job that was just queued: a sweep publishes it soon."""
+    return ledger.change(
+        job, Transition.PUBLISH, None, token=job.token, wake_after=0.0, publishes=False,
+        detail="the broker did not accept its message when it was queued; a sweep publishes it",
+    )  # fmt: skip
+
+
+def patience(job: Job, now: float) -> float:
+    """Return the seconds until a sweep looks again at a job that is published or offered, and not known to be lost.
+
+    As long again as it has waited, between one lease and `PATIENCE_LEASES`, so that a long queue costs little.
+    """
+    waited = now - (job.published_at or job.run_at)
+    return min(max(waited, job.lease), PATIENCE_LEASES * job.lease)
+
+
+def fail_unpublishable(ledger: Ledger, job: Job, reason: str) -> Applied:
+    """Make a waiting job, whose message cannot be sent, a dead letter; refused if a worker has claimed it."""
+    error = json.dumps({"type": "Unpublishable", "message": reason, "traceback": ""})
+    return ledger.change(job, Transition.UNPUBLISHABLE, reason, token=job.token, error=error)
+
+
+def note_notification(ledger: Ledger, job: Job, error: str) -> Applied:
+    """Record a sweep's attempt to publish an ended job for its canvas; `error`: why it cannot be sent, "" if it was.
+
+    The last attempt is followed by the end of the job's retention.
+    """
+    attempt = job.published + 1
+    wake_after = min(backoff(job, attempt), retention_left(ledger, job))
+    detail = f"{_describe(job, attempt, error)}; again in {wake_after:g} s unless its canvas is notified"
+    return ledger.change(
+        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, wake_after=wake_after, published=attempt,
+        publishes=not error, publish_error=error or None, detail=detail,
+    )  # fmt: skip
+
+
+def note_canvas_error(ledger: Ledger, job: Job, error: str) -> Applied:
+    """Record why Celery could not notify the canvas of an ended job."""
+    return ledger.change(
+        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, publishes=False, publish_error=error,
+        detail=f"Celery could not notify its canvas: {error}",
+    )  # fmt: skip
+
+
+def abandon_canvas(ledger: Ledger, job: Job) -> Applied:
+    """Give up notifying the canvas of an ended job whose retention is over; the job is kept once more as long."""
+    detail = f"{job.published} attempts" + (f"; the last error: {job.publish_error}" if job.publish_error else "")
+    return ledger.change(
+        job, Transition.CANVAS_ABANDONED, None, token=job.token, unnotified=True, canvas_pending=False,
+        wake_after=retention(ledger.policy, job.state, holds_identity=job.holds_identity), detail=detail,
+    )  # fmt: skip
+
+
+def retention_left(ledger: Ledger, job: Job) -> float:
+    """Return the seconds until the retention of an ended job is over, for a job that `take_due` has just returned."""
+    now = (job.wake_at or 0.0) - ledger.policy.hold  # `take_due` has set `wake_at`, on the store's clock
+    return (job.finished_at or 0.0) + retention(ledger.policy, job.state, holds_identity=job.holds_identity) - now
+
+
+def _describe(job: Job, attempt: int, error: str) -> str:
+    to = f" to queue {job.queue}" if job.queue else ""
+    again = " again" if job.published_at is not None else ""
+    return (
+        f"its message could not be sent{to}, publication {attempt}: {error}"
+        if error
+        else f"published{again}{to}, publication {attempt}"
+    )

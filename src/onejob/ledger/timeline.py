@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from onejob.jobs.history import ORIGINS
 from onejob.jobs.lifecycle import RULES, State, Transition
+from onejob.jobs.records import ORIGINS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,14 +65,16 @@ def build_timeline(job: Job, history: Sequence[Entry], now: float) -> list[Span]
     builder = _Builder()
     for entry in history:
         builder.add(entry)
-    if builder.open is not None:
-        builder.spans.append(_label_open(builder.open, job, now))
+    if (span := builder.open) is not None:
+        if span.kind is SpanKind.WAITING and job.state in {State.QUEUED, State.RETRYING} and job.run_at > now:
+            span = replace(span, label="delayed")
+        elif span.kind is SpanKind.RUNNING and job.lease_until is not None and job.lease_until <= now:
+            span = replace(span, label=LEASE_EXPIRED)
+        builder.spans.append(span)
     return sorted(builder.spans, key=lambda span: (span.begin, span.kind is not SpanKind.EVENT))
 
 
 class _Builder:
-    """Builds the spans, one entry after the other."""
-
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.open: Span | None = None
@@ -86,20 +88,17 @@ class _Builder:
         elif rule is None:
             self._open(SpanKind.WAITING, str(entry.state), entry)
         elif rule.fenced and rule.target is not None:
-            self._end_run(entry)
+            is_recorded = self.open is not None and self.open.kind is SpanKind.RUNNING
+            label = RUN_LABELS[Transition(entry.event)] if is_recorded else UNRECORDED
+            self._close(entry.at, label, entry.detail)
+            if not entry.state.final:
+                self._open(SpanKind.WAITING, str(entry.state), entry)
         else:
             self.spans.append(Span(SpanKind.EVENT, entry.at, entry.at, entry.event, entry.detail, entry.attempt))
             if rule.target is not None:
                 self._close(entry.at)
             if entry.event == Transition.REDRIVE:
                 self._open(SpanKind.WAITING, str(entry.state), entry)
-
-    def _end_run(self, entry: Entry) -> None:
-        is_recorded = self.open is not None and self.open.kind is SpanKind.RUNNING
-        label = RUN_LABELS[Transition(entry.event)] if is_recorded else UNRECORDED
-        self._close(entry.at, label, entry.detail)
-        if not entry.state.final:
-            self._open(SpanKind.WAITING, str(entry.state), entry)
 
     def _open(self, kind: SpanKind, label: str, entry: Entry) -> None:
         self.open = Span(kind, entry.at, None, label, entry.detail, entry.attempt, entry.node)
@@ -110,11 +109,3 @@ class _Builder:
             end = max(at, span.begin)  # a clock may be set back
             label, detail = label or span.label, span.detail if detail is None else detail
             self.spans.append(replace(span, end=end, label=label, detail=detail))
-
-
-def _label_open(span: Span, job: Job, now: float) -> Span:
-    """Return a span that has not ended, with a label for what is late, or not due yet."""
-    if span.kind is SpanKind.RUNNING:
-        return replace(span, label=LEASE_EXPIRED) if job.lease_until is not None and job.lease_until <= now else span
-    is_delayed = job.state in {State.QUEUED, State.RETRYING} and job.run_at > now
-    return replace(span, label="delayed") if is_delayed else span

@@ -85,26 +85,15 @@ def claim_refused_event(job: Job, node: str) -> JobEvent:
     return _job_event(CLAIM_REFUSED, job, {"state": job.state.value, "node": one_line(node)})
 
 
-def change_event(change: Change, job: Job) -> JobEvent:
-    """Return the event of an applied change; `job` is the job after it."""
-    return transition_event(change.event, job, change)
-
-
 def transition_event(transition: Transition, job: Job, change: Change | None = None) -> JobEvent:
     """Return the event of a transition; without `change` it lacks the fields that only the change contains."""
     rule = RULES[transition]
     fields: dict[str, Value] = {}
     if rule.fenced and rule.target is not None:
-        fields = _run_fields(job)
-        fields["run_seconds"] = _run_seconds(job, change)
+        fields = {**_run_fields(job), "run_seconds": _run_seconds(job, change)}
     if change is not None:
         fields |= _change_fields(change)
     return _job_event(EVENT_NAMES[transition], job, fields)
-
-
-def purge_event(count: int) -> JobEvent:
-    """Return the event of a purge of `count` jobs."""
-    return JobEvent(PURGED, fields={"count": count})
 
 
 def one_line(text: str) -> str:
@@ -126,13 +115,9 @@ def _run_fields(job: Job) -> dict[str, Value]:
 
 
 def _run_seconds(job: Job, change: Change | None) -> float:
-    """Return the seconds that a run took which has just ended.
-
-    Without a `finished_at` (the job has not ended), the time of the change is derived: it set `wake_at` to that time
-    plus `wake_after`.
-    """
+    """Return the seconds that a run took which has just ended."""
     ended_at = job.finished_at
-    if ended_at is None and change is not None and job.wake_at is not None:
+    if ended_at is None and change is not None and job.wake_at is not None:  # the job goes on
         ended_at = job.wake_at - (change.wake_after or 0.0)
     return max(0.0, (ended_at or 0.0) - (job.started_at or 0.0))
 

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from onejob.errors import OneJobError
@@ -33,7 +33,8 @@ def log(event: JobEvent) -> None:
     """Log an event at level INFO; a refused claim, and a sweep without work, at level DEBUG."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    level = logging.DEBUG if _is_routine(event) else logging.INFO
+    is_routine = event.name == CLAIM_REFUSED or (event.name == SWEEP and not any(event.fields.values()))
+    level = logging.DEBUG if is_routine else logging.INFO
     if logger.isEnabledFor(level):
         fields = event_fields(event)
         logger.log(level, format_fields(fields), extra={"onejob": fields})
@@ -61,10 +62,6 @@ def log_warning(message: str, *args: object) -> None:
     """Log a warning about a submission, which an error of a handler must not fail."""
     with suppress(Exception):
         _errors.warning(message, *args, stacklevel=2)
-
-
-def _is_routine(event: JobEvent) -> bool:
-    return event.name == CLAIM_REFUSED or (event.name == SWEEP and not any(event.fields.values()))
 
 
 def event_fields(event: JobEvent) -> dict[str, Value]:
@@ -100,11 +97,6 @@ for _name in ("onejob", "onejob.api"):
     logging.getLogger(_name).addFilter(OneLineFilter())
 
 
-def _trace_fields() -> dict[str, str]:
-    parts = tracing.tracer.context().get("traceparent", "").split("-")
-    return dict(zip(("trace_id", "span_id"), parts[1:], strict=False))
-
-
 class JsonFormatter(logging.Formatter):
     """Formats each record as one line of JSON: time, level, logger, message, and the fields of a job event.
 
@@ -118,13 +110,14 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without a line break."""
+        trace = tracing.tracer.context().get("traceparent", "").split("-")[1:]
         entry = {
             "time": format_timestamp(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
             **self._context(),
-            **_trace_fields(),
+            **dict(zip(("trace_id", "span_id"), trace, strict=False)),
             **getattr(record, "onejob", {}),
         }
         if record.exc_info:
@@ -138,8 +131,11 @@ def record_audit(append: Callable[[AuditEntry], object] | None, entry: AuditEntr
     Its texts are escaped and cut, and API keys in them left out. A failure is logged, and never fails what the entry
     reports.
     """
-    entry = _clean(entry)
-    fields = asdict(entry)
+    fields: dict[str, Any] = asdict(entry)
+    for name, value in fields.items():
+        if isinstance(value, str):
+            fields[name] = one_line(API_KEY.sub(REDACTED, value)[:TEXT_LIMIT])[:TEXT_LIMIT]
+    entry = AuditEntry(**fields)
     text = " ".join(f"{name}={fields[name]!r}" for name in ("actor", "address", "target", "outcome", "detail", "count"))
     _audit_logger.info("%s %s %s", entry.source, entry.action, text)
     try:
@@ -147,9 +143,3 @@ def record_audit(append: Callable[[AuditEntry], object] | None, entry: AuditEntr
             append(entry)
     except OneJobError as error:
         _audit_logger.error("the audit log has no entry of %s %s: %s", entry.action, entry.target, error)  # noqa: TRY400 - known
-
-
-def _clean(entry: AuditEntry) -> AuditEntry:
-    texts: dict[str, Any] = {name: value for name, value in asdict(entry).items() if isinstance(value, str)}
-    texts = {name: one_line(API_KEY.sub(REDACTED, text)[:TEXT_LIMIT])[:TEXT_LIMIT] for name, text in texts.items()}
-    return replace(entry, **texts)

@@ -33,8 +33,6 @@ FLUSH_SECONDS = 2.0
 """Limit for the last write at the exit of a process or the close of a ledger."""
 IDLE_INTERVALS = 5
 """After how many intervals the count of a sweep is written that did nothing: an idle worker counts nothing else."""
-
-
 _CLAIMED, _REDRIVEN = events.EVENT_NAMES[Transition.CLAIM], events.EVENT_NAMES[Transition.REDRIVE]
 _OUTSIDE_RUNS = (
     Transition.CANCEL, Transition.EXPIRE, Transition.REQUEST_CANCEL, Transition.RUN_NOW, Transition.UNPUBLISHABLE,
@@ -46,29 +44,25 @@ _CHANGES = frozenset({events.DELETED, *(events.EVENT_NAMES[each] for each in _OU
 def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
     """Return the increments of an event, under the label `task`."""
     fields = event.fields
+    totals: dict[str, Value]
     match event.name:
         case events.SUBMITTED:
             return [(("submissions_total", task, str(fields["outcome"])), 1.0)]
         case events.CLAIM_REFUSED:
             return [(("claims_refused_total", task), 1.0)]
         case events.SWEEP:
-            return _count_sweep(fields)
+            totals = {"sweeps_total": 1, "published_total": fields["published"]}
+            if failed := fields.get("failed"):
+                totals["publish_failures_total"] = failed
         case events.PURGED:
-            return [(("purged_total",), float(fields["count"]))]
-        case events.HEARTBEAT_LATE | events.WORKER_SILENT:
-            return _count_worker(event.name, fields)
-    return _count_run(event, task)
-
-
-def _count_worker(name: str, fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
-    if name == events.WORKER_SILENT:
-        return [(("worker_silences_total",), 1.0), (("taken_from_ledger_total",), float(fields["taken"]))]
-    return [(("heartbeats_late_total",), 1.0)]
-
-
-def _count_sweep(fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
-    sent: list[tuple[Key, float]] = [(("sweeps_total",), 1.0), (("published_total",), float(fields["published"]))]
-    return [*sent, (("publish_failures_total",), float(failed))] if (failed := fields.get("failed")) else sent
+            totals = {"purged_total": fields["count"]}
+        case events.HEARTBEAT_LATE:
+            totals = {"heartbeats_late_total": 1}
+        case events.WORKER_SILENT:
+            totals = {"worker_silences_total": 1, "taken_from_ledger_total": fields["taken"]}
+        case _:
+            return _count_run(event, task)
+    return [((name,), float(amount)) for name, amount in totals.items()]
 
 
 def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:

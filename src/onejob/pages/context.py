@@ -27,9 +27,8 @@ from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import WorkerInfo
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.queues import known_tasks
 from onejob.ledger.search import FILTERS
-from onejob.ledger.stats import mean_run
+from onejob.ledger.stats import known_tasks, mean_run
 from onejob.pages.access import User
 from onejob.pages.security import Tokens
 

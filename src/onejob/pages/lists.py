@@ -24,8 +24,8 @@ from onejob.jobs.records import Query, WorkerInfo
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.queues import loads_of
 from onejob.ledger.search import Count, SearchResult, count_matching, query_of, search
+from onejob.ledger.stats import loads_of
 from onejob.pages.context import PAGE_SIZES, SEARCH_SECONDS, Context, PageRequest, job_row, job_rows, read_filters
 from onejob.pages.rendering import Page, Redirect, View, job_path
 

@@ -31,14 +31,15 @@ from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from onejob.jobs.messages import Delivery, NewMessage
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
     from onejob.jobs.records import (
         AuditEntry,
         Backlog,
         Bucket,
+        Delivery,
         DuplicateCount,
         Entry,
+        NewMessage,
         Period,
         Query,
         Registration,

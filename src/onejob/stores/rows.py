@@ -6,9 +6,9 @@ from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Change, Job
+from onejob.jobs.records import COMPLETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

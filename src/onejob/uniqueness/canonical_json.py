@@ -28,8 +28,6 @@ _INTEGER_BOUND: Final = 10**4300
 _ADVICE: Final = "pass an id or plain values instead"
 _MAX_WRAPPERS: Final = 16
 _MAX_MESSAGE_TEXT: Final = 120
-
-
 _DEFAULT_LIMITS: Final = Limits()
 
 
@@ -145,7 +143,13 @@ class _Writer:
         try:
             return "".join(self._texts(value))
         except _RefusalError as refusal:
-            message = f"{self._owner}{_where(self._root, self._steps)} {refusal}"
+            path = self._root
+            for step in self._steps:
+                if isinstance(step, int) or (path and not step.isidentifier()):
+                    path += f"[{step!r}]"
+                else:
+                    path += f".{step}" if path else step
+            message = f"{self._owner}{short(path) or 'the call'} {refusal}"
             raise InvalidPayloadError(message) from refusal.__cause__
 
     def _texts(self, value: object) -> Iterator[str]:
@@ -169,20 +173,14 @@ class _Writer:
         if text is not None:
             return iter((text,))
         if not isinstance(plain, (list, tuple, Mapping)):
-            raise _RefusalError(_unknown(plain))
+            is_set = isinstance(plain, (set, frozenset))
+            lack = "no order and no JSON; pass a sorted list instead" if is_set else f"no canonical text; {_ADVICE}"
+            raise _RefusalError(f"is of type {kind_of(plain)}, which has {lack}")
         if len(self._open) >= self._limits.depth:
             raise _RefusalError(f"is nested deeper than {self._limits.depth} levels, or contains itself; {_ADVICE}")
         return self._mapping(plain) if isinstance(plain, Mapping) else _list(plain)
 
     def _mapping(self, mapping: Mapping[object, object]) -> Iterator[str | _Child]:
-        entries = self._entries(mapping)
-        yield "{"
-        for index, key in enumerate(sorted(entries)):
-            yield ("," if index else "") + _quoted(_escaped(key)) + ":"
-            yield _Child(key, entries[key])
-        yield "}"
-
-    def _entries(self, mapping: Mapping[object, object]) -> dict[str, object]:
         entries: dict[str, object] = {}
         for key, value in mapping.items():
             self._check_size(_min_size(key))
@@ -193,7 +191,12 @@ class _Writer:
         # kombu's JSON decodes such a mapping as one of its own tagged values.
         if entries.keys() == {"__type__", "__value__"}:
             raise _RefusalError("has only the keys '__type__' and '__value__', reserved by Celery's JSON; rename one")
-        return entries
+        yield "{"
+        for index, name in enumerate(sorted(entries)):
+            escaped = f"${name}" if name.startswith("$") else name
+            yield ("," if index else "") + _quoted(escaped) + ":"
+            yield _Child(name, entries[name])
+        yield "}"
 
     def _check_size(self, size: int) -> int:
         if size > self._remaining:
@@ -281,11 +284,6 @@ def _finite(text: str, *, finite: bool) -> str:
     raise _RefusalError(f"is {text}, but only finite numbers have an identity; pass None or a string")
 
 
-def _decimal(value: Decimal) -> str:
-    # The decimal context of the thread selects 1E+5 or 1e+5.
-    return _finite(Decimal.__str__(value).upper(), finite=Decimal.is_finite(value))
-
-
 # The methods of the base types, like kombu's JSON, not those of a subclass. datetime precedes date, its base class.
 _TAGS: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
     (datetime, "datetime", datetime.isoformat),
@@ -293,7 +291,8 @@ _TAGS: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
     (time, "time", time.isoformat),
     (timedelta, "timedelta", lambda value: str(value // timedelta(microseconds=1))),
     (UUID, "uuid", UUID.__str__),
-    (Decimal, "decimal", _decimal),
+    # The decimal context of the thread selects 1E+5 or 1e+5.
+    (Decimal, "decimal", lambda value: _finite(Decimal.__str__(value).upper(), finite=Decimal.is_finite(value))),
     ((bytes, bytearray, memoryview), "bytes", lambda value: base64.b64encode(memoryview(value).tobytes()).decode()),
 )
 _TAGGED: Final = tuple(kinds for kinds, _, _ in _TAGS)
@@ -324,32 +323,12 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _escaped(key: str) -> str:
-    return f"${key}" if key.startswith("$") else key
-
-
 def kind_of(value: object) -> str:
     """Return the name of a value's type, with its module unless it is a builtin."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _unknown(value: object) -> str:
-    if isinstance(value, (set, frozenset)):
-        return f"is of type {kind_of(value)}, which has no order and no JSON; pass a sorted list instead"
-    return f"is of type {kind_of(value)}, which has no canonical text; {_ADVICE}"
-
-
 def short(text: str) -> str:
     """Truncate a text for an error message."""
     return text if len(text) <= _MAX_MESSAGE_TEXT else f"{text[:_MAX_MESSAGE_TEXT]}…"
-
-
-def _where(root: str, steps: Sequence[str | int]) -> str:
-    path = root
-    for step in steps:
-        if isinstance(step, int) or (path and not step.isidentifier()):
-            path += f"[{step!r}]"
-        else:
-            path += f".{step}" if path else step
-    return short(path) or "the call"

@@ -52,15 +52,11 @@ class Identifier:
         self._owner = f"task {task!r}: "
         self._limits = limits
         self._checked = checked
-        self._signature = _signature(task, function, bound=bound)
-        self._named = _NamedParameters.of(self._signature)
-        self._choose = _check_callable(task, unique_on, self._signature) if callable(unique_on) else None
-        self._names = None if self._choose else _check_names(task, unique_on, self._signature)
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the task's calls, without the parameter for a bound task."""
-        return self._signature
+        self.signature = _signature(task, function, bound=bound)
+        """That of the task's calls, without the parameter for a bound task."""
+        self._named = _NamedParameters.of(self.signature)
+        self._choose = _check_callable(task, unique_on, self.signature) if callable(unique_on) else None
+        self._names = None if self._choose else _check_names(task, unique_on, self.signature)
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return all arguments of the call by name, including defaults; entries of `**kwargs` under their own names.
@@ -68,9 +64,9 @@ class Identifier:
         Raises InvalidArgumentsError if the arguments do not match the task's signature.
         """
         try:
-            return _bind(self._signature, args, kwargs)
+            return _bind(self.signature, args, kwargs)
         except TypeError as error:
-            message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self._signature)}"
+            message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self.signature)}"
             raise InvalidArgumentsError(message) from None
 
     def describe(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
@@ -93,27 +89,21 @@ class Identifier:
         """
         arguments = self._arguments_or_none(args, kwargs)
         if scope is None and self._names is None and self._choose is None:
-            both = digest(self._describe_all(arguments, args, kwargs))
+            both = digest(self._describe(arguments, args, kwargs))
             return both, both
         identity = digest(self._describe(arguments, args, kwargs, scope))
-        return identity, digest(self._describe_all(arguments, args, kwargs))
+        return identity, digest(self._describe(arguments, args, kwargs, selects=False))
 
     def _describe(
         self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
-        scope: str | None,
-    ) -> str:  # fmt: skip
-        if arguments is not None and self._choose is not None:
-            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
-        if arguments is not None and self._names is not None:
-            arguments = self._select(self._names, arguments)
-        return self._describe_all(arguments, args, kwargs, scope)
-
-    def _describe_all(
-        self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
-        scope: str | None = None,
+        scope: str | None = None, *, selects: bool = True,
     ) -> str:  # fmt: skip
         if arguments is None:
             return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
+        if selects and self._choose is not None:
+            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
+        if selects and self._names is not None:
+            arguments = self._select(self._names, arguments)
         return self._write("arguments", arguments, scope=scope)
 
     def _arguments_or_none(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
@@ -277,7 +267,6 @@ class _NamedParameters:
 
     @classmethod
     def of(cls, signature: Signature) -> Self | None:
-        """Return the parameters of a signature; None if it has other ones."""
         parameters = signature.parameters.values()
         if any(each.kind is not Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
             return None

@@ -20,21 +20,13 @@ UniqueFor: TypeAlias = "float | str | None"
 UNTIL = ("started", "finished")
 
 
-def _day(begin: datetime) -> datetime:
-    return begin + timedelta(days=1)
-
-
-def _week(begin: datetime) -> datetime:
-    return begin + timedelta(days=7 - begin.weekday())
-
-
 def _month(begin: datetime) -> datetime:
     return (begin.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 CALENDAR: dict[str, tuple[Callable[[datetime], datetime], float]] = {
-    "day": (_day, DAY),
-    "week": (_week, 7 * DAY),
+    "day": (lambda begin: begin + timedelta(days=1), DAY),
+    "week": (lambda begin: begin + timedelta(days=7 - begin.weekday()), 7 * DAY),
     "month": (_month, 31 * DAY),
 }
 """By name: a function from the midnight of a day in the window to the window's end, and the longest window in
@@ -77,19 +69,17 @@ def window_of(task: str, unique_until: object, unique_for: object) -> Window | N
     if unique_until == "started":
         msg = f"task {task} has unique_until='started' and unique_for, which exclude each other: drop one of them"
         raise ConfigurationError(msg)
-    if isinstance(unique_for, str):
-        return _calendar(task, unique_for)
-    check_seconds(f"unique_for of task {task}, unless it is a string like 'day@Europe/Berlin',", unique_for)
-    return Window(seconds=float(unique_for))  # type: ignore[arg-type] # checked above
-
-
-def _calendar(task: str, text: str) -> Window:
-    unit, separator, zone = text.partition("@")
+    if not isinstance(unique_for, str):
+        check_seconds(f"unique_for of task {task}, unless it is a string like 'day@Europe/Berlin',", unique_for)
+        return Window(seconds=float(unique_for))  # type: ignore[arg-type] # checked above
+    unit, separator, zone = unique_for.partition("@")
     if unit not in CALENDAR or not separator:
-        msg = f"unique_for={text!r} of task {task} must be one of {', '.join(f'{name}@Zone' for name in CALENDAR)}"
+        msg = (
+            f"unique_for={unique_for!r} of task {task} must be one of {', '.join(f'{name}@Zone' for name in CALENDAR)}"
+        )
         raise ConfigurationError(msg)
     try:
         return Window(unit=unit, zone=ZoneInfo(zone))
     except (OSError, ValueError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
-        msg = f"unique_for={text!r} of task {task}: unknown time zone {zone!r}; use a name such as Europe/Berlin"
+        msg = f"unique_for={unique_for!r} of task {task}: unknown time zone {zone!r}; use a name such as Europe/Berlin"
         raise ConfigurationError(msg) from error

@@ -27,8 +27,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.ledger import Ledger, NextRun
-from onejob.ledger.publication import note_canvas_error, note_unsent
-from onejob.ledger.sweep import SweepResult
+from onejob.ledger.sweep import SweepResult, note_canvas_error, note_unsent
 from onejob.stores.protocol import Store
 from tests.contract import support
 from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, refuse_store

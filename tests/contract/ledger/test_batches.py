@@ -8,7 +8,7 @@ import pytest
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StaleTokenError, StoreUnavailableError
 from onejob.jobs.model import Job, Outcome, Submission
-from onejob.jobs.quota import Charge, Quota
+from onejob.jobs.submitter import Charge, Quota
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import NextRun
 from onejob.stores.protocol import BATCH_LIMIT

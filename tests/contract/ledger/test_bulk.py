@@ -9,10 +9,9 @@ from onejob.errors import NoDeadLetterError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-from onejob.jobs.visibility import Visibility
 from onejob.ledger import bulk
 from onejob.ledger.bulk import NOT_REACHED, BulkResult, Selection, bulk_apply
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader, Visibility
 from tests.cases import for_each
 from tests.conftest import every_store
 from tests.contract.ledger.world import World

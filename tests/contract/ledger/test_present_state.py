@@ -13,8 +13,8 @@ from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration, Wor
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger import stuck as stuck_module
 from onejob.ledger.explain import explain
-from onejob.ledger.publication import note_canvas_error
 from onejob.ledger.stuck import STUCK_LEASES, Snapshot, Stuck, find_stuck, list_stuck
+from onejob.ledger.sweep import note_canvas_error
 from onejob.webhooks.job import webhook_submission
 from tests.cases import for_each
 from tests.conftest import every_store

@@ -3,10 +3,9 @@
 import pytest
 
 from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Route
 from onejob.jobs.records import Registration
-from onejob.jobs.route import Route
-from onejob.ledger.queues import QueueLoad, read_queues
-from onejob.ledger.stats import QUEUE_SERIES, read_metrics
+from onejob.ledger.stats import QUEUE_SERIES, QueueLoad, read_metrics, read_queues
 from tests.conftest import every_store
 from tests.contract.ledger.world import World
 from tests.contract.support import apply, claim, end, queue_next, read, run, submit
@@ -66,7 +65,7 @@ def test_the_tasks_of_queues_without_workers_are_those_that_were_submitted(
     assert read_queues(world.ledger) == []
     world.store.increment({'["submissions_total", "counted", "admitted"]': 1.0})
     assert read_queues(world.ledger) == [load("slow", due=1)]
-    monkeypatch.setattr("onejob.ledger.queues.LOOKED_AT", 2)
+    monkeypatch.setattr("onejob.ledger.stats.LOOKED_AT", 2)
     for number in range(3):
         submit(world.store, f"more-{number}", task="counted", route="slow")
     assert [each.due for each in read_queues(world.ledger)] == [2]

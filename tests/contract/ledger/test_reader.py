@@ -11,8 +11,7 @@ import pytest
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.jobs.visibility import Visibility
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader, Visibility
 from onejob.ledger.search import Count, count_matching, search
 from onejob.stores.protocol import INDEXED_STATES, OTHER_SUBMITTERS, GroupBy
 from tests.contract.ledger.world import World

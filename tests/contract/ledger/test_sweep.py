@@ -14,7 +14,9 @@ from onejob.jobs.model import Applied, BrokerMessage, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger, NextRun
-from onejob.ledger.publication import (
+from onejob.ledger.sweep import (
+    PUBLISH_FAILURES,
+    SweepResult,
     abandon_canvas,
     fail_unpublishable,
     note_canvas_error,
@@ -22,7 +24,6 @@ from onejob.ledger.publication import (
     note_publication,
     note_unsent,
 )
-from onejob.ledger.sweep import PUBLISH_FAILURES, SweepResult
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each

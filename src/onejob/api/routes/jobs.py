@@ -29,11 +29,10 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Duplicate, Job
 from onejob.jobs.records import Entry
 from onejob.jobs.timestamps import parse_timestamp
-from onejob.jobs.visibility import Visibility
 from onejob.ledger.dead_letters import GROUP_LIMIT, dead_letters, group_failures
 from onejob.ledger.explain import Explanation, explain
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader, Visibility
 from onejob.ledger.search import FILTERS, query_of
 from onejob.ledger.stats import DuplicateSummary, summarize_duplicates
 from onejob.stores.protocol import GroupBy

@@ -22,8 +22,7 @@ from onejob.celery.operations import connect_to_broker
 from onejob.celery.worker.metrics import CONTENT_TYPE, COST_FACTOR, cached_metrics
 from onejob.jobs.records import AuditEntry, Period
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.queues import QueueLoad, read_queues
-from onejob.ledger.stats import LENGTHS, activity_to_dict, read_activity
+from onejob.ledger.stats import LENGTHS, QueueLoad, activity_to_dict, read_activity, read_queues
 
 logger = logging.getLogger("onejob.api")
 T = TypeVar("T")

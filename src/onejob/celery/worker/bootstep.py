@@ -104,7 +104,10 @@ class LedgerStep(bootsteps.StartStopStep):
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
-        _show_ledger(worker)
+        if getattr(worker, "quiet", True):
+            logger.info("%s", describe_ledger(worker.app))
+        else:  # below Celery's banner
+            print(f"{describe_ledger(worker.app)}\n", file=sys.__stdout__, flush=True)
         self.queues.take_over(str(worker.hostname))
         self.heartbeat.loop.start()
         self.revocations.start()
@@ -116,7 +119,7 @@ class LedgerStep(bootsteps.StartStopStep):
             self._unsubscribe = of_store.subscribe(Channel.DUE, "", lambda _: self.sweeper.wake())
         if self.metrics_server is not None:
             self.metrics_server.start()
-        signals.worker_shutting_down.connect(_start_draining, weak=False, dispatch_uid="onejob.drain")
+        signals.worker_shutting_down.connect(lambda **_: draining.set(), weak=False, dispatch_uid="onejob.drain")
         signals.worker_shutdown.connect(self._on_shutdown, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
@@ -148,19 +151,17 @@ class LedgerStep(bootsteps.StartStopStep):
         self.queues.look()
         self.silence.look()
         self._share_sweeps()
+        publisher, dispatchers = self.app_state.publisher, {WEBHOOK_TASK: self.webhooks.queue_webhook}
+        publishing = Publishing(
+            publisher.publish, publisher.message_of, self.queues.gone_in, publisher.is_delivered, dispatchers
+        )
         for _ in range(ROUNDS):
             if draining.is_set():
                 return
-            publisher, dispatchers = self.app_state.publisher, {WEBHOOK_TASK: self.webhooks.queue_webhook}
             swept = sweep(
-                self.app_state.ledger,
-                Publishing(
-                    publisher.publish, publisher.message_of, self.queues.gone_in, publisher.is_delivered, dispatchers
-                ),
-                tasks=frozenset(tasks_of(self.worker.app)),
-                limit=SWEEP_LIMIT,
+                self.app_state.ledger, publishing, tasks=frozenset(tasks_of(self.worker.app)), limit=SWEEP_LIMIT,
                 may_end_leases=lambda: self.heartbeat.contact.steady,
-            )
+            )  # fmt: skip
             if swept.seen < SWEEP_LIMIT:
                 return
 
@@ -175,11 +176,10 @@ class LedgerStep(bootsteps.StartStopStep):
 
     def register(self) -> Registration:
         """Return the registration of this worker: its tasks, its pool, and the queues that it consumes now."""
-        pool = type(self.worker.pool).__module__.rpartition(".")[2]
         return Registration(
             tasks=tuple([*tasks_of(self.worker.app)][:REGISTERED_TASKS_LIMIT]),
             queues=tuple(sorted(self._consumed_queues())),
-            pool=pool,
+            pool=type(self.worker.pool).__module__.rpartition(".")[2],
             concurrency=self.worker.concurrency or 0,
             reserved=self.queues.reserved(),
             versions=_versions(),
@@ -230,14 +230,6 @@ ROUNDS = 10
 NAMED_TASKS = 20
 RESULTS_LIMIT = 2**31 - 1
 """More results than a process has ever sent: a C integer."""
-
-
-def _show_ledger(worker: Any) -> None:
-    """Print the line about the ledger below Celery's banner, or log it if the worker prints none."""
-    if getattr(worker, "quiet", True):
-        logger.info("%s", describe_ledger(worker.app))
-    else:
-        print(f"{describe_ledger(worker.app)}\n", file=sys.__stdout__, flush=True)
 
 
 def describe_ledger(app: Celery) -> str:
@@ -292,31 +284,21 @@ def _release_processes(pool: Any) -> None:
         counter.value = RESULTS_LIMIT
 
 
-def _flush_metrics(**_: Any) -> None:
-    """Write the metrics of a pool's child, whose exit runs no `atexit` handlers."""
-    write_all()
-
-
 def _log_json(logger: logging.Logger, **_: Any) -> None:
-    """Format what Celery's own handlers write as JSON, if the app says so."""
     if current_app.conf.get("onejob_log_json"):
         for handler in logger.handlers:
             handler.setFormatter(JsonFormatter(_describe_run))
 
 
 def _describe_run() -> dict[str, str]:
-    """Return the job, or Celery's task, that runs in this thread."""
     job_id = current_task.request.id if current_task else None  # type: ignore[truthy-bool] # a proxy of None
     return {"job_id": str(job_id), "task": str(current_task.name)} if job_id else {}
 
 
 signals.after_setup_logger.connect(_log_json, weak=False, dispatch_uid="onejob.log_json")
 signals.after_setup_task_logger.connect(_log_json, weak=False, dispatch_uid="onejob.log_json.tasks")
-signals.worker_process_shutdown.connect(_flush_metrics, weak=False, dispatch_uid="onejob.child_ends")
-
-
-def _start_draining(**_: Any) -> None:
-    draining.set()
+# The exit of a pool's child runs no `atexit` handlers.
+signals.worker_process_shutdown.connect(lambda **_: write_all(), weak=False, dispatch_uid="onejob.child_ends")
 
 
 def _check_pool(worker: Any) -> None:

@@ -50,7 +50,7 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.publication import note_canvas_error
+from onejob.ledger.sweep import note_canvas_error
 from onejob.observability import tracing
 from onejob.observability.events import transition_event
 
@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask, TaskOptions
+    from onejob.celery.options import BoundTask
     from onejob.celery.payload import Message
     from onejob.jobs.model import Applied, Job, Submission
-    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
 OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
@@ -287,7 +286,8 @@ def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message
     if job.attempt > job.retries + 1:  # as the broker says of a message that it delivers again
         request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
     request.args, request.kwargs = message.args, message.kwargs
-    options = _identity_options(task, job)
+    own: Any = task.app.tasks.get(job.task)  # also when another task has replaced it
+    options = options_of(own if hasattr(own, "_onejob") else task)
     if options.unique_until == "started" and job.holds_identity:
         job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
     limits, typed = app_state.settings.limits, options_of(task).typed
@@ -314,14 +314,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
         raise RuntimeError(msg) from error
 
 
-def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
-    """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
-    own: Any = task.app.tasks.get(job.task)
-    return options_of(own if hasattr(own, "_onejob") else task)
-
-
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
-    """Complete a run whose body has returned, and return its result."""
     if not run.completes_in_transaction:
         end_run(run.id, partial(run.complete, result))
         return result
@@ -347,25 +340,20 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     """End a follower as the job that it follows ended; its body never runs."""
     ledger = app_state.ledger
     followed = ledger.get_or_none(str(job.follows_id))
-    if followed is not None and not followed.state.final:
+    if followed is None:
+        reason = f"it follows job {job.follows_id}, which was deleted before this job could take over its end"
+        ended = ledger.fail(job, encode_failure(OneJobError(reason)), reason)
+    elif not followed.state.final:
         # It is published again when the followed job ends, or after one lease.
         return Ignored(ledger.release(job, f"waits for the end of {followed.id}").reason)
-    if followed is not None and followed.state is State.COMPLETED:
+    elif followed.state is State.COMPLETED:
         ended = ledger.complete(job, followed.result or "null")
-    elif followed is not None and followed.state is State.CANCELED:
+    elif followed.state is State.CANCELED:
         ended = ledger.abandon(job, f"it follows job {followed.id}, which was canceled: {followed.reason}")
     else:
-        ended = _fail_follower(ledger, job, followed)
-    return return_end(task, request, app_state, ended)
-
-
-def _fail_follower(ledger: Ledger, job: Job, followed: Job | None) -> Job:
-    """End a follower with the error of the job that it follows; an operator may have deleted that job."""
-    if followed is not None:
         error = followed.error or encode_failure(OneJobError(f"job {followed.id} failed: {followed.reason}"))
-        return ledger.fail(job, error, f"it follows job {followed.id}, which failed")
-    reason = f"it follows job {job.follows_id}, which was deleted before this job could take over its end"
-    return ledger.fail(job, encode_failure(OneJobError(reason)), reason)
+        ended = ledger.fail(job, error, f"it follows job {followed.id}, which failed")
+    return return_end(task, request, app_state, ended)
 
 
 def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
@@ -397,8 +385,8 @@ def watch_canvas(request: Any, job: Job) -> None:
     Celery builds the arguments of a signal only if it has receivers: they are connected with the first canvas.
     """
     request.onejob = job
-    signals.task_success.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
-    signals.task_failure.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
+    for signal in (signals.task_success, signals.task_failure):
+        signal.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
 
 
 def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
@@ -414,8 +402,7 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
 
 
 def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
-    """Handle an error of Celery after a run, most often of the result backend."""
-    # Sent by Celery's tracer, in the child, for whatever is raised outside the body: no hook of the task is called.
+    """Handle an error of Celery after a run, most often of the result backend: no hook of the task is called."""
     if not hasattr(sender, "_onejob"):
         return
     try:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.jobs.model import Renewal
     from onejob.jobs.records import Registration
     from onejob.observability.events import Value
 
@@ -120,7 +119,6 @@ class Loop:
             self._thread.join(timeout=5)
 
     def _wait(self) -> bool:
-        """Wait for the next call of `tick`; return whether there is one."""
         pause = self.interval * random.uniform(1.0 - self._spread, 1.0)  # noqa: S311 - no secret
         if not self._stopped.wait(min(pause, self._pause)):
             self._woken.wait(max(0.0, pause - self._pause))
@@ -148,16 +146,11 @@ _stopped = ForkLocks()
 @cache
 def _register_at_fork() -> None:
     """Have forks wait for ticks. What is registered last runs first: before the stores, whose locks ticks wait for."""
-    os.register_at_fork(before=_await_ticks, after_in_parent=_stopped.release, after_in_child=_forget_loops)
-
-
-def _await_ticks() -> None:
-    _stopped.acquire(loop.ticking for loop in [*_loops])
-
-
-def _forget_loops() -> None:
-    _stopped.forget()
-    _loops.clear()
+    os.register_at_fork(
+        before=lambda: _stopped.acquire(loop.ticking for loop in [*_loops]), after_in_parent=_stopped.release
+    )
+    os.register_at_fork(after_in_child=_stopped.forget)
+    os.register_at_fork(after_in_child=_loops.clear)
 
 
 class Heartbeat:
@@ -185,9 +178,13 @@ class Heartbeat:
         if now >= self._next_renewal:
             renewed = self.renew()
             self._send_heartbeat(now, due=not renewed)
-            self._report_if_late(self.contact.reached())
+            if LATE_FACTOR * self._interval < (gap := self.contact.reached()) < math.inf:
+                fields: dict[str, Value] = {"node": one_line(self._node), "seconds": gap, "interval": self._interval}
+                self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
             self._next_renewal = now + self._interval
-        self.recover_dead_children()
+        for request in active_requests():  # long before Celery's own timeout for lost workers
+            if request.is_child_dead():
+                request.handle_lost_child(f"its worker process {request.worker_pid} died")
 
     def _send_heartbeat(self, now: float, *, due: bool) -> None:
         """Send the heartbeat of this node if it is `due` or has changed, or else three times per its lifetime."""
@@ -204,17 +201,6 @@ class Heartbeat:
         with suppress(StoreError):  # the node's heartbeat expires anyway
             self._app_state.ledger.heartbeat(self._node, lasts=0.0)
 
-    def _report_if_late(self, seconds: float) -> None:
-        if LATE_FACTOR * self._interval < seconds < math.inf:
-            fields: dict[str, Value] = {"node": one_line(self._node), "seconds": seconds, "interval": self._interval}
-            self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
-
-    def recover_dead_children(self) -> None:
-        """Recover the jobs of children that died, long before Celery's own timeout for lost workers."""
-        for request in active_requests():
-            if request.is_child_dead():
-                request.handle_lost_child(f"its worker process {request.worker_pid} died")
-
     def renew(self) -> bool:
         """Extend the leases, and kill the runs that were canceled by force or overtaken; False without a run."""
         requests = {request.claim: request for request in active_requests()}
@@ -222,15 +208,12 @@ class Heartbeat:
         for renewal in self._app_state.ledger.renew(claims):
             request = requests[renewal.claim]
             with log_errors(request.id):
-                self._handle_renewal(request, renewal)
+                seen_before, request.seen_by_heartbeat = request.seen_by_heartbeat, True
+                if seen_before and not renewal.held:
+                    self._kill_overtaken(request)
+                elif renewal.cancel is Cancel.FORCED and request.kill_child():
+                    request.abandon("terminated on request")
         return bool(claims)
-
-    def _handle_renewal(self, request: Request, renewal: Renewal) -> None:
-        seen_before, request.seen_by_heartbeat = request.seen_by_heartbeat, True
-        if seen_before and not renewal.held:
-            self._kill_overtaken(request)
-        elif renewal.cancel is Cancel.FORCED and request.kill_child():
-            request.abandon("terminated on request")
 
     def _kill_overtaken(self, request: Request) -> None:
         """Kill a child whose job has another run now, unless its own run has ended in a retry."""

@@ -137,7 +137,6 @@ class ReceivedMessages(RedisQoS):  # type: ignore[misc]
             super().restore_unacked(client)
 
     def _return(self, message: Any, *, leftmost: bool = False) -> None:
-        """Return a message as kombu returns its copy."""
         where = message.delivery_info
         with self.channel.conn_or_acquire() as client:
             restore = self.channel._do_restore_message  # noqa: SLF001 - there is no public one
@@ -314,7 +313,9 @@ class QueueWatch:
         if self._app_state.publisher.delivers and not self._others:  # no job has a message
             return
         left = self._find_empty()
-        for job in self._take_received():
+        received = self._app_state.received
+        ids = [received.pop(place) for place in [*received]]
+        for job in ledger.get_many(ids).values() if ids else ():
             place = (job.queue, job.priority_rank)
             # Jobs of one batch have one time, and of two submitters the later one may have published first.
             left[place] = max(max(job.created_at, job.run_at) - settings.publish_timeout, left.get(place, 0.0))
@@ -366,12 +367,6 @@ class QueueWatch:
             logger.info("the broker does not report the lengths of its queues: %r", error)
             return {}
         return {(name, ANY_RANK): now for name, length in lengths.items() if length == 0}
-
-    def _take_received(self) -> Iterable[Job]:
-        """Return the jobs whose messages this worker has received last, by queue and priority, since the last look."""
-        received = self._app_state.received
-        ids = [received.pop(place) for place in [*received]]
-        return self._app_state.ledger.get_many(ids).values() if ids else ()
 
 
 def _on_unknown_task(sender: Any, message: Any, id: str, **_: Any) -> None:  # noqa: A002 - Celery's name

@@ -48,25 +48,20 @@ def render_metrics(ledger: Ledger) -> bytes:
 
 
 class _Metrics(Collector):
-    """A snapshot of the metrics of a ledger."""
-
     def __init__(self, ledger: Ledger) -> None:
         self._totals = read_metrics(ledger)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each series with its values."""
         for name, series in SERIES.items():
             totals = self._totals.get(name, {})
-            build = _build_histogram if series.kind is Kind.HISTOGRAM else _build_scalar
-            yield build(name, series, totals)
-
-
-def _build_scalar(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
-    family_type = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
-    family = family_type(PREFIX + name, series.meaning, labels=series.labels)
-    for (_, *labels), total in (totals or ({} if series.labels else {(name,): 0.0})).items():
-        family.add_metric(labels, total)
-    return family
+            if series.kind is Kind.HISTOGRAM:
+                yield _build_histogram(name, series, totals)
+                continue
+            family_type = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
+            family = family_type(PREFIX + name, series.meaning, labels=series.labels)
+            for (_, *labels), total in (totals or ({} if series.labels else {(name,): 0.0})).items():
+                family.add_metric(labels, total)
+            yield family
 
 
 def _build_histogram(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
@@ -138,12 +133,9 @@ class _Server(ThreadingHTTPServer):
 
 def _handler_of(metrics: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Answers one request."""
-
         timeout = REQUEST_SECONDS
 
         def do_GET(self) -> None:
-            """Return the metrics; 503 while the store does not answer."""
             if self.path.partition("?")[0] != "/metrics":
                 self.send_error(404, "metrics are at /metrics")
                 return

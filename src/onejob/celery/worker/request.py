@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.app_state import AppState
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
@@ -52,6 +51,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app_state = app_state_of(self.app)
         self.nonce = new_nonce()
         self.seen_by_heartbeat = False
         """Whether an earlier heartbeat has renewed this run, so that it is not just starting or ending."""
@@ -68,11 +68,6 @@ class Request(CeleryRequest):  # type: ignore[misc]
     def claim(self) -> str:
         """The nonce with which the process of this run has claimed the job."""
         return claim_of(self.nonce, self.worker_pid if self.app_state.can_kill and self.worker_pid else os.getpid())
-
-    @property
-    def app_state(self) -> AppState:
-        """The onejob state of the worker's app."""
-        return app_state_of(self.app)
 
     # --- hooks of Celery: its main thread calls them in the parent process, some from signal handlers ----------------
 

@@ -52,6 +52,7 @@ STALL = 2.0
 """Seconds after which an event loop that has not taken a job may be waiting for a dead connection."""
 SAME_LOOKS = 2
 """After so many looks at the same call it is."""
+SINGLE_CONSUMER = "x-single-active-consumer"
 RESOURCE_LOCKED = 405
 """The code of RabbitMQ's channel error for the exclusive queue of another connection."""
 MAILBOX_RETRY = 10.0
@@ -147,11 +148,14 @@ class Silence:
     # --- what it takes from the ledger ------------------------------------------------------------------------------
 
     def _take(self, free: int, now: float) -> None:
-        """Hand over as many waiting jobs as there are free slots."""
+        """Have the consumer receive the messages of as many waiting jobs as there are free slots.
+
+        Such a message is a hint like any other: a copy that the broker delivers later is refused.
+        """
         consumer = self._worker.consumer
         for job in [*self._find_waiting()][:free]:
             with log_errors(job.id):
-                hand_over(consumer, job)
+                consumer.call_soon(_receive, consumer, message_of_job(consumer.app, job))
                 self._handed[job.id] = job
         if self._handed:
             waiting_since = min(job.published_at or 0.0 for job in self._handed.values())
@@ -164,7 +168,10 @@ class Silence:
 
     def _find_waiting(self) -> Iterator[Job]:
         """Yield the jobs that were due and published long ago, and that no live worker is known to hold."""
-        ledger, consumed = self._app_state.ledger, {*self._consumed()} - {*self._exclusive_queues()}
+        ledger, queues = self._app_state.ledger, self._worker.app.amqp.queues.consume_from
+        # A queue with a single active consumer may deliver to another one.
+        exclusive = {name for name, queue in queues.items() if (queue.queue_arguments or {}).get(SINGLE_CONSUMER)}
+        consumed = {*self._consumed()} - exclusive
         until = ledger.read_clock() - self._patience
         backlog = ledger.backlog(tasks=frozenset(tasks_of(self._worker.app)), limit=JOBS_LIMIT)
         late = [each for each in backlog if each.queue in consumed and each.oldest_run_at <= until]
@@ -178,12 +185,6 @@ class Silence:
                 is_published = job.published_at is not None and max(job.published_at, job.run_at) <= until
                 if is_published and job.id not in held and not any(other.has_message_of(job) for other in others):
                     yield job
-
-    def _exclusive_queues(self) -> Iterator[str]:
-        """Yield the names of the queues that deliver to one of their consumers only, which may be another one."""
-        for name, queue in self._worker.app.amqp.queues.consume_from.items():
-            if (queue.queue_arguments or {}).get("x-single-active-consumer"):
-                yield str(name)
 
     def _judge(self, now: float) -> None:
         """Renew the connection if this worker has run what was handed over; if another one has, there is no silence."""
@@ -206,10 +207,13 @@ class Silence:
 
         `taken`: how many jobs the worker has taken; 0 if its event loop waits for the broker, and takes none.
         """
-        self._report(taken)
-        consumer = self._worker.consumer
+        ledger, consumer = self._app_state.ledger, self._worker.consumer
+        node, seconds = one_line(str(self._worker.hostname)), ledger.read_clock() - self.since
+        ledger.emit(JobEvent(WORKER_SILENT, fields={"node": node, "seconds": seconds, "taken": taken}))
         cancels = consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
-        if now < self._next_renewal or (taken and cancels and any(map(_is_unacknowledged, active_requests()))):
+        if now < self._next_renewal or (
+            taken and cancels and any(each.task.acks_late and not each.acknowledged for each in active_requests())
+        ):
             return
         self._next_renewal = now + min(self._patience * 2**self._renewals, MAX_PAUSE)
         self._renewals += 1
@@ -218,15 +222,6 @@ class Silence:
             consumer.call_soon(_fail, consumer, self._connection, self._connections)
         else:
             _shut_down(self._connections)  # which ends a read of the event loop
-
-    def _report(self, taken: int) -> None:
-        ledger = self._app_state.ledger
-        node, seconds = one_line(str(self._worker.hostname)), ledger.read_clock() - self.since
-        ledger.emit(JobEvent(WORKER_SILENT, fields={"node": node, "seconds": seconds, "taken": taken}))
-
-
-def _is_unacknowledged(request: Any) -> bool:
-    return bool(request.task.acks_late and not request.acknowledged)
 
 
 def _connect(ensure: Callable[[Any], Any], connections: WeakSet[Any], timeout: float, connection: Any) -> Any:
@@ -263,18 +258,6 @@ def _sockets_of(connection: Any) -> Iterator[Any]:
                 yield from filter(None, [getattr(each, "_sock", None) for each in members_of(getattr(pool, kind, ()))])
     amqp = getattr(vars(connection).get("_connection"), "_transport", None)
     yield from filter(None, [getattr(amqp, "sock", None)])
-
-
-# --- jobs of the ledger, as if their messages had arrived from the broker --------------------------------------------
-
-
-def hand_over(consumer: Any, job: Job) -> None:
-    """Have a worker's consumer receive the message of a job, in the thread of its event loop, and soon.
-
-    A handed job is a hint like any message: it runs if its claim succeeds, and a copy that the broker delivers later is
-    refused. Call it from any thread of the worker's parent. Raises as `message_of_job` does.
-    """
-    consumer.call_soon(_receive, consumer, message_of_job(consumer.app, job))
 
 
 def _receive(consumer: Any, message: LedgerMessage) -> None:

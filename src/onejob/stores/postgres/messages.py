@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from onejob.jobs.messages import Delivery
 from onejob.jobs.model import values_of
+from onejob.jobs.records import Delivery
 from onejob.stores.protocol import FORGOTTEN_AFTER
 from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onejob.jobs.messages import NewMessage
+    from onejob.jobs.records import NewMessage
     from onejob.stores.postgres.statements import Statements
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from onejob.errors import ConfigurationError, StoreBusyError
-from onejob.jobs.history import full_history
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal
 from onejob.jobs.records import (
@@ -21,6 +20,7 @@ from onejob.jobs.records import (
     ScheduleState,
     Tombstone,
     WorkerInfo,
+    full_history,
     group_backlog,
 )
 from onejob.stores.postgres.connection import Connections

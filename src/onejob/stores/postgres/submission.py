@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from onejob.jobs.model import Submission
-    from onejob.jobs.quota import Charge
+    from onejob.jobs.submitter import Charge
     from onejob.stores.postgres.statements import Rows, Statements
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from redis.crc import key_slot
 
 from onejob.errors import PartlySubmittedError
-from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Outcome, Renewal
-from onejob.jobs.records import REDELIVERED, Entry, Tombstone
+from onejob.jobs.records import COMPLETED, REDELIVERED, Entry, Tombstone, full_history
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of

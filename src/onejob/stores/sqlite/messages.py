@@ -6,14 +6,14 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from onejob.jobs.messages import Delivery
 from onejob.jobs.model import values_of
+from onejob.jobs.records import Delivery
 from onejob.stores.protocol import FORGOTTEN_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onejob.jobs.messages import NewMessage
+    from onejob.jobs.records import NewMessage
     from onejob.stores.sqlite.transaction import Transaction
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, PartlySubmittedError
-from onejob.jobs.history import full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal, values_of
 from onejob.jobs.records import (
@@ -26,6 +25,7 @@ from onejob.jobs.records import (
     ScheduleState,
     Tombstone,
     WorkerInfo,
+    full_history,
     group_backlog,
 )
 from onejob.stores.holder_cache import HolderCache

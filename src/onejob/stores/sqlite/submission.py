@@ -7,10 +7,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onejob.errors import QuotaExceededError, StoreError
-from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
+from onejob.jobs.model import Admission, Duplicate, Outcome, is_plain, values_of
 from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import REDELIVERED
-from onejob.jobs.route import is_plain
 from onejob.jobs.transitions import new_job
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.transaction import positional

@@ -8,8 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
-from onejob.jobs.history import claim_detail
 from onejob.jobs.model import Applied
+from onejob.jobs.records import claim_detail
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.rows import job_of
 from onejob.stores.schema import LedgerSchema, check_version
