@@ -62,15 +62,15 @@ def dashboard(
     access = Access(authorize, keys)
     endpoints = Endpoints(Context(celery_app, redact), access, closing or Event())
     routes = [
-        Route("/live", endpoints.live),
+        Route("/live", endpoints.guarded(endpoints.live, "live")),
         Mount("/static/{version}", VersionedFiles()),
         *(Route(view.path, endpoints.show(view)) for view in VIEWS),
         *(Route(action.path, endpoints.act(action), methods=["POST"]) for action in ACTIONS),
     ]
     if access.keys is not None:
         routes.append(Route("/login", endpoints.login, methods=["GET", "POST"]))
-        routes.append(Route("/logout", endpoints.logout, methods=["POST"]))
-    handlers: Any = {404: endpoints.not_found, 405: endpoints.wrong_method, Exception: handle_exception}
+        routes.append(Route("/logout", endpoints.guarded(endpoints.logout, "logout"), methods=["POST"]))
+    handlers: Any = {404: endpoints.report, 405: endpoints.wrong_method, Exception: handle_exception}
     app = Starlette(routes=routes, exception_handlers=handlers)
     return protect(app, is_local=access.is_local, headers=PAGE_HEADERS)
 

@@ -97,7 +97,7 @@ class Endpoints:
                 build = partial(self._pages.get, (view.name, request.url.query, str(zone)), build)
             return await self._respond(await run_in_threadpool(build), request, user)
 
-        return self._guarded(show_page, view.name, view.role)
+        return self.guarded(show_page, view.name, view.role)
 
     async def _respond(self, page: Page | Redirect, request: Request, user: User | None) -> Response:
         if isinstance(page, Redirect):
@@ -117,7 +117,7 @@ class Endpoints:
         return response
 
     def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
-        token, has_login = self._tokens.token_of(request, _name_of(user)), self._access.keys is not None
+        token, has_login = self._tokens.token_of(request, user.name if user else ""), self._access.keys is not None
         return render_html(page, request, user, token=token, notice=notice, has_login=has_login)
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -127,8 +127,7 @@ class Endpoints:
 
         async def do_action(request: Request, user: User) -> Response:
             user.check(action.role)
-            form = await self._read_form(request, user)
-            request.state.form = form
+            request.state.form = form = await self._read_form(request, user)
             try:
                 result = await run_in_threadpool(action.run, self._context, user, form, request.path_params)
             finally:
@@ -137,45 +136,41 @@ class Endpoints:
             request.state.outcome = result.outcome if isinstance(result, Page) else DONE
             return await self._respond(result, request, user)
 
-        return self._guarded(do_action, action.name, action.role if action.changes else Role.READ)
+        return self.guarded(do_action, action.name, action.role if action.changes else Role.READ)
 
     async def _read_form(self, request: Request, user: User | None) -> Form:
         """Return the form that a page has sent to this user. Raises `Problem` for a forged one."""
         form = await read_form(request)
-        await run_in_threadpool(self._tokens.check, request, form.text(CSRF_FIELD), _name_of(user))
+        await run_in_threadpool(self._tokens.check, request, form.text(CSRF_FIELD), user.name if user else "")
         return form
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: Request, user: User) -> Response:
         """Stream an event after each change of the ledger, or of the job that the parameter `job` names."""
 
-        async def stream(request: Request, user: User) -> Response:
-            def is_open() -> bool:
-                return not self._closing.is_set() and self._access.is_valid(request)
+        def is_open() -> bool:
+            return not self._closing.is_set() and self._access.is_valid(request)
 
-            job_id = request.query_params.get("job")
-            if "wsgi_environ" in request.scope:
-                return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
-            job = None if job_id is None else await run_in_threadpool(self._context.job, job_id)
-            watcher = self._watchers.current()
-            watcher.check_waits(user.name)
-            if job is None:
-                events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
-            else:
-                events = stream_job(watcher, job, user.name, is_open)
-            return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
-
-        return await self._guarded(stream, "live", Role.READ)(request)
+        job_id = request.query_params.get("job")
+        if "wsgi_environ" in request.scope:
+            return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
+        job = None if job_id is None else await run_in_threadpool(self._context.job, job_id)
+        watcher = self._watchers.current()
+        watcher.check_waits(user.name)
+        if job is None:
+            events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
+        else:
+            events = stream_job(watcher, job, user.name, is_open)
+        return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
     def _poll(self, job_id: str | None, seen: str | None) -> Response:
         """Respond to the question whether anything has changed since the version that a page has seen."""
-        headers = {"content-type": "text/event-stream; charset=utf-8"}
         try:
-            name = self._read_version(job_id, seen)
+            content = format_poll(self._read_version(job_id, seen), seen)
         except StoreError:  # the page says that it is not connected, and asks again
-            return Response(ASK_AGAIN, headers=headers)
-        return Response(format_poll(name, seen), headers=headers)
+            content = ASK_AGAIN
+        return Response(content, headers={"content-type": "text/event-stream; charset=utf-8"})
 
     def _read_version(self, job_id: str | None, seen: str | None) -> str:
         """Return the version of the ledger or of a job; of a deleted one once. Raises `JobNotFoundError`."""
@@ -207,22 +202,14 @@ class Endpoints:
         set_cookie(response, request, COOKIE, session_of(form.text("key").strip()), seconds=SESSION_SECONDS)
         return response
 
-    async def logout(self, request: Request) -> Response:
+    async def logout(self, request: Request, user: User) -> Response:
         """End the session."""
-
-        async def leave(request: Request, user: User) -> Response:
-            await self._read_form(request, user)
-            response = _redirect(request, "/login", "You are logged out.")
-            delete_cookie(response, request, COOKIE)
-            return response
-
-        return await self._guarded(leave, "logout", Role.READ)(request)
+        await self._read_form(request, user)
+        response = _redirect(request, "/login", "You are logged out.")
+        delete_cookie(response, request, COOKIE)
+        return response
 
     # --- errors -------------------------------------------------------------------------------------------------------
-
-    async def not_found(self, request: Request, error: Exception) -> Response:
-        """Respond to a path that no page has."""
-        return await self._respond_to(error, request, None)
 
     async def wrong_method(self, request: Request, _error: Exception) -> Response:
         """Refuse a method that no route of the path has; Starlette's error names those of one route."""
@@ -230,9 +217,9 @@ class Endpoints:
         matching = [
             getattr(route, "methods", READ) for route in routes if route.matches(request.scope)[0] is not Match.NONE
         ]
-        return await self._respond_to(wrong_method({*chain(*matching)}), request, None)
+        return await self.report(request, wrong_method({*chain(*matching)}))
 
-    def _guarded(self, handler: Handler, name: str, role: Role) -> Endpoint:
+    def guarded(self, handler: Handler, name: str, role: Role = Role.READ) -> Endpoint:
         """Return an endpoint that identifies the user, reports errors as pages, and records what is to be audited."""
 
         async def respond(request: Request) -> Response:
@@ -247,7 +234,7 @@ class Endpoints:
             except Exception as error:  # noqa: BLE001 - every error becomes a page
                 outcome = problem_from(error)
                 await self._record(request, name, role, outcome.slug)
-                return await self._respond_to(outcome, request, user)
+                return await self.report(request, outcome, user)
             await self._record(request, name, role, getattr(request.state, "outcome", DONE))
             return response
 
@@ -258,7 +245,8 @@ class Endpoints:
         fields = [] if form is None else form.described(without=CSRF_FIELD)
         await self._audit.record(request, name, role, outcome=outcome, fields=fields)
 
-    async def _respond_to(self, error: Exception, request: Request, user: User | None) -> Response:
+    async def report(self, request: Request, error: Exception, user: User | None = None) -> Response:
+        """Respond with the page of a problem."""
         problem = problem_from(error)
         if request.query_params.get("format") == "json":
             return problem.response()
@@ -283,10 +271,6 @@ async def _counted(watcher: JobWatcher, user: User, events: AsyncGenerator[bytes
         async with aclosing(events):
             async for event in events:
                 yield event
-
-
-def _name_of(user: User | None) -> str:
-    return "" if user is None else user.name
 
 
 def _login_page(problem: Problem | None = None) -> Page:

@@ -28,7 +28,7 @@ from starlette.types import Scope
 from onejob.api.api_keys import Role
 from onejob.jobs.timestamps import duration_text, format_timestamp
 from onejob.pages.access import User
-from onejob.pages.context import Context, PageRequest, Parameters
+from onejob.pages.context import Context, PageRequest
 from onejob.pages.security import CSRF_FIELD, read_cookies
 
 ZONE_COOKIE = "onejob_zone"
@@ -76,7 +76,7 @@ class View(NamedTuple):
     def show(self, context: Context, query: QueryParams, path: Mapping[str, str], zone: tzinfo) -> Page | Redirect:
         """Return what the page shows, for the parameters of its URL and its path. Raises `Problem` for a wrong one."""
         now = context.ledger.read_clock()
-        page = self.build(context, PageRequest(Parameters(query, now), path, now, zone))
+        page = self.build(context, PageRequest(query, now, path, zone))
         return page if isinstance(page, Redirect) else replace(page, built_at=now)
 
 
@@ -162,10 +162,8 @@ def _zone(name: str) -> tzinfo:
         return UTC
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, datetime):
-        return format_timestamp(value)
-    return str(value)
+def _plain(value: object) -> str:
+    return format_timestamp(value) if isinstance(value, datetime) else str(value)
 
 
 def _cell(value: object) -> str:
@@ -226,8 +224,7 @@ SMALLEST_SPAN = 3.0
 """How wide a span is drawn at least, so that short ones can be seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One part of a stacked bar: its rectangle, and the series that colours it."""
 
     x: float
@@ -238,21 +235,10 @@ class Bar:
     title: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BarChart:
-    """A bar chart: its parts, a transparent column over each bar with a title, and the largest sum."""
+def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Return a chart with a stacked bar for each row, of the numbers that it has by the names in `series`.
 
-    bars: list[Bar]
-    columns: list[Bar]
-    top: float
-    width: float = WIDTH
-    height: float = HEIGHT
-
-
-def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: Sequence[str]) -> BarChart:
-    """Return stacked bars: one for each row, of the numbers that it has by the names in `series`.
-
-    `labels`: the text of each row, which becomes the title of its column.
+    `labels`: the text of each row, which becomes the title of the transparent `columns` over its bar.
     """
     top = max((sum(float(row.get(name) or 0) for name in series) for row in rows), default=0.0)
     step = WIDTH / max(len(rows), 1)
@@ -267,22 +253,14 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: 
                 bars.append(Bar(x, round(base, 2), round(step * (1 - GAP), 2), height, name))
         parts = ", ".join(f"{number:g} {name.replace('_', ' ')}" for name, number in numbers if number) or "nothing"
         columns.append(Bar(round(index * step, 2), 0.0, round(step, 2), HEIGHT, "column", f"{label}: {parts}"))
-    return BarChart(bars, columns, top)
+    return {"bars": bars, "columns": columns, "top": top, "width": WIDTH, "height": HEIGHT}
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One line of a timeline: rectangles of spans, and marks of events."""
-
-    bars: list[Bar]
-    marks: list[Bar]
-
-
-def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Lane:
-    """Return the picture of spans (`begin`, `end`, `kind`, `label`) and events (`at`, `label`) on one axis of time."""
+def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> dict[str, list[Bar]]:
+    """Return `bars` of spans (`begin`, `end`, `kind`, `label`) and `marks` of events (`at`, `label`) on one axis."""
     times = [each[name] for each in spans for name in ("begin", "end")] + [each["at"] for each in events]
     if not times:
-        return Lane([], [])
+        return {"bars": [], "marks": []}
     begin, end = min(times), max(times)
     length = max(float((end - begin).total_seconds()), 1e-6)
 
@@ -296,12 +274,11 @@ def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
         )
         for span in spans
     ]  # fmt: skip
-    marks = [Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", _title(event)) for event in events]
-    return Lane(bars, marks)
-
-
-def _title(event: Mapping[str, Any]) -> str:
-    return f"{event['label']}: {event['detail']}" if event["detail"] else str(event["label"])
+    marks = [
+        Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", ": ".join(filter(None, (event["label"], event["detail"]))))
+        for event in events
+    ]
+    return {"bars": bars, "marks": marks}
 
 
 CACHED = "public, max-age=31536000, immutable"
