@@ -40,8 +40,7 @@ class Role(StrEnum):
 
     def includes(self, needed: Role) -> bool:
         """Return whether this role has the permissions of `needed`."""
-        order = list(Role)
-        return order.index(self) >= order.index(needed)
+        return [*Role].index(self) >= [*Role].index(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,7 @@ class KeyFile:
     def find_session(self, session: str) -> Key | None:
         """Return the key whose session has this text, None if there is none. The comparison takes constant time."""
         digest = _digest(session)
-        matching = [key for key in self.read() if hmac.compare_digest(key.sha256, digest)]
-        return matching[0] if matching else None
+        return next(iter([key for key in self.read() if hmac.compare_digest(key.sha256, digest)]), None)
 
     def add(
         self,
@@ -201,15 +199,11 @@ def _key_from(row: dict[str, Any]) -> Key:
     if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
         raise TypeError(f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names")
     return Key(
-        row["name"],
-        Role(row["role"]),
-        str(row["sha256"]),
-        float(row["created_at"]),
-        expires_at=None if expires_at is None else float(expires_at),
-        own_jobs=own_jobs,
+        row["name"], Role(row["role"]), str(row["sha256"]), float(row["created_at"]),
+        expires_at=None if expires_at is None else float(expires_at), own_jobs=own_jobs,
         tasks=None if tasks is None else frozenset(tasks),
         quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")),
-    )
+    )  # fmt: skip
 
 
 def session_of(text: str) -> str:
@@ -249,7 +243,11 @@ def replace_file(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _copy_owner(path: Path, other: Path) -> None:
@@ -259,11 +257,3 @@ def _copy_owner(path: Path, other: Path) -> None:
     wanted, present = path.stat(), other.lstat()
     if (wanted.st_uid, wanted.st_gid) != (present.st_uid, present.st_gid):
         os.chown(other, wanted.st_uid, wanted.st_gid, follow_symlinks=False)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

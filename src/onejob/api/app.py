@@ -8,13 +8,12 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from threading import Event
 from types import GenericAlias
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from celery import Celery
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -238,28 +237,17 @@ def create_app(
     for error_type in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error_type, handle_exception)
     app.add_middleware(DirectRoutes, routes=api.routes)  # the innermost, so that all others precede every route
-    return protect(app, is_local=keys is None)
-
-
-App = TypeVar("App", bound=Starlette)
-
-
-def protect(app: App, *, is_local: bool, headers: Headers = ()) -> App:
-    """Add to all responses of an app the security headers, of which `headers` take precedence; return the app.
-
-    `is_local`: it accepts only requests from this machine.
-    """
-    app.add_middleware(ProtectionMiddleware, headers=headers, is_local=is_local)
+    app.add_middleware(ProtectionMiddleware, is_local=keys is None)
     return app
 
 
 class ProtectionMiddleware:
-    """Adds the security headers that a response does not set itself, such as a 404 of the app.
+    """Adds `headers`, and the security headers, that a response does not set itself, such as a 404 of the app.
 
     `is_local`: it refuses all requests but those from this machine, through no proxy, to a local host name.
     """
 
-    def __init__(self, app: ASGIApp, headers: Headers, *, is_local: bool) -> None:
+    def __init__(self, app: ASGIApp, headers: Headers = (), *, is_local: bool) -> None:
         self._app = app
         self._headers = headers
         self._is_local = is_local
@@ -285,12 +273,9 @@ def check_serializers(celery_app: Celery) -> None:
     """Raise `ConfigurationError` for an app that reads or writes anything but JSON: other formats may execute code."""
     for name in CONTENT_SETTINGS:
         value = celery_app.conf.get(name) or ()
-        formats = [value] if isinstance(value, str) else [str(each) for each in value]
-        others = [each for each in formats if each.lower() not in JSON_CONTENT]
-        if others:
-            fix = "'json'" if isinstance(value, str) else "['json']"
-            msg = (
+        formats, fix = ([value], "'json'") if isinstance(value, str) else (map(str, value), "['json']")
+        if others := [each for each in formats if each.lower() not in JSON_CONTENT]:
+            raise ConfigurationError(
                 f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the "
                 f"process that reads it, so an app exposed over HTTP uses JSON only: set app.conf.{name} = {fix}"
             )
-            raise ConfigurationError(msg)

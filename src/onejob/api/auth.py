@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onejob.api.api_keys import Key, KeyFile, Role
 from onejob.api.audit import DONE, RequestAudit, fields_of_json
 from onejob.api.callers import Caller, caller_in_context, set_caller
-from onejob.api.checked_request import CheckedRequest, QueryCheck
+from onejob.api.checked_request import CheckedRequest, check_query
 from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import NO_QUOTAS, Quotas
@@ -37,22 +38,18 @@ ACCEPTED = 204
 CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
 
 
-def requires_role(role: Role | None) -> Callable[[F], F]:
-    """Set the lowest role that may call an endpoint; None: no API key is required. The default is `operate`."""
-    return partial(_mark, "required_role", role)
+def requires_role(role: Role | None, direct_handler: Handler | None = None) -> Callable[[F], F]:
+    """Set the lowest role that may call an endpoint; None: no API key is required. The default is `operate`.
 
-
-def direct_handler(handler: Handler) -> Callable[[F], F]:
-    """Let `handler`, which must be equivalent to the endpoint, handle requests where FastAPI adds nothing.
-
-    FastAPI takes longer to turn a request into arguments than the rest of a submission takes.
+    `direct_handler`: equivalent to the endpoint, it handles requests where FastAPI adds nothing, which takes longer to
+    turn a request into arguments than the rest of a submission takes.
     """
-    return partial(_mark, "direct_handler", handler)
 
+    def mark(endpoint: F) -> F:
+        vars(endpoint).update(required_role=role, direct_handler=direct_handler)
+        return endpoint
 
-def _mark(name: str, value: object, endpoint: F) -> F:
-    setattr(endpoint, name, value)
-    return endpoint
+    return mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +97,6 @@ class GuardedRoute(APIRoute):
         direct = getattr(self.endpoint, "direct_handler", None) if guard.standalone else None
         handler: Handler = direct or super().get_route_handler()
         role = getattr(self.endpoint, "required_role", Role.OPERATE)
-        check_query = QueryCheck(self)
         action = str(self.endpoint.__name__)
 
         async def respond(request: CheckedRequest) -> Response:
@@ -110,7 +106,8 @@ class GuardedRoute(APIRoute):
                 request.check_framing()
                 request.state.authenticate = partial(authenticate, guard.keys, role, request)
                 set_caller(request, request.state.authenticate() or caller_in_context(guard.quotas))
-                check_query(request)
+                if request.scope.get("query_string"):
+                    check_query(request, self)
                 if request.method == "POST":
                     request.check_content_type()
                     await request.read_body()
@@ -213,13 +210,8 @@ def check_local(scope: Scope) -> None:
 
 @lru_cache(maxsize=256)
 def _is_local(client: str, hosts: tuple[bytes, ...]) -> bool:
-    names = {_without_port(host.decode("latin-1")) for host in hosts}
+    names = {re.sub(r":\d+$", "", host.decode("latin-1")).lower() for host in hosts}
     return is_loopback(client) and bool(names) and names <= LOCAL_NAMES
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
 
 
 def is_loopback(host: str) -> bool:

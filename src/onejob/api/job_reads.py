@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from threading import Event
+from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from pydantic_core import to_json
@@ -47,7 +48,7 @@ class Include(StrEnum):
     RESULT = "result"
 
 
-_LARGE = frozenset(Include)
+LARGE = frozenset(Include)
 
 
 class JobPages:
@@ -68,7 +69,7 @@ class JobPages:
         visibility = permissions.visibility
         narrowed = visibility.narrow(query)
         if count:
-            permissions.check_statistics()
+            permissions.check("statistics")
         counts = await self._count(narrowed) if count else None
         render = partial(self._render, narrowed, visibility, frozenset(include), counts)
         content = await to_thread.run_sync(render, limiter=self._limiters.current())
@@ -80,15 +81,13 @@ class JobPages:
         return await self._counters.current().process(replace(query, before=None, before_id=None, offset=0, limit=0))
 
     def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int] | Exception]:
-        found = {query: self._try_count(query) for query in set(queries)}
+        found: dict[Query, dict[State, int] | Exception] = {}
+        for query in set(queries):
+            try:
+                found[query] = self._ledger.counts(query, limit=COUNT_LIMIT)
+            except Exception as error:  # noqa: BLE001 - the batcher raises it for who asked for this query
+                found[query] = error
         return [found[query] for query in queries]
-
-    def _try_count(self, query: Query) -> dict[State, int] | Exception:
-        """Count, or return the error, which is that of one caller."""
-        try:
-            return self._ledger.counts(query, limit=COUNT_LIMIT)
-        except Exception as error:  # noqa: BLE001 - the batcher raises it
-            return error
 
     def _render(
         self,
@@ -97,20 +96,34 @@ class JobPages:
         include: frozenset[Include],
         counts: dict[State, int] | None,
     ) -> str:
-        page = _Page() if query is None else self._read_page(query, visibility, include)
-        return f'{{"jobs":[{",".join(page.texts)}],{_end_of_page(page.cursor, counts)[1:]}'
+        texts, cursor = ([], None) if query is None else self._read_page(query, visibility, include)
+        end: dict[str, Any] = {"next": None if cursor is None else cursor.encode()}
+        if counts is not None:
+            total = sum(counts.values())
+            end |= {"total": total, "total_is_capped": total >= COUNT_LIMIT, "by_state": counts}
+        return f'{{"jobs":[{",".join(texts)}],{PageEnd(**end).model_dump_json(exclude_unset=True)[1:]}'
 
-    def _read_page(self, query: Query, visibility: Visibility, include: frozenset[Include]) -> _Page:
+    def _read_page(
+        self, query: Query, visibility: Visibility, include: frozenset[Include]
+    ) -> tuple[list[str], Cursor | None]:
+        """Return the jobs of a page as JSON, and the position after them; None after the last page.
+
+        The position is relative to the last job that the caller sees, so that it does not disclose another job.
+        """
         found = self._ledger.find(replace(query, light=True))
-        page = _Page(cursor=Cursor(query.before, query.before_id, query.offset))
+        texts, size, cursor = list[str](), 0, Cursor(query.before, query.before_id, query.offset)
         for job in self._with_large_fields(found, visibility) if include or visibility.predicate else found:
             if not visibility.includes(job):
-                page.skip()
-            elif not page.add(job, _render_job(job, include)):
-                return page
-        if len(found) < query.limit:
-            page.cursor = None
-        return page
+                cursor = replace(cursor, offset=cursor.offset + 1)
+                continue
+            shown = {name: value for name, value in job_to_dict(job).items() if name not in LARGE or name in include}
+            text = to_json(shown, inf_nan_mode="null").decode()
+            size += len(text)
+            if texts and size > PAGE_BYTES:
+                return texts, cursor
+            texts.append(text)
+            cursor = Cursor(job.created_at, job.id)
+        return texts, None if len(found) < query.limit else cursor
 
     def _with_large_fields(self, jobs: Sequence[Job], visibility: Visibility) -> Iterator[Job]:
         """Yield the jobs with their large fields; one that was deleted meanwhile has none.
@@ -121,45 +134,6 @@ class JobPages:
             page = jobs[start : start + READ_AT_ONCE]
             found = self._ledger.store.get_many([job.id for job in page])
             yield from (found.get(job.id, job) for job in page if visibility.predicate is None or job.id in found)
-
-
-@dataclass(slots=True)
-class _Page:
-    """The jobs of a page as JSON, and the position after them; None after the last page.
-
-    The position is relative to the last job that the caller sees, so that the cursor does not disclose another job.
-    """
-
-    texts: list[str] = field(default_factory=list)
-    cursor: Cursor | None = None
-    size: int = 0
-
-    def skip(self) -> None:
-        """Move the position behind a job that the caller does not see."""
-        if self.cursor is not None:
-            self.cursor = replace(self.cursor, offset=self.cursor.offset + 1)
-
-    def add(self, job: Job, text: str) -> bool:
-        """Add a job, and return whether it still belongs to this page."""
-        self.size += len(text)
-        if self.texts and self.size > PAGE_BYTES:
-            return False
-        self.texts.append(text)
-        self.cursor = Cursor(job.created_at, job.id)
-        return True
-
-
-def _render_job(job: Job, include: frozenset[Include]) -> str:
-    shown = {name: value for name, value in job_to_dict(job).items() if name not in _LARGE or name in include}
-    return to_json(shown, inf_nan_mode="null").decode()
-
-
-def _end_of_page(cursor: Cursor | None, counts: dict[State, int] | None) -> str:
-    text = None if cursor is None else cursor.encode()
-    if counts is None:
-        return PageEnd(next=text).model_dump_json(exclude_unset=True)
-    total = sum(counts.values())
-    return PageEnd(next=text, total=total, total_is_capped=total >= COUNT_LIMIT, by_state=counts).model_dump_json()
 
 
 PROGRESS_INTERVAL = 0.25

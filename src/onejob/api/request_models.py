@@ -206,7 +206,12 @@ def _arguments_of(task: Task) -> tuple[Any, bool]:
     """Return the type of a task's arguments, and whether it has a required one; submissions and checks share it."""
     found = _arguments.get(task)
     if found is None:
-        hints, fields, is_required = _type_hints(task), dict[str, Any](), False
+        try:
+            hints = typing.get_type_hints(body_of(type(task))[0], include_extras=True)
+        except Exception as error:  # a hint may be any code, which may raise anything
+            msg = f"task {task.name} is exposed, but its type hints cannot be read: {error!r}"
+            raise ConfigurationError(msg) from error
+        fields, is_required = dict[str, Any](), False
         for parameter in options_of(task).identifier.signature.parameters.values():
             hint = hints.get(parameter.name, Any)
             is_optional = parameter.default is not Parameter.empty
@@ -221,12 +226,3 @@ def _arguments_of(task: Task) -> tuple[Any, bool]:
             raise ConfigurationError(msg) from error
         found = _arguments[task] = arguments, is_required
     return found
-
-
-def _type_hints(task: Task) -> dict[str, Any]:
-    body, _ = body_of(type(task))
-    try:
-        return typing.get_type_hints(body, include_extras=True)
-    except Exception as error:  # a hint may be any code, which may raise anything
-        msg = f"task {task.name} is exposed, but its type hints cannot be read: {error!r}"
-        raise ConfigurationError(msg) from error

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from onejob.api.app import Keys, create_app, protect
+from onejob.api.app import Keys, ProtectionMiddleware, create_app
 from onejob.api.problems import handle_exception
 from onejob.celery.options import options_of, tasks_of
 from onejob.jobs.model import Job
@@ -72,7 +72,8 @@ def dashboard(
         routes.append(Route("/logout", endpoints.guarded(endpoints.logout, "logout"), methods=["POST"]))
     handlers: Any = {404: endpoints.report, 405: endpoints.wrong_method, Exception: handle_exception}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return protect(app, is_local=access.is_local, headers=PAGE_HEADERS)
+    app.add_middleware(ProtectionMiddleware, headers=PAGE_HEADERS, is_local=access.is_local)
+    return app
 
 
 PATH = "/dashboard"
@@ -86,16 +87,12 @@ def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: 
     if any(options_of(task).expose for task in tasks_of(celery_app).values()):
         app = create_app(celery_app, keys, **options)
     else:
-        app = _create_app_without_api(keys)
+        app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})
+        app.state.closing = Event()
+        app.add_middleware(ProtectionMiddleware, is_local=keys is None)
     app.router.routes.append(Route("/", _redirect))
     mount_dashboard(app, dashboard(celery_app, keys=keys, closing=app.state.closing))
     return app
-
-
-def _create_app_without_api(keys: Keys) -> FastAPI:
-    app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})
-    app.state.closing = Event()
-    return protect(app, is_local=keys is None)
 
 
 def mount_dashboard(app: FastAPI, pages: Starlette) -> None:

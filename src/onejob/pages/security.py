@@ -20,8 +20,6 @@ from onejob.api.problems import Problem
 from onejob.errors import StoreError
 from onejob.ledger.ledger import Ledger
 
-FORWARDED_HTTPS = "proto=https"
-
 
 def read_cookies(request: Request, name: str) -> list[str]:
     """Return the values of all cookies of this name, as they were sent: several paths and domains may have one each."""
@@ -40,25 +38,19 @@ def read_cookie(request: Request, name: str) -> str:
 
 def set_cookie(response: Response, request: Request, name: str, value: str, *, seconds: int | None = None) -> None:
     """Set a cookie, for some seconds or until the browser is closed."""
-    response.set_cookie(
-        name, value, max_age=seconds, path=_path_of(request), secure=_is_secure(request), httponly=True,
-        samesite="strict",
-    )  # fmt: skip
+    forwarded = request.headers.get("forwarded", "").lower().replace('"', "")
+    is_secure = (  # also if only a proxy says that the browser uses HTTPS: a false header affects its own client
+        request.url.scheme == "https"
+        or request.headers.get("x-forwarded-proto", "").lower().startswith("https")
+        or "proto=https" in forwarded
+    )
+    path = _path_of(request)
+    response.set_cookie(name, value, seconds, path=path, secure=is_secure, httponly=True, samesite="strict")
 
 
 def delete_cookie(response: Response, request: Request, name: str) -> None:
     """Delete a cookie."""
     response.delete_cookie(name, path=_path_of(request))
-
-
-def _is_secure(request: Request) -> bool:
-    """Return whether the browser uses HTTPS, also if only a proxy says so: a false header affects its own client."""
-    forwarded = request.headers.get("forwarded", "").lower().replace('"', "")
-    return (
-        request.url.scheme == "https"
-        or request.headers.get("x-forwarded-proto", "").lower().startswith("https")
-        or FORWARDED_HTTPS in forwarded
-    )
 
 
 def _path_of(request: Request) -> str:
@@ -148,7 +140,10 @@ class Tokens:
 
     def check(self, request: Request, token: str, user: str) -> None:
         """Raise `Problem` unless a form was sent by a page of this dashboard, in the browser and to the user of it."""
-        if not _is_same_origin(request):
+        # The browser says where it is from by Sec-Fetch-Site, which proxies do not affect, or else by Origin.
+        host = request.headers.get("origin", "").partition("://")[2]
+        is_same_host = bool(host) and host == request.headers.get("host")
+        if request.headers.get("sec-fetch-site", "same-origin" if is_same_host else "") != "same-origin":
             raise Problem("forbidden", "the form was sent by another site")
         tokens = [self.sign(user, cookie) for cookie in filter(None, read_cookies(request, CSRF_COOKIE)[:5])]
         if not any(hmac.compare_digest(each.encode(), token.encode()) for each in tokens):
@@ -168,15 +163,6 @@ def remember_cookie(request: Request, response: Response) -> None:
     cookie = getattr(request.state, "csrf_cookie", None)
     if cookie is not None and cookie not in read_cookies(request, CSRF_COOKIE):
         set_cookie(response, request, CSRF_COOKIE, cookie)
-
-
-def _is_same_origin(request: Request) -> bool:
-    """Return whether the browser says so: by Sec-Fetch-Context, which proxies do not affect, or else by Origin."""
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    _, _, host = request.headers.get("origin", "").partition("://")
-    return bool(host) and host == request.headers.get("host")
 
 
 POLICY = (

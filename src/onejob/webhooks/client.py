@@ -261,7 +261,13 @@ class WebhookClient:
         backend = RestrictedBackend(is_allowed, deadline, CONNECT_SECONDS, submitter)
         try:
             with httpcore2.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
-                return _post(pool, target, body, headers)
+                receiver = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+                with pool.stream("POST", receiver, headers=headers, content=body) as response:
+                    if response.status in SUCCESS:
+                        return WebhookResponse(response.status)  # without reading the body
+                    fields = {name.lower(): value for name, value in response.headers}
+                    retry_after = parse_retry_after(fields.get(b"retry-after", b""))
+                    return WebhookResponse(response.status, retry_after, _read_excerpt(response))
         except (ForbiddenAddressError, OSError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
             raise DeliveryError(_describe(target.host, error, seconds)) from None
 
@@ -282,26 +288,14 @@ def _describe(host: str, error: Exception, seconds: float) -> str:
     return f"{host} sent an invalid HTTP response: {str(error)[:EXCERPT_LIMIT]}"
 
 
-def _post(pool: httpcore2.ConnectionPool, target: WebhookUrl, body: bytes, headers: Headers) -> WebhookResponse:
-    url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
-    with pool.stream("POST", url, headers=headers, content=body) as response:
-        status = response.status
-        if status in SUCCESS:
-            return WebhookResponse(status)  # without reading the body
-        fields = {name.lower(): value for name, value in response.headers}
-        return WebhookResponse(status, parse_retry_after(fields.get(b"retry-after", b"")), _read_excerpt(response))
-
-
 def _read_excerpt(response: httpcore2.Response) -> str:
     """Return the beginning of the body, up to the deadline or an error, as one printable line."""
     read = b""
-    try:
+    with suppress(httpcore2.ProtocolError, httpcore2.NetworkError, OSError):
         for part in response.iter_stream():
             read += part
             if len(read) >= 4 * EXCERPT_LIMIT:
                 break
-    except (httpcore2.ProtocolError, httpcore2.NetworkError, OSError):
-        pass
     words = read[: 4 * EXCERPT_LIMIT].decode(errors="replace").split()
     return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:EXCERPT_LIMIT]
 
@@ -311,9 +305,8 @@ def parse_retry_after(header: bytes) -> float:
     text = header[:HEADER_LIMIT].decode("latin-1").strip()
     if text.isascii() and text.isdecimal():
         return min(float(text[:10]), MAX_RETRY_AFTER)
-    try:
+    with suppress(ValueError, OverflowError):
         date = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return 0.0
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return min(max((date - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER)
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        return min(max((date - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER)
+    return 0.0

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import direct_handler, repeated_check, requires_role
+from onejob.api.auth import repeated_check, requires_role
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
@@ -129,10 +129,7 @@ class JobRoutes:
         )
 
     def get(self, job_id: str, permissions: Permissions) -> Job:
-        """Return a job that the caller sees.
-
-        Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`.
-        """
+        """Return a job that the caller sees. Raises as `read_job`."""
         return read_job(permissions.reader(self.ledger), job_id)
 
     def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Pending[Job] | Exception]:
@@ -163,11 +160,12 @@ class JobRoutes:
 
     async def _wait_for_change(self, job: Job, if_none_match: str | None, seconds: float, request: Request) -> Job:
         started, watcher, caller = time.monotonic(), self.watchers.current(), _caller_of(request)
-        deadline = started + seconds
         watcher.check_waits(caller)
         async with watcher.watch(job, caller) as watch:
-            while not _is_changed(watch.job, if_none_match):
-                remaining = deadline - time.monotonic()
+            while (known := watch.job) is not None and not known.state.final:
+                if if_none_match is not None and not etag_matches(if_none_match, etag_of(job_json(known))):
+                    break
+                remaining = started + seconds - time.monotonic()
                 if remaining <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
@@ -281,15 +279,14 @@ class JobRoutes:
     ) -> list[DuplicateSummary]:
         """Return the groups with the most duplicates, and what these have saved."""
         permissions = permissions_of(request)
-        permissions.check_statistics()
+        permissions.check("statistics")
         return summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
 
 
 def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
     """Return the endpoint that returns one job."""
 
-    @requires_role(Role.READ)
-    @direct_handler(routes.handle_get_job)
+    @requires_role(Role.READ, direct_handler=routes.handle_get_job)
     async def get_job(request: Request, job_id: str, prefer: Prefer = None, if_none_match: ETag = None) -> Response:  # noqa: ARG001 - for OpenAPI
         """Return a job, with an ETag.
 
@@ -326,12 +323,6 @@ def parse_wait(header: str | None) -> float:
     """Return the seconds of `wait` in a `Prefer` header (RFC 7240, 4.3), 0 without one."""
     match = _WAIT.search(header or "")
     return min(float(match[1]), MAX_WAIT) if match else 0.0
-
-
-def _is_changed(job: Job | None, if_none_match: str | None) -> bool:
-    if job is None or job.state.final:
-        return True
-    return if_none_match is not None and not etag_matches(if_none_match, etag_of(job_json(job)))
 
 
 def _event_id(job: Job) -> str:

@@ -15,16 +15,7 @@ from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.request_models import WHOLE, check_arguments
-from onejob.api.response_models import (
-    BulkPage,
-    BulkView,
-    Cursor,
-    CursorText,
-    EmptyBody,
-    decode_cursor,
-    job_json,
-    submit_response,
-)
+from onejob.api.response_models import BulkPage, BulkView, Cursor, CursorText, decode_cursor, job_json, submit_response
 from onejob.api.routes.jobs import ID_LIMIT, JobRoutes, Text, with_filters
 from onejob.celery.operations import Operation, Operator, deadline, edit
 from onejob.errors import OneJobError
@@ -36,6 +27,18 @@ from onejob.ledger.search import FILTERS, query_of
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
+
+
+class StrictBody(BaseModel):
+    """A request body that takes no other fields, and coerces no values."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class EmptyBody(StrictBody):
+    """A request body without fields: `{}`."""
+
+
 EMPTY = EmptyBody()
 
 
@@ -63,12 +66,10 @@ IDS = _has("job_ids", {"minItems": 1})
 
 
 @with_filters("state")
-class RedriveRequest(BaseModel):
+class RedriveRequest(StrictBody):
     """The dead letters to redrive: those with these ids, or those that match the filters, newest first."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra=lambda schema: schema.update(
             oneOf=[IDS, {"anyOf": [*(_has(each, GIVEN) for each in FILTER_NAMES), _has("all", {"const": True})]}]
         ),
@@ -93,12 +94,10 @@ class RedriveRequest(BaseModel):
         return self
 
 
-class EditRequest(BaseModel):
+class EditRequest(StrictBody):
     """The new arguments; what is left out stays as it is."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra={"anyOf": [_has("args", {"type": "array"}), _has("kwargs", {"type": "object"})]},
     )
 
@@ -113,10 +112,8 @@ class EditRequest(BaseModel):
         return self
 
 
-class BulkGroup(BaseModel):
+class BulkGroup(StrictBody):
     """The `task`, `error_type` and `pattern` of a group of dead letters."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     task: Text
     error_type: Text
@@ -128,12 +125,10 @@ class BulkGroup(BaseModel):
 
 
 @with_filters()
-class BulkFilter(BaseModel):
+class BulkFilter(StrictBody):
     """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra=lambda schema: schema.update(
             anyOf=[_has(name, {"not": {"enum": [None, []]}}) for name in schema["properties"]]
         ),
@@ -143,12 +138,10 @@ class BulkFilter(BaseModel):
     group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
 
 
-class BulkRequest(BaseModel):
+class BulkRequest(StrictBody):
     """An operation on the jobs with these ids, or on those that match the filter, newest first."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra={
             "oneOf": [
                 IDS | {"not": {"anyOf": [_has("filter", {"type": "object"}), _has("cursor", {"type": "string"})]}},

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import direct_handler, requires_role
+from onejob.api.auth import requires_role
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
@@ -42,6 +42,7 @@ from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
 RETRY_AFTER = {"retry-after": "1"}
+QUOTED = re.compile(r'^"(.*)"$', re.DOTALL)
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 """What stands for itself in the path of a URL (RFC 3986, section 3.3)."""
 
@@ -74,11 +75,11 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
         pending = PendingRequest(body, key, permissions, submitter, jobs_path)
         if tracing.tracer is tracing.NO_TRACER or body.validate_only:
             return await batchers.current().process(pending)
-        with tracing.tracer.submit(body.task, SOURCE, carrier=_trace_context(request)) as span:
+        carrier = {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
+        with tracing.tracer.submit(body.task, SOURCE, carrier=carrier) as span:
             return await batchers.current().process(replace(pending, span=span))
 
-    @requires_role(Role.SUBMIT)
-    @direct_handler(handle)
+    @requires_role(Role.SUBMIT, direct_handler=handle)
     async def submit(request: CheckedRequest, body: Any) -> Response:  # noqa: ARG001 - for OpenAPI
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
@@ -93,10 +94,18 @@ def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable
 
 
 def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | Response:
-    """Return the call of a request, or the reply if there is nothing to submit."""
+    """Return the call of a request, or the reply if there is nothing to submit. Raises `Problem`."""
     body, task = pending.body, tasks[pending.body.task]
+    if body.countdown is not None and body.eta is not None:
+        raise Problem("invalid-request", "give a countdown or an eta, not both")
+    if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
+        raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
+    call = Call(
+        task, kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
+        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
+    )  # fmt: skip
     with submitting_as(pending.submitter), pending.span.activate(), reported(body):
-        prepared = prepare(app_state_of(task.app), call_of(task, pending))
+        prepared = prepare(app_state_of(task.app), call)
     if not body.validate_only:
         return prepared
     identity, fingerprint = prepared.submission.identity, prepared.submission.fingerprint
@@ -112,19 +121,6 @@ def _respond(pending: PendingRequest, prepared: Prepared, admission: Admission |
     headers = {"location": f"{pending.jobs_path}/{quote(admission.job.id, safe='')}"}
     content, is_new = submit_response(admission.outcome, admission.job), admission.outcome.makes_job
     return _json(content, 202, headers | RETRY_AFTER) if is_new else _json(content, 200, headers)
-
-
-def call_of(task: Task, pending: PendingRequest) -> Call:
-    """Return the call of a request. Raises `Problem` for contradictory times."""
-    body = pending.body
-    if body.countdown is not None and body.eta is not None:
-        raise Problem("invalid-request", "give a countdown or an eta, not both")
-    if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
-        raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
-    return Call(
-        task, kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
-        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
-    )  # fmt: skip
 
 
 @contextmanager
@@ -150,23 +146,13 @@ def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None
     headers = request.texts(b"idempotency-key")
     if not headers:
         return body.idempotency_key
-    keys = {key for key in (body.idempotency_key, *map(_unquote, headers)) if key is not None}
+    # A header may be quoted: it is a structured field in draft-ietf-httpapi-idempotency-key-header.
+    keys = {key for key in (body.idempotency_key, *(QUOTED.sub(r"\1", each) for each in headers)) if key is not None}
     if not all(re.fullmatch(KEY_PATTERN, key) for key in keys):
         raise Problem("invalid-request", "the idempotency key has other characters than printable ASCII")
     if len(keys) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has more than one idempotency key")
     return next(iter(keys), None)
-
-
-def _trace_context(request: CheckedRequest) -> dict[str, str]:
-    """Return the trace context in the headers of a request."""
-    return {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
-
-
-def _unquote(header: str) -> str:
-    """Return the key in a header, quoted (a structured field, draft-ietf-httpapi-idempotency-key-header) or not."""
-    quoted = len(header) > 1 and header[0] == header[-1] == '"'
-    return header[1:-1] if quoted else header
 
 
 def _json(content: str | bytes, status: int, headers: dict[str, str] | None = None) -> Response:
