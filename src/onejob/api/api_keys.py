@@ -162,8 +162,10 @@ class KeyFile:
     def _changing(self) -> Iterator[list[Key]]:
         """Yield the keys, and store the changed list, while no other process changes the file."""
         target = Path(os.path.realpath(self.path))  # a symbolic link stays one
+        lock = target.with_name(f".{target.name}.lock")  # another file, since a change replaces the file itself
         try:
-            with locked(target):
+            with FileLock(lock, mode=0o600):
+                _copy_owner(target, lock)
                 keys = list(self.read()) if target.exists() else []
                 yield keys
                 replace_file(target, json.dumps([key.row() for key in keys], indent=2))
@@ -213,18 +215,6 @@ def session_of(text: str) -> str:
 
 def _digest(session: str) -> str:
     return hashlib.sha256(session.encode("utf-8", "replace")).hexdigest()
-
-
-PRIVATE = 0o600
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is that of another file beside it, since a change replaces the file itself."""
-    lock = path.with_name(f".{path.name}.lock")
-    with FileLock(lock, mode=PRIVATE):
-        _copy_owner(path, lock)
-        yield
 
 
 def replace_file(path: Path, text: str) -> None:

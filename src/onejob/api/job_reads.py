@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from threading import Event
 from typing import Any
 
@@ -48,9 +47,6 @@ class Include(StrEnum):
     RESULT = "result"
 
 
-LARGE = frozenset(Include)
-
-
 class JobPages:
     """Reads pages of jobs in threads, a few at once; counts each query once for all who request it meanwhile."""
 
@@ -66,19 +62,24 @@ class JobPages:
 
         Raises `Problem` for a caller who may not read figures, if `count` is set.
         """
-        visibility = permissions.visibility
+        visibility, totals = permissions.visibility, dict[str, Any]()
         narrowed = visibility.narrow(query)
         if count:
             permissions.check("statistics")
-        counts = await self._count(narrowed) if count else None
-        render = partial(self._render, narrowed, visibility, frozenset(include), counts)
+            counts = dict.fromkeys(State, 0)
+            if narrowed is not None:
+                counted = replace(narrowed, before=None, before_id=None, offset=0, limit=0)
+                counts = await self._counters.current().process(counted)
+            total = sum(counts.values())
+            totals = {"total": total, "total_is_capped": total >= COUNT_LIMIT, "by_state": counts}
+
+        def render() -> str:
+            texts, cursor = ([], None) if narrowed is None else self._read_page(narrowed, visibility, include)
+            end = PageEnd(next=None if cursor is None else cursor.encode(), **totals)
+            return f'{{"jobs":[{",".join(texts)}],{end.model_dump_json(exclude_unset=True)[1:]}'
+
         content = await to_thread.run_sync(render, limiter=self._limiters.current())
         return Response(content, media_type="application/json")
-
-    async def _count(self, query: Query | None) -> dict[State, int]:
-        if query is None:
-            return dict.fromkeys(State, 0)
-        return await self._counters.current().process(replace(query, before=None, before_id=None, offset=0, limit=0))
 
     def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int] | Exception]:
         found: dict[Query, dict[State, int] | Exception] = {}
@@ -89,34 +90,20 @@ class JobPages:
                 found[query] = error
         return [found[query] for query in queries]
 
-    def _render(
-        self,
-        query: Query | None,
-        visibility: Visibility,
-        include: frozenset[Include],
-        counts: dict[State, int] | None,
-    ) -> str:
-        texts, cursor = ([], None) if query is None else self._read_page(query, visibility, include)
-        end: dict[str, Any] = {"next": None if cursor is None else cursor.encode()}
-        if counts is not None:
-            total = sum(counts.values())
-            end |= {"total": total, "total_is_capped": total >= COUNT_LIMIT, "by_state": counts}
-        return f'{{"jobs":[{",".join(texts)}],{PageEnd(**end).model_dump_json(exclude_unset=True)[1:]}'
-
     def _read_page(
-        self, query: Query, visibility: Visibility, include: frozenset[Include]
+        self, query: Query, visibility: Visibility, include: Sequence[Include]
     ) -> tuple[list[str], Cursor | None]:
         """Return the jobs of a page as JSON, and the position after them; None after the last page.
 
         The position is relative to the last job that the caller sees, so that it does not disclose another job.
         """
-        found = self._ledger.find(replace(query, light=True))
+        found, hidden = self._ledger.find(replace(query, light=True)), {*Include} - {*include}
         texts, size, cursor = list[str](), 0, Cursor(query.before, query.before_id, query.offset)
         for job in self._with_large_fields(found, visibility) if include or visibility.predicate else found:
             if not visibility.includes(job):
                 cursor = replace(cursor, offset=cursor.offset + 1)
                 continue
-            shown = {name: value for name, value in job_to_dict(job).items() if name not in LARGE or name in include}
+            shown = {name: value for name, value in job_to_dict(job).items() if name not in hidden}
             text = to_json(shown, inf_nan_mode="null").decode()
             size += len(text)
             if texts and size > PAGE_BYTES:

@@ -24,12 +24,11 @@ from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection
 from onejob.ledger.dead_letters import group_key
 from onejob.ledger.search import count_matching, query_of, search
-from onejob.pages.access import User
+from onejob.pages.access import Form, User
 from onejob.pages.context import SEARCH_SECONDS, Context, PageRequest, job_rows, read_filters
 from onejob.pages.job import edit_page
 from onejob.pages.lists import SCHEDULES
 from onejob.pages.rendering import Page, Redirect, job_path
-from onejob.pages.security import Form
 
 IDS_LIMIT = 1000
 PORTION = 1000

@@ -19,7 +19,7 @@ from onejob.api.app import Keys, ProtectionMiddleware, create_app
 from onejob.api.problems import handle_exception
 from onejob.celery.options import options_of, tasks_of
 from onejob.jobs.model import Job
-from onejob.pages.access import Access, Authorize
+from onejob.pages.access import PAGE_HEADERS, Access, Authorize
 from onejob.pages.actions import ACTIONS
 from onejob.pages.activity import DUPLICATES, OVERVIEW, TASKS
 from onejob.pages.context import Context
@@ -27,7 +27,6 @@ from onejob.pages.endpoints import Endpoints
 from onejob.pages.job import EDIT, JOB
 from onejob.pages.lists import AUDIT, DEAD_LETTERS, FIND, JOBS, PALETTE, SCHEDULES, WORKERS
 from onejob.pages.rendering import VersionedFiles
-from onejob.pages.security import PAGE_HEADERS
 
 VIEWS = (OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, AUDIT, PALETTE, FIND)
 """All pages, in the order in which their paths are matched."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
 from celery import Celery
@@ -29,8 +29,7 @@ from onejob.ledger.ledger import Ledger
 from onejob.ledger.queues import known_tasks
 from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import mean_run
-from onejob.pages.access import User
-from onejob.pages.security import Tokens
+from onejob.pages.access import Tokens, User
 
 T = TypeVar("T")
 ENTRIES = 32
@@ -64,7 +63,7 @@ SEARCH_SECONDS = 0.1
 """How long one request may search for jobs, beyond its first step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """The app whose jobs are shown."""
 
@@ -75,12 +74,11 @@ class Context:
     """Where its users act, for the history of a job."""
     stats: KeyedCache[Any] = field(default_factory=lambda: KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1))
     """Statistics of the whole ledger: those that take longer than 100 ms take a small part of the time."""
-    tokens: Tokens = field(init=False)
-    """Signs what forms name."""
 
-    def __post_init__(self) -> None:
-        """Leave the ledger closed until something is signed."""
-        object.__setattr__(self, "tokens", Tokens(lambda: self.ledger))
+    @cached_property
+    def tokens(self) -> Tokens:
+        """What signs the forms. The ledger stays closed until something is signed."""
+        return Tokens(lambda: self.ledger)
 
     @property
     def ledger(self) -> Ledger:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -24,7 +23,19 @@ from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
 from onejob.celery.batching import PerEventLoop
 from onejob.errors import JobNotFoundError, StoreError
-from onejob.pages.access import COOKIE, SESSION_SECONDS, Access, User
+from onejob.pages.access import (
+    COOKIE,
+    CSRF_FIELD,
+    SESSION_SECONDS,
+    Access,
+    Form,
+    User,
+    delete_cookie,
+    read_cookies,
+    read_form,
+    remember_cookie,
+    set_cookie,
+)
 from onejob.pages.actions import Action
 from onejob.pages.context import Context, KeyedCache
 from onejob.pages.live import (
@@ -38,15 +49,6 @@ from onejob.pages.live import (
     version_name,
 )
 from onejob.pages.rendering import Page, Redirect, View, render_csv, render_html, render_json, zone_of
-from onejob.pages.security import (
-    CSRF_FIELD,
-    Form,
-    delete_cookie,
-    read_cookies,
-    read_form,
-    remember_cookie,
-    set_cookie,
-)
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
@@ -74,14 +76,11 @@ class Endpoints:
         self._context = context
         self._access = access
         self._closing = closing
-        self._tokens = context.tokens
         self._audit = RequestAudit(context.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
         self._feeds = PerEventLoop(lambda: ChangeFeed(context.ledger, closing))
         self._watchers = PerEventLoop(lambda: JobWatcher(context.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
-
-    # --- pages --------------------------------------------------------------------------------------------------------
 
     def show(self, view: View) -> Endpoint:
         """Return the endpoint of a page."""
@@ -117,10 +116,11 @@ class Endpoints:
         return response
 
     def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
-        token, has_login = self._tokens.token_of(request, user.name if user else ""), self._access.keys is not None
+        token, has_login = (
+            self._context.tokens.token_of(request, user.name if user else ""),
+            self._access.keys is not None,
+        )
         return render_html(page, request, user, token=token, notice=notice, has_login=has_login)
-
-    # --- actions ------------------------------------------------------------------------------------------------------
 
     def act(self, action: Action) -> Endpoint:
         """Return the endpoint of a form."""
@@ -141,10 +141,8 @@ class Endpoints:
     async def _read_form(self, request: Request, user: User | None) -> Form:
         """Return the form that a page has sent to this user. Raises `Problem` for a forged one."""
         form = await read_form(request)
-        await run_in_threadpool(self._tokens.check, request, form.text(CSRF_FIELD), user.name if user else "")
+        await run_in_threadpool(self._context.tokens.check, request, form.text(CSRF_FIELD), user.name if user else "")
         return form
-
-    # --- live ---------------------------------------------------------------------------------------------------------
 
     async def live(self, request: Request, user: User) -> Response:
         """Stream an event after each change of the ledger, or of the job that the parameter `job` names."""
@@ -159,7 +157,7 @@ class Endpoints:
         watcher = self._watchers.current()
         watcher.check_waits(user.name)
         if job is None:
-            events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
+            events = stream_changes(self._feeds.current(), is_open, watcher.counted(user.name))
         else:
             events = stream_job(watcher, job, user.name, is_open)
         return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
@@ -183,24 +181,26 @@ class Endpoints:
                 raise
             return DELETED
 
-    # --- sessions -----------------------------------------------------------------------------------------------------
-
     async def login(self, request: Request) -> Response:
         """Show the form for an API key, or start the session of the key in it."""
-        if request.method == "GET":
-            return await self._respond(_login_page(), request, None)
-        try:
-            form = await self._read_form(request, None)
-            request.state.caller = user = await run_in_threadpool(self._access.user_of, form.text("key"))
-        except (Problem, StoreError, ClientDisconnect) as error:
-            problem = problem_from(error)
-            if problem.slug in REFUSALS:
-                await self._audit.record_login(request, problem.slug)
-            return await self._respond(_login_page(problem), request, None)
-        await self._audit.record_login(request, DONE)
-        response = _redirect(request, "/", f"You are logged in as {user.name}.")
-        set_cookie(response, request, COOKIE, session_of(form.text("key").strip()), seconds=SESSION_SECONDS)
-        return response
+        detail, status = "", 200
+        if request.method != "GET":
+            try:
+                form = await self._read_form(request, None)
+                session = session_of(form.text("key").strip())
+                request.state.caller = user = await run_in_threadpool(self._access.user_of, session)
+            except (Problem, StoreError, ClientDisconnect) as error:
+                problem = problem_from(error)
+                detail, status = str(problem.detail), problem.status_code
+                if problem.slug in REFUSALS:
+                    await self._audit.record_login(request, problem.slug)
+            else:
+                await self._audit.record_login(request, DONE)
+                response = _redirect(request, "/", f"You are logged in as {user.name}.")
+                set_cookie(response, request, COOKIE, session, seconds=SESSION_SECONDS)
+                return response
+        page = Page(template="login.html", title="Log in", data={"detail": detail}, status=status)
+        return await self._respond(page, request, None)
 
     async def logout(self, request: Request, user: User) -> Response:
         """End the session."""
@@ -208,8 +208,6 @@ class Endpoints:
         response = _redirect(request, "/login", "You are logged out.")
         delete_cookie(response, request, COOKIE)
         return response
-
-    # --- errors -------------------------------------------------------------------------------------------------------
 
     async def wrong_method(self, request: Request, _error: Exception) -> Response:
         """Refuse a method that no route of the path has; Starlette's error names those of one route."""
@@ -263,20 +261,6 @@ class Endpoints:
         response = await self._respond(page, request, user)
         response.headers.update(problem.headers or {})
         return response
-
-
-async def _counted(watcher: JobWatcher, user: User, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream, which counts for the limit of its user meanwhile."""
-    with watcher.counted(user.name):
-        async with aclosing(events):
-            async for event in events:
-                yield event
-
-
-def _login_page(problem: Problem | None = None) -> Page:
-    detail = "" if problem is None else str(problem.detail)
-    status = 200 if problem is None else problem.status_code
-    return Page(template="login.html", title="Log in", data={"detail": detail}, status=status)
 
 
 def _redirect(request: Request, path: str, notice: str) -> Response:

@@ -86,23 +86,18 @@ def _fields(context: Context, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
     fields = context.fields(job) | {"error": json.loads(job.error or "null")}
     fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
-    task = tasks_of(context.app).get(job.task)
+    task, as_python, as_curl = tasks_of(context.app).get(job.task), None, None
+    if context.redact is None and read_message(job) is not None:
+        as_python = python_call(job)
+        if task is not None and options_of(task).expose:
+            names = [*options_of(task).identifier.signature.parameters]
+            as_curl = curl_call(job, "http://127.0.0.1:8000", parameters=names)
     return fields | fields_of(job, *SHOWN) | {
         "arguments": context.arguments(job), "worker": job.node,
         "fingerprint": job.fingerprint if context.redact is None else None,
-        "unique_on": None if task is None else uniqueness_rule(task)["unique_on"], **_calls(context, job),
+        "unique_on": None if task is None else uniqueness_rule(task)["unique_on"],
+        "as_python": as_python, "as_curl": as_curl,
     }  # fmt: skip
-
-
-def _calls(context: Context, job: Job) -> dict[str, Any]:
-    """Return the submission of a job as text, unless its arguments may not be shown."""
-    if context.redact is not None or read_message(job) is None:
-        return {"as_python": None, "as_curl": None}
-    task, as_curl = tasks_of(context.app).get(job.task), None
-    if task is not None and options_of(task).expose:
-        names = [*options_of(task).identifier.signature.parameters]
-        as_curl = curl_call(job, "http://127.0.0.1:8000", parameters=names)
-    return {"as_python": python_call(job), "as_curl": as_curl}
 
 
 def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
@@ -127,12 +122,16 @@ def _related(context: Context, job: Job) -> dict[str, Any]:
     """Return the followers of a job, its webhooks, and the canvas that waits for it."""
     found = context.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
     followed = None if job.follows_id is None else context.ledger.get_or_none(job.follows_id)
-    options, message = loads(job.options), read_message(job)
+    options, message, canvas = loads(job.options), read_message(job), list[dict[str, Any]]()
+    for name, value in ((name, options[name]) for name in CANVAS_PARTS if options.get(name)):
+        signatures = value if isinstance(value, list) else [value]
+        tasks = [str(each.get("task")) for each in signatures if isinstance(each, dict)]
+        canvas.append({"kind": name, "tasks": tasks, "id": value if isinstance(value, str) else None})
     return {
         "followed": None if followed is None else job_row(context, followed),
         "followers": [job_row(context, each) for each in found if each.task != WEBHOOK_TASK],
         "webhooks": [_webhook(context, each) for each in found if each.task == WEBHOOK_TASK],
-        "canvas": [_canvas_part(name, options[name]) for name in CANVAS_PARTS if options.get(name)],
+        "canvas": canvas,
         "replaced_by": (message and message.replaced_by) or [],
     }
 
@@ -149,13 +148,6 @@ def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
         "result": json.loads(webhook.result or "null"),
         "last_error": error and context.reason(webhook, str(error.get("message"))),
     }
-
-
-def _canvas_part(name: str, value: Any) -> dict[str, Any]:
-    """Return a part of a canvas: its kind, and the tasks in it."""
-    signatures = value if isinstance(value, list) else [value]
-    tasks = [str(each.get("task")) for each in signatures if isinstance(each, dict)]
-    return {"kind": name, "tasks": tasks, "id": value if isinstance(value, str) else None}
 
 
 JOB = View("job", "/jobs/{job_id:path}", _build_job)

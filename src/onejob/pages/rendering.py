@@ -27,9 +27,8 @@ from starlette.types import Scope
 
 from onejob.api.api_keys import Role
 from onejob.jobs.timestamps import duration_text, format_timestamp
-from onejob.pages.access import User
+from onejob.pages.access import CSRF_FIELD, User, read_cookies
 from onejob.pages.context import Context, PageRequest
-from onejob.pages.security import CSRF_FIELD, read_cookies
 
 ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
@@ -111,14 +110,21 @@ def render_html(
 
     `token`: the one of its forms.
     """
-    base, zone, parameters = request.scope.get("root_path", ""), zone_of(request), request.query_params
-    given = parameters.multi_items()
+    base, zone, given = request.scope.get("root_path", ""), zone_of(request), request.query_params.multi_items()
     path = quote(request.scope["path"].removeprefix(base) or "/")
     here = path + (f"?{request.url.query}" if request.url.query else "")
+
+    def url(target: str, /, **parameters: Any) -> str:
+        return _with_query(base + target, parameters.items())
+
+    def link(**changed: Any) -> str:
+        """Return the URL of this page with other parameters; None removes one."""
+        return _with_query(base + path, [*(each for each in given if each[0] not in changed), *changed.items()])
+
     text = _environment().get_template(page.template).render(
-        **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=partial(_url, base),
-        link=partial(_link, base, path, given), when=partial(_when, zone), notice=notice, has_login=has_login,
-        page_query=parameters, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
+        **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=url,
+        link=link, when=partial(_when, zone), notice=notice, has_login=has_login,
+        page_query=request.query_params, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
         csrf_field=CSRF_FIELD, csrf_token=token, is_get=request.method == "GET",
     )  # fmt: skip
     return HTMLResponse(text, page.status)
@@ -171,17 +177,6 @@ def _cell(value: object) -> str:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain).strip('"')
     return text if isinstance(value, int | float) else FORMULA.sub("'", text)
-
-
-def _url(base: str, path: str, /, **parameters: Any) -> str:
-    """Return the URL of a page of this dashboard; parameters without a value are left out."""
-    return _with_query(base + path, parameters.items())
-
-
-def _link(base: str, path: str, current: Sequence[tuple[str, str]], /, **changed: Any) -> str:
-    """Return the URL of this page with other parameters; None removes one."""
-    kept = [(name, value) for name, value in current if name not in changed]
-    return _with_query(base + path, [*kept, *changed.items()])
 
 
 def _with_query(path: str, parameters: Iterable[tuple[str, Any]]) -> str:

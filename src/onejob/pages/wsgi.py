@@ -49,7 +49,11 @@ def wsgi_dashboard(
 
     def respond(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request with the whole response at once, so that a client that is gone leaves nothing open."""
-        if not _is_readable(environ):
+        try:  # ASGI has a path in UTF-8, and a query in ASCII
+            for name in ("SCRIPT_NAME", "PATH_INFO"):
+                environ.get(name, "").encode("latin-1").decode()
+            environ.get("QUERY_STRING", "").encode("ascii")
+        except UnicodeError:
             start_response("400 Bad Request", PLAIN_TEXT)
             return [b"the path is not valid UTF-8, or the query is not ASCII"]
         if environ.get("REMOTE_ADDR"):
@@ -59,13 +63,3 @@ def wsgi_dashboard(
         return [b"".join(bridge(environ, start_response))]
 
     return respond
-
-
-def _is_readable(environ: Environ) -> bool:
-    """Return whether the path and the query are what ASGI has: UTF-8 and ASCII."""
-    try:
-        for name in ("SCRIPT_NAME", "PATH_INFO"):
-            environ.get(name, "").encode("latin-1").decode()
-    except UnicodeError:
-        return False
-    return bool(environ.get("QUERY_STRING", "").isascii())

@@ -8,13 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from ipaddress import ip_address
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpcore2
@@ -169,15 +169,15 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
         return [(family, socket.SOCK_STREAM, 0, "", (str(address), port))]
     if not lookups.acquire(submitter, host):
         raise LookupBusyError(f"no DNS lookup of {host} could be started, because too many hang")
-    results: SimpleQueue[list[Any] | OSError] = SimpleQueue()
+    found: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
-            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            results.put(error)
+            found.set_exception(error)
         except UnicodeError:  # a DNS label is empty or too long
-            results.put(socket.gaierror(socket.EAI_NONAME, "invalid host name"))
+            found.set_exception(socket.gaierror(socket.EAI_NONAME, "invalid host name"))
         finally:
             lookups.release(submitter, host)
 
@@ -186,12 +186,7 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
     except RuntimeError:
         lookups.release(submitter, host)
         raise LookupBusyError(f"no DNS lookup of {host} could be started: the system has no more threads") from None
-    with suppress(Empty):
-        result = results.get(timeout=deadline.remaining())
-        if isinstance(result, OSError):
-            raise result
-        return result
-    raise TimeoutError
+    return found.result(timeout=deadline.remaining())
 
 
 def _connect(addresses: Iterable[Any], deadline: Deadline) -> socket.socket:

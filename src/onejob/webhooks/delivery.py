@@ -32,7 +32,7 @@ from onejob.webhooks.client import (
     WebhookClient,
     WebhookResponse,
 )
-from onejob.webhooks.job import LEASE, WebhookPayload, build_body, build_event, build_headers
+from onejob.webhooks.job import LEASE, WebhookPayload, build_event, build_headers
 from onejob.webhooks.settings import WebhookSettings, WebhookUrl, parse_ip
 
 logger = logging.getLogger("onejob")
@@ -193,7 +193,8 @@ class Delivery:
         except ConfigurationError as error:
             raise DeliveryError(f"this worker cannot sign it: {error}") from error
         secrets = self._settings.secrets_of(payload.signer)
-        body = build_body(self._event(webhook, payload.job_id), webhook.id)
+        event = self._event(webhook, payload.job_id).removeprefix("{")
+        body = f'{{"id":{json.dumps(webhook.id)},{event}'  # which is all that differs between the webhooks of a job
         headers = [*build_headers(webhook.id, body, secrets, at=datetime.now(UTC)), *trace.items()]
         return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)
 

@@ -70,11 +70,6 @@ def build_event(job: Job, *, source: str) -> str:
     return json.dumps(event, default=format_timestamp, separators=(",", ":"))
 
 
-def build_body(event: str, webhook_id: str) -> str:
-    """Return the body that every attempt of a webhook sends: an event that `build_event` returned, with its id."""
-    return f'{{"id":{json.dumps(webhook_id)},{event.removeprefix("{")}'
-
-
 def build_headers(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:
     """Return the headers of one attempt at the time `at`, with one signature per secret, in their order."""
     from standardwebhooks import Webhook

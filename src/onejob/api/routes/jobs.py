@@ -17,8 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJ
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from onejob.api.api_keys import Role
-from onejob.api.auth import repeated_check, requires_role
+from onejob.api.auth import repeated_check
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
@@ -144,8 +143,22 @@ class JobRoutes:
             return error
         return visible or Pending(partial(self.get, job_id, permissions))
 
-    async def handle_get_job(self, request: Request) -> Response:
-        """Respond to `GET /jobs/{job_id}`."""
+    async def get_job(
+        self,
+        request: Request,
+        job_id: str,  # noqa: ARG002 - for OpenAPI, as the others
+        prefer: Prefer = None,  # noqa: ARG002
+        if_none_match: ETag = None,  # noqa: ARG002
+    ) -> Response:
+        """Return a job, with an ETag.
+
+        `Prefer: wait=N` delays the response until the job differs from `If-None-Match` (without it: until the job has
+        ended), for at most N seconds and at most 30.
+        """
+        return await self.get_job_directly(request)
+
+    async def get_job_directly(self, request: Request) -> Response:
+        """Respond as `get_job`, without FastAPI."""
         if_none_match, seconds = request.headers.get("if-none-match"), parse_wait(request.headers.get("prefer"))
         job = await self.batchers.current().process((request.path_params["job_id"], permissions_of(request)))
         if seconds:
@@ -175,7 +188,6 @@ class JobRoutes:
             latest = _if_visible(watch.job, permissions_of(request).visibility)
         return latest if latest is not None else await run_in_threadpool(self.get, job.id, permissions_of(request))
 
-    @requires_role(Role.READ)
     async def stream_events(self, job_id: str, request: Request, last_event_id: LastEventId = None) -> Response:
         """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
@@ -222,7 +234,6 @@ class JobRoutes:
             return True
         return await self._authenticate_again(request)
 
-    @requires_role(Role.READ)
     async def list_jobs(self, request: Request, asked: Annotated[ListRequest, QueryParameter()]) -> Response:
         """List jobs, newest first.
 
@@ -234,7 +245,6 @@ class JobRoutes:
         query = query_of(dict(asked), limit=asked.limit, **position)
         return await self.pages.respond(query, permissions_of(request), asked.include or (), count=asked.count)
 
-    @requires_role(Role.OPERATE)
     async def list_dead_letters(
         self, request: Request, asked: Annotated[DeadLettersRequest, QueryParameter()]
     ) -> Response:
@@ -242,7 +252,6 @@ class JobRoutes:
         query = replace(dead_letters(dict(asked), asked.limit), **decode_cursor(asked.cursor))
         return await self.pages.respond(query, permissions_of(request), asked.include or ())
 
-    @requires_role(Role.OPERATE)
     def group_dead_letters(
         self, request: Request, *, task: Text | None = None, limit: GroupLimit = GROUPED_LIMIT
     ) -> dict[str, Any]:
@@ -254,18 +263,15 @@ class JobRoutes:
         shown, others = groups[:GROUP_LIMIT], groups[GROUP_LIMIT:]
         return {"groups": shown, "other_groups": len(others), "other_jobs": sum(each.count for each in others)}
 
-    @requires_role(Role.READ)
     def list_duplicates(self, job_id: str, request: Request) -> Sequence[Duplicate]:
         """List the latest duplicates of a job, oldest first."""
         permissions = permissions_of(request)
         return permissions.reader(self.ledger).duplicates(self.get(job_id, permissions).id)
 
-    @requires_role(Role.READ)
     def list_history(self, job_id: str, request: Request) -> Sequence[Entry]:
         """List the history of a job, oldest first."""
         return self.ledger.history(self.get(job_id, permissions_of(request)).id)
 
-    @requires_role(Role.OPERATE)
     def explain_job(self, job_id: str, request: Request) -> Explanation:
         """Explain a job: what happened, what it waits for, and what happens next; with the names of live workers.
 
@@ -273,7 +279,6 @@ class JobRoutes:
         """
         return explain(self.ledger, self.get(job_id, permissions_of(request)).id)
 
-    @requires_role(Role.READ)
     def summarize_duplicates(
         self, request: Request, by: GroupBy = GroupBy.TASK, limit: Limit = 20
     ) -> list[DuplicateSummary]:
@@ -281,21 +286,6 @@ class JobRoutes:
         permissions = permissions_of(request)
         permissions.check("statistics")
         return summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
-
-
-def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
-    """Return the endpoint that returns one job."""
-
-    @requires_role(Role.READ, direct_handler=routes.handle_get_job)
-    async def get_job(request: Request, job_id: str, prefer: Prefer = None, if_none_match: ETag = None) -> Response:  # noqa: ARG001 - for OpenAPI
-        """Return a job, with an ETag.
-
-        `Prefer: wait=N` delays the response until the job differs from `If-None-Match` (without it: until the job has
-        ended), for at most N seconds and at most 30.
-        """
-        return await routes.handle_get_job(request)
-
-    return get_job
 
 
 def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:

@@ -18,12 +18,11 @@ from pydantic import WrapValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from onejob.api.api_keys import Role
-from onejob.api.auth import requires_role
+from onejob.api.auth import Handler
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
-from onejob.api.request_models import KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
+from onejob.api.request_models import CALL_OPTIONS, KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
 from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_submissions import admit_batch
@@ -60,8 +59,11 @@ class PendingRequest:
     span: SubmissionSpan = tracing.NO_SPAN
 
 
-def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
-    """Return the endpoint that submits jobs of these tasks, those of concurrent requests in a few round trips."""
+def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> tuple[Callable[..., Any], Handler]:
+    """Return the endpoint that submits jobs of these tasks, those of concurrent requests in a few round trips.
+
+    And the handler that does the same without FastAPI.
+    """
     reader = RequestReader(tasks)
     batchers: PerEventLoop[Batcher[PendingRequest, Response]] = PerEventLoop(
         lambda: Batcher(lambda batch: admit_batch(app, batch, partial(_prepare, tasks), _respond))
@@ -79,12 +81,11 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
         with tracing.tracer.submit(body.task, SOURCE, carrier=carrier) as span:
             return await batchers.current().process(replace(pending, span=span))
 
-    @requires_role(Role.SUBMIT, direct_handler=handle)
     async def submit(request: CheckedRequest, body: Any) -> Response:  # noqa: ARG001 - for OpenAPI
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
-    return _documented(submit, reader)
+    return _documented(submit, reader), handle
 
 
 def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable[..., Any]:
@@ -100,8 +101,9 @@ def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | R
         raise Problem("invalid-request", "give a countdown or an eta, not both")
     if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
+    options = {name: value for name, value in body if name in CALL_OPTIONS and value is not None}
     call = Call(
-        task, kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
+        task, kwargs=body.kwargs, options=options, source=SOURCE, key=pending.key,
         on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
     )  # fmt: skip
     with submitting_as(pending.submitter), pending.span.activate(), reported(body):
@@ -166,7 +168,6 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
     """Return the endpoint that checks calls of these tasks."""
     reader = RequestReader(tasks, CallRequest)
 
-    @requires_role(Role.READ)
     async def check(request: CheckedRequest, body: Any) -> dict[str, Any]:  # noqa: ARG001 - for OpenAPI
         """Return how a submission of `task`, `kwargs` and `on_duplicate` would be answered now. Nothing is stored.
 
