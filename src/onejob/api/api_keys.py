@@ -105,7 +105,8 @@ class KeyFile:
     def find_session(self, session: str) -> Key | None:
         """Return the key whose session has this text, None if there is none. The comparison takes constant time."""
         digest = _digest(session)
-        return next(iter([key for key in self.read() if hmac.compare_digest(key.sha256, digest)]), None)
+        matching = [key for key in self.read() if hmac.compare_digest(key.sha256, digest)]
+        return matching[0] if matching else None
 
     def add(
         self,

@@ -42,6 +42,8 @@ LIVENESS_PATH = b"/healthz"
 """A request for it is never refused for the number of others: restarting a busy server makes it busier."""
 TOO_LONG = Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
 RETRY_AFTER = {"retry-after": "1", "connection": "close"}
+OVERLOADED: ASGIApp = Problem("overloaded", "the server handles too many requests", headers=RETRY_AFTER).response()
+"""Responds with 503 in place of the app."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._raise(TOO_LONG)
         self._received_head = True
         busy = max(len(self.connections), len(self.tasks)) > self._limits.connections
-        self.app = _refuse_overload if busy and self.url != LIVENESS_PATH else self.config.loaded_app
+        self.app = OVERLOADED if busy and self.url != LIVENESS_PATH else self.config.loaded_app
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -207,12 +209,6 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected = True  # the app must not respond as well
             cycle.message_event.set()
         self.transport.close()
-
-
-async def _refuse_overload(*call: Any) -> None:
-    """Respond with 503 instead of calling the app."""
-    response: ASGIApp = Problem("overloaded", "the server handles too many requests", headers=RETRY_AFTER).response()
-    await response(*call)
 
 
 _SECRET_PARAMETER = re.compile(r"(?:^|[&;])[^=&;]*(?:key|token|secret|passw|auth|credential)", re.IGNORECASE)
