@@ -13,7 +13,7 @@ from onejob.celery.operations import Operation
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.pages import actions
-from onejob.pages.security import FIELD_LIMIT
+from onejob.pages.access import FIELD_LIMIT
 from tests.cases import for_each
 from tests.pages.browser import SAME_ORIGIN, Browser, HtmlPage, browser_of, on_every_store
 from tests.pages.sample import Sample

@@ -39,8 +39,7 @@ class Role(StrEnum):
 
     def includes(self, needed: Role) -> bool:
         """Return whether this role has the permissions of `needed`."""
-        order = list(Role)
-        return order.index(self) >= order.index(needed)
+        return [*Role].index(self) >= [*Role].index(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +162,10 @@ class KeyFile:
     def _changing(self) -> Iterator[list[Key]]:
         """Yield the keys, and store the changed list, while no other process changes the file."""
         target = Path(os.path.realpath(self.path))  # a symbolic link stays one
+        lock = target.with_name(f".{target.name}.lock")  # another file, since a change replaces the file itself
         try:
-            with locked(target):
+            with FileLock(lock, mode=0o600):
+                _copy_owner(target, lock)
                 keys = list(self.read()) if target.exists() else []
                 yield keys
                 replace_file(target, json.dumps([key.row() for key in keys], indent=2))
@@ -200,15 +201,11 @@ def _key_from(row: dict[str, Any]) -> Key:
     if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
         raise TypeError(f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names")
     return Key(
-        row["name"],
-        Role(row["role"]),
-        str(row["sha256"]),
-        float(row["created_at"]),
-        expires_at=None if expires_at is None else float(expires_at),
-        own_jobs=own_jobs,
+        row["name"], Role(row["role"]), str(row["sha256"]), float(row["created_at"]),
+        expires_at=None if expires_at is None else float(expires_at), own_jobs=own_jobs,
         tasks=None if tasks is None else frozenset(tasks),
         quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")),
-    )
+    )  # fmt: skip
 
 
 def session_of(text: str) -> str:
@@ -218,18 +215,6 @@ def session_of(text: str) -> str:
 
 def _digest(session: str) -> str:
     return hashlib.sha256(session.encode("utf-8", "replace")).hexdigest()
-
-
-PRIVATE = 0o600
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is that of another file beside it, since a change replaces the file itself."""
-    lock = path.with_name(f".{path.name}.lock")
-    with FileLock(lock, mode=PRIVATE):
-        _copy_owner(path, lock)
-        yield
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -248,7 +233,11 @@ def replace_file(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _copy_owner(path: Path, other: Path) -> None:
@@ -258,11 +247,3 @@ def _copy_owner(path: Path, other: Path) -> None:
     wanted, present = path.stat(), other.lstat()
     if (wanted.st_uid, wanted.st_gid) != (present.st_uid, present.st_gid):
         os.chown(other, wanted.st_uid, wanted.st_gid, follow_symlinks=False)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

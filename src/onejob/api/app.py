@@ -8,13 +8,12 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from threading import Event
 from types import GenericAlias
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from celery import Celery
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,12 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onejob.api import response_models as models
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
-from onejob.api.auth import DirectRoutes, Guard, check_local, guarded, requires_role
+from onejob.api.auth import DirectRoutes, Guard, check_local, guarded, route_for
 from onejob.api.callers import May, caller_dependency, check_operator
 from onejob.api.job_reads import WAITS_PER_CALLER
 from onejob.api.problems import MEDIA_TYPE, SCHEMA, Headers, Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
-from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
+from onejob.api.routes.jobs import JobRoutes
 from onejob.api.routes.ledger import LedgerRoutes
 from onejob.api.routes.operate import OperateRoutes, empty_body
 from onejob.api.routes.submit import check_endpoint, submit_endpoint
@@ -131,69 +130,78 @@ def router(
         )
     key_file = None if keys is None else KeyFile(keys)
     is_local = not (open or checks or key_file)
-    guard = Guard(keys=key_file, quotas=quotas, checks=checks, is_local=is_local)
-    return _build_router(celery_app, guard, prefix, waits_per_caller=waits_per_caller)
+    guard = Guard(keys=key_file, quotas=quotas, is_local=is_local)
+    return _build_router(celery_app, guard, prefix, checks, waits_per_caller=waits_per_caller)
 
 
-def _build_router(celery_app: Celery, guard: Guard, prefix: str = "", **waits: Any) -> APIRouter:
-    """Return the router; `waits`: options of `JobRoutes`."""
+def _build_router(
+    celery_app: Celery, guard: Guard, prefix: str = "", checks: Sequence[Any] = (), **waits: Any
+) -> APIRouter:
+    """Return the router; `checks`: dependencies that authenticate a request, and may set its caller."""
     check_serializers(celery_app)
     if guard.quotas and guard.keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
     tasks, ledger = exposed_tasks(celery_app), app_state_of(celery_app).ledger
-    jobs = JobRoutes(ledger, checks=guard.checks, **waits)
-    security = list(guard.checks)
+    jobs = JobRoutes(ledger, checks=checks, **waits)
+    security = list(checks)
     if guard.keys is not None:
         guard.keys.read()
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     route = guarded(replace(guard, audit=RequestAudit(ledger)))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=PROBLEM_RESPONSES)
-    for place, endpoint, options in _routes_of(celery_app, tasks, jobs):
-        method, path = place.split()
-        required = [] if endpoint.required_role is None else [*security, *options.get("dependencies", ())]
-        api.add_api_route(path, endpoint, methods=[method], **options | {"dependencies": required})
+    for place, role, endpoint, shared in _routes_of(celery_app, tasks, jobs):
+        options, (method, path) = {**shared}, place.split()
+        options["route_class_override"] = route_for(route, role, options.pop("direct", None))
+        options["dependencies"] = [] if role is None else [*security, *options.get("dependencies", ())]
+        api.add_api_route(path, endpoint, methods=[method], **options)
     return api
 
 
-def _routes_of(app: Celery, tasks: Mapping[str, Task], jobs: JobRoutes) -> Iterable[tuple[str, Any, dict[str, Any]]]:
-    """Return the method and path, the endpoint, and the options of each route, in the order of matching."""
+def _routes_of(app: Celery, tasks: Mapping[str, Task], jobs: JobRoutes) -> Iterable[tuple[str, Role | None, Any, Any]]:
+    """Return the method and path, the role, the endpoint, and the options of each route, in the order of matching.
+
+    The role is the lowest that may call the endpoint; None: no API key is required.
+    """
     operate, ledger = OperateRoutes(app, jobs), LedgerRoutes(app, jobs.ledger)
+    submit, submit_directly = submit_endpoint(app, tasks)
     empty = {"dependencies": [Depends(empty_body)], "openapi_extra": REQUIRED_BODY}
     of_all = {"dependencies": [Depends(check_operator)]}
     operated = empty | {"dependencies": [Depends(check_operator), Depends(empty_body)]}
     submitted, page = _returns(models.SubmitResponse, status_code=202), _returns(models.JobPage)
     job, entry = _returns(JobView, **empty), _returns(models.ScheduleEntryView, **operated)
+    found = _returns(JobView, responses=NOT_MODIFIED, direct=jobs.get_job_directly)
     stream = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
     return (
-        ("POST /jobs", submit_endpoint(app, tasks), submitted | {"responses": SUBMIT_RESPONSES}),
-        ("POST /duplicates/check", check_endpoint(app, tasks), _returns(models.DuplicateCheckView)),
-        ("POST /jobs/bulk", operate.operate_many, {}),  # before the routes of one job, whose id may be any text
-        ("POST /jobs/{job_id}/cancel", operate.cancel, job | {"responses": CANCEL_RESPONSES}),
-        ("POST /jobs/{job_id}/redrive", operate.redrive, job | {"status_code": 202}),
-        ("POST /jobs/{job_id}/edit", operate.edit, submitted),
-        ("POST /jobs/{job_id}/run-now", operate.run_now, job),
-        ("DELETE /jobs/{job_id}", operate.delete, {"status_code": 204, "response_class": Response}),
-        ("POST /dead/redrive", operate.redrive_many, {}),
-        ("GET /jobs", jobs.list_jobs, page),
-        ("GET /jobs/{job_id}", get_job_endpoint(jobs), _returns(JobView, responses=NOT_MODIFIED)),
-        ("GET /jobs/{job_id}/events", jobs.stream_events, stream),
-        ("GET /jobs/{job_id}/duplicates", jobs.list_duplicates, _lists(models.DuplicateView)),
-        ("GET /jobs/{job_id}/history", jobs.list_history, _lists(models.HistoryEntryView)),
-        ("GET /jobs/{job_id}/explanation", jobs.explain_job, _returns(models.ExplanationView, **of_all)),
-        ("GET /duplicates/summary", jobs.summarize_duplicates, _lists(models.DuplicateStatsView)),
-        ("GET /dead", jobs.list_dead_letters, page),
-        ("GET /dead/groups", jobs.group_dead_letters, _returns(models.FailureGroupsView)),
-        ("GET /schedules", ledger.list_schedules, _lists(models.ScheduleEntryView, **of_all)),
-        ("POST /schedules/{entry:path}/pause", ledger.pause_schedule, entry),
-        ("POST /schedules/{entry:path}/resume", ledger.resume_schedule, entry),
-        ("POST /schedules/{entry:path}/run", ledger.run_schedule, operated),
-        ("GET /audit", ledger.list_audit, _lists(models.AuditEntryView, **of_all)),
-        ("GET /queues", ledger.list_queues, _lists(models.QueueLoadView, **of_all)),
-        ("GET /activity", ledger.get_activity, _returns(models.ActivityView, **of_all)),
-        ("GET /healthz", ledger.healthz, {}),
-        ("GET /readyz", ledger.readyz, {}),
-        ("GET /metrics", ledger.metrics, {"response_class": PlainTextResponse, **of_all}),
+        ("POST /jobs", Role.SUBMIT, submit, submitted | {"responses": SUBMIT_RESPONSES, "direct": submit_directly}),
+        ("POST /duplicates/check", Role.READ, check_endpoint(app, tasks), _returns(models.DuplicateCheckView)),
+        # This one is before the routes of one job, whose id may be any text.
+        ("POST /jobs/bulk", Role.OPERATE, operate.operate_many, {}),
+        ("POST /jobs/{job_id}/cancel", Role.OPERATE, operate.cancel, job | {"responses": CANCEL_RESPONSES}),
+        ("POST /jobs/{job_id}/redrive", Role.OPERATE, operate.redrive, job | {"status_code": 202}),
+        ("POST /jobs/{job_id}/edit", Role.EDIT, operate.edit, submitted),
+        ("POST /jobs/{job_id}/run-now", Role.OPERATE, operate.run_now, job),
+        ("DELETE /jobs/{job_id}", Role.OPERATE, operate.delete, {"status_code": 204, "response_class": Response}),
+        ("POST /dead/redrive", Role.OPERATE, operate.redrive_many, {}),
+        ("GET /jobs", Role.READ, jobs.list_jobs, page),
+        ("GET /jobs/{job_id}", Role.READ, jobs.get_job, found),
+        ("GET /jobs/{job_id}/events", Role.READ, jobs.stream_events, stream),
+        ("GET /jobs/{job_id}/duplicates", Role.READ, jobs.list_duplicates, _lists(models.DuplicateView)),
+        ("GET /jobs/{job_id}/history", Role.READ, jobs.list_history, _lists(models.HistoryEntryView)),
+        ("GET /jobs/{job_id}/explanation", Role.OPERATE, jobs.explain_job, _returns(models.ExplanationView, **of_all)),
+        ("GET /duplicates/summary", Role.READ, jobs.summarize_duplicates, _lists(models.DuplicateStatsView)),
+        ("GET /dead", Role.OPERATE, jobs.list_dead_letters, page),
+        ("GET /dead/groups", Role.OPERATE, jobs.group_dead_letters, _returns(models.FailureGroupsView)),
+        ("GET /schedules", Role.READ, ledger.list_schedules, _lists(models.ScheduleEntryView, **of_all)),
+        ("POST /schedules/{entry:path}/pause", Role.OPERATE, ledger.pause_schedule, entry),
+        ("POST /schedules/{entry:path}/resume", Role.OPERATE, ledger.resume_schedule, entry),
+        ("POST /schedules/{entry:path}/run", Role.OPERATE, ledger.run_schedule, operated),
+        ("GET /audit", Role.OPERATE, ledger.list_audit, _lists(models.AuditEntryView, **of_all)),
+        ("GET /queues", Role.READ, ledger.list_queues, _lists(models.QueueLoadView, **of_all)),
+        ("GET /activity", Role.READ, ledger.get_activity, _returns(models.ActivityView, **of_all)),
+        ("GET /healthz", None, ledger.healthz, {}),
+        ("GET /readyz", None, ledger.readyz, {}),
+        ("GET /metrics", Role.READ, ledger.metrics, {"response_class": PlainTextResponse, **of_all}),
     )
 
 
@@ -229,37 +237,26 @@ def create_app(
     guard = Guard(keys=key_file, quotas=Quotas.parse(quota, identity_quota), standalone=True)
     api = _build_router(celery_app, guard, closing=app.state.closing, waits_per_caller=waits_per_caller)
 
-    @api.get("/openapi.json", include_in_schema=False)
-    @requires_role(Role.READ)
     def openapi_document() -> dict[str, Any]:
         return app.openapi()
 
+    route = route_for(api.route_class, Role.READ)
+    api.add_api_route("/openapi.json", openapi_document, include_in_schema=False, route_class_override=route)
     app.include_router(api)
     for error_type in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error_type, handle_exception)
     app.add_middleware(DirectRoutes, routes=api.routes)  # the innermost, so that all others precede every route
-    return protect(app, is_local=keys is None)
-
-
-App = TypeVar("App", bound=Starlette)
-
-
-def protect(app: App, *, is_local: bool, headers: Headers = ()) -> App:
-    """Add to all responses of an app the security headers, of which `headers` take precedence; return the app.
-
-    `is_local`: it accepts only requests from this machine.
-    """
-    app.add_middleware(ProtectionMiddleware, headers=headers, is_local=is_local)
+    app.add_middleware(ProtectionMiddleware, is_local=keys is None)
     return app
 
 
 class ProtectionMiddleware:
-    """Adds the security headers that a response does not set itself, such as a 404 of the app.
+    """Adds `headers`, and the security headers, that a response does not set itself, such as a 404 of the app.
 
     `is_local`: it refuses all requests but those from this machine, through no proxy, to a local host name.
     """
 
-    def __init__(self, app: ASGIApp, headers: Headers, *, is_local: bool) -> None:
+    def __init__(self, app: ASGIApp, headers: Headers = (), *, is_local: bool) -> None:
         self._app = app
         self._headers = headers
         self._is_local = is_local
@@ -285,12 +282,9 @@ def check_serializers(celery_app: Celery) -> None:
     """Raise `ConfigurationError` for an app that reads or writes anything but JSON: other formats may execute code."""
     for name in CONTENT_SETTINGS:
         value = celery_app.conf.get(name) or ()
-        formats = [value] if isinstance(value, str) else [str(each) for each in value]
-        others = [each for each in formats if each.lower() not in JSON_CONTENT]
-        if others:
-            fix = "'json'" if isinstance(value, str) else "['json']"
-            msg = (
+        formats, fix = ([value], "'json'") if isinstance(value, str) else (map(str, value), "['json']")
+        if others := [each for each in formats if each.lower() not in JSON_CONTENT]:
+            raise ConfigurationError(
                 f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the "
                 f"process that reads it, so an app exposed over HTTP uses JSON only: set app.conf.{name} = {fix}"
             )
-            raise ConfigurationError(msg)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -36,19 +36,12 @@ CHANGES = frozenset({"POST", "DELETE"})
 OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
 
 
-@dataclass(slots=True)
-class _Window:
-    """The requests of one kind since the last entry."""
-
-    began_at: float
-    count: int = 0
-
-
 class Refusals:
     """Decides which requests have an entry of their own, and counts the others: equal ones make one per window."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[str, str], _Window] = {}
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}
+        """By actor and outcome, when the last entry was made, and how many equal requests have followed it."""
 
     def classify(self, actor: str, outcome: str, *, is_action: bool) -> tuple[str, int]:
         """Return the kind of the entry of a request, and how many requests it stands for: 0 for no entry.
@@ -64,14 +57,14 @@ class Refusals:
     def count(self, actor: str, outcome: str) -> int:
         """Count a request; return how many a new entry stands for, 0 if there is one for this window already."""
         now = time.monotonic()
-        window = self._windows.get((actor, outcome))
-        if window is not None and now < window.began_at + REFUSAL_WINDOW:
-            window.count += 1
+        began_at, counted = self._windows.get((actor, outcome), (-math.inf, 0))
+        if now < began_at + REFUSAL_WINDOW:
+            self._windows[actor, outcome] = began_at, counted + 1
             return 0
         if len(self._windows) >= WINDOW_LIMIT:
             self._windows.clear()
-        self._windows[actor, outcome] = _Window(now)
-        return 1 + (window.count if window is not None else 0)
+        self._windows[actor, outcome] = now, 0
+        return 1 + counted
 
 
 class RequestAudit:
@@ -93,11 +86,9 @@ class RequestAudit:
         is_action = role in OPERATORS and request.method in CHANGES
         if outcome != DONE or is_action:
             kind, count = self._refusals.classify(_actor_of(request), outcome, is_action=is_action)
-            if kind == ACTION:
-                fields = [*request.query_params.multi_items(), *fields]
-                await self._append(request, action, outcome, kind, count, audit_text(fields))
-            elif count:
-                await self._append(request, action, outcome, kind, count)
+            shown = [*request.query_params.multi_items(), *fields] if kind == ACTION else []
+            if count:
+                await self._append(request, action, outcome, kind, count, audit_text(shown))
 
     async def record_login(self, request: Request, outcome: str) -> None:
         """Record who has logged in, or has not: counted, since anybody may repeat it."""

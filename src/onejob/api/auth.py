@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -18,13 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onejob.api.api_keys import Key, KeyFile, Role
 from onejob.api.audit import DONE, RequestAudit, fields_of_json
 from onejob.api.callers import Caller, caller_in_context, set_caller
-from onejob.api.checked_request import CheckedRequest, QueryCheck
+from onejob.api.checked_request import CheckedRequest, check_query
 from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NO_QUOTAS, Quotas
 from onejob.jobs.timestamps import format_timestamp
 
-F = TypeVar("F", bound="Callable[..., Any]")
 Handler: TypeAlias = "Callable[[CheckedRequest], Awaitable[Response]]"
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 FORWARDING = (
@@ -34,40 +34,21 @@ FORWARDING = (
 """How the headers begin that proxies add: the client of such a request is elsewhere."""
 ACCEPTED = 204
 """The status with which dependencies accept a request once more: no refusal has it."""
+SEND_KEY = "send an API key, with the header authorization: Bearer KEY"
 CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
-
-
-def requires_role(role: Role | None) -> Callable[[F], F]:
-    """Set the lowest role that may call an endpoint; None: no API key is required. The default is `operate`."""
-    return partial(_mark, "required_role", role)
-
-
-def direct_handler(handler: Handler) -> Callable[[F], F]:
-    """Let `handler`, which must be equivalent to the endpoint, handle requests where FastAPI adds nothing.
-
-    FastAPI takes longer to turn a request into arguments than the rest of a submission takes.
-    """
-    return partial(_mark, "direct_handler", handler)
-
-
-def _mark(name: str, value: object, endpoint: F) -> F:
-    setattr(endpoint, name, value)
-    return endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """How the requests of one API are authenticated. Without keys and checks everybody is, or this machine alone."""
+    """How the requests of one API are authenticated: without keys everybody is, or this machine alone."""
 
     keys: KeyFile | None = None
     quotas: Quotas = NO_QUOTAS
     """Those of the submitter of the context, where there are no keys."""
-    checks: Sequence[Any] = ()
-    """Dependencies of FastAPI that authenticate a request, and may set its caller."""
     is_local: bool = False
     """Whether only requests from this machine are accepted."""
     standalone: bool = False
-    """Whether no other app can have added dependencies, so that requests to a `direct_handler` may bypass FastAPI."""
+    """Whether no other app can have added dependencies, so that requests with a `handler` may bypass FastAPI."""
     audit: RequestAudit | None = None
     """Where what operators do is recorded."""
 
@@ -77,12 +58,23 @@ def guarded(guard: Guard) -> type[GuardedRoute]:
     return type("GuardedRoute", (GuardedRoute,), {"guard": guard, "allowed": defaultdict(set)})
 
 
+def route_for(base: type[APIRoute], role: Role | None, handler: Handler | None = None) -> type[APIRoute]:
+    """Return the class of a route that requires a role; None: no API key is required. The default is `operate`.
+
+    `handler`: equivalent to the endpoint, it handles requests where FastAPI adds nothing, which takes longer to turn a
+    request into arguments than the rest of a submission takes.
+    """
+    return type("GuardedRoute", (base,), {"role": role, "handler": handler and staticmethod(handler)})
+
+
 class GuardedRoute(APIRoute):
     """A route that checks each request, and reports every error as a problem, in whichever app it is mounted."""
 
     guard: ClassVar[Guard]
     allowed: ClassVar[defaultdict[str, set[str]]]
     """The methods of each path of the router, of which a route has one."""
+    role: ClassVar[Role | None] = Role.OPERATE
+    handler: ClassVar[Handler | None] = None
     direct: Handler | None = None
     """Equivalent to the route, checks included; None: only FastAPI may call the route."""
 
@@ -96,11 +88,9 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the endpoint's handler, preceded by the checks."""
         self.allowed[self.path] |= self.methods or set()
-        guard = self.guard
-        direct = getattr(self.endpoint, "direct_handler", None) if guard.standalone else None
+        guard, role = self.guard, self.role
+        direct = type(self).handler if guard.standalone else None
         handler: Handler = direct or super().get_route_handler()
-        role = getattr(self.endpoint, "required_role", Role.OPERATE)
-        check_query = QueryCheck(self)
         action = str(self.endpoint.__name__)
 
         async def respond(request: CheckedRequest) -> Response:
@@ -110,7 +100,8 @@ class GuardedRoute(APIRoute):
                 request.check_framing()
                 request.state.authenticate = partial(authenticate, guard.keys, role, request)
                 set_caller(request, request.state.authenticate() or caller_in_context(guard.quotas))
-                check_query(request)
+                if request.scope.get("query_string"):
+                    check_query(request, self)
                 if request.method == "POST":
                     request.check_content_type()
                     await request.read_body()
@@ -150,11 +141,7 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
     return key.caller
 
 
-def find_key(
-    find: Callable[[str], Key | None],
-    text: str,
-    hint: str = "send an API key, with the header authorization: Bearer KEY",
-) -> Key:
+def find_key(find: Callable[[str], Key | None], text: str, hint: str = SEND_KEY) -> Key:
     """Return the key that `find` finds. Raises `Problem`, with the hint, for an unknown one."""
     try:
         key = find(text)
@@ -213,13 +200,8 @@ def check_local(scope: Scope) -> None:
 
 @lru_cache(maxsize=256)
 def _is_local(client: str, hosts: tuple[bytes, ...]) -> bool:
-    names = {_without_port(host.decode("latin-1")) for host in hosts}
+    names = {re.sub(r":\d+$", "", host.decode("latin-1")).lower() for host in hosts}
     return is_loopback(client) and bool(names) and names <= LOCAL_NAMES
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
 
 
 def is_loopback(host: str) -> bool:

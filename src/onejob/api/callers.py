@@ -81,16 +81,6 @@ class Permissions:
             detail = f"an equal job of {job.task} exists, which {self.caller.name!r} is not permitted to read"
             raise Problem("duplicate-job", detail, outcome=admission.outcome)
 
-    def check_operator(self) -> None:
-        """Raise `Problem` for a caller that is limited to some jobs, since a response would be about all of them."""
-        if self.caller.own_jobs or self.caller.tasks is not None:
-            raise Problem("forbidden", f"{self.caller.name!r} is limited to some jobs, and this is about all of them")
-        self.check_statistics()
-
-    def check_statistics(self) -> None:
-        """Raise `Problem` if the caller may not read figures, which `may` cannot decide job by job."""
-        self.check("statistics")
-
     def _allows(self, action: str, target: Job | str | None) -> bool:
         return self.may is None or self.may(self.caller, action, target) is True
 
@@ -103,7 +93,11 @@ def permissions_of(request: Request) -> Permissions:
 
 async def check_operator(request: Request) -> None:
     """Refuse a caller that is limited to some jobs: a dependency of the endpoints that are about all of them."""
-    permissions_of(request).check_operator()
+    permissions = permissions_of(request)
+    caller = permissions.caller
+    if caller.own_jobs or caller.tasks is not None:
+        raise Problem("forbidden", f"{caller.name!r} is limited to some jobs, and this is about all of them")
+    permissions.check("statistics")
 
 
 def set_caller(request: Request, caller: Caller, may: May | None = None) -> None:
@@ -131,9 +125,15 @@ def _submitter(name: str, own_jobs: bool, quota: str | None, identity_quota: str
 def caller_dependency(function: Callable[..., Any], may: May | None, quotas: Quotas) -> Any:
     """Return the FastAPI dependency that sets the caller that `function` returns for a request.
 
-    `function` may be async, and have dependencies of its own.
+    `function` may be async, and have dependencies of its own. Its only parameter, if it has no hint, is the request.
     """
-    returned = Depends(_with_request(function))
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_request = len(parameters) == 1 and parameters[0].annotation is inspect.Parameter.empty
+
+    def call(request: Request) -> Any:
+        return function(request)
+
+    returned = Depends(call if takes_request else function)
 
     async def set_from(request: Request, result: Any = returned) -> None:
         if inspect.isawaitable(result):
@@ -148,15 +148,3 @@ def caller_dependency(function: Callable[..., Any], may: May | None, quotas: Quo
         set_caller(request, caller, may)
 
     return Depends(set_from)
-
-
-def _with_request(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a dependency that calls `function`; its only parameter, if it has no hint, is the request."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if len(parameters) != 1 or parameters[0].annotation is not inspect.Parameter.empty:
-        return function
-
-    def call(request: Request) -> Any:
-        return function(request)
-
-    return call

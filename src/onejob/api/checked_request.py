@@ -166,53 +166,32 @@ def _too_large(limit: int) -> Problem:
 
 PARAMETER_LIMIT = 50
 """How many query parameters a request may have, since each unknown one is compared with the declared ones."""
+COLLECTIONS = (list, tuple, set, frozenset)
 NAME_LIMIT = 100
 """The number of characters of an unknown name that are compared and reported."""
 
 
-class QueryCheck:
-    """The check of the query parameters of one route."""
-
-    def __init__(self, route: APIRoute) -> None:
-        self._route = route
-        self._dependant: Dependant | None = None
-        self._declared: Mapping[str, bool] = {}
-
-    def __call__(self, request: Request) -> None:
-        """Raise `RequestValidationError` for an undeclared parameter, and for a repeated one that is not a list."""
-        query = request.scope.get("query_string")
-        if not query:
-            return
-        if query.count(b"&") >= PARAMETER_LIMIT:
-            raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
-        declared = self._declared_for(request)
-        counts = Counter(name for name, _ in request.query_params.multi_items())
-        invalid = [(name, _unknown_message(name[:NAME_LIMIT], declared)) for name in counts if name not in declared]
-        invalid += [
-            (name, f"the query parameter {name!r} is given {count} times, but takes one value")
-            for name, count in counts.items()
-            if count > 1 and not declared.get(name, True)
-        ]
-        if invalid:
-            errors = [
-                {"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid
-            ]
-            raise RequestValidationError(errors)
-
-    def _declared_for(self, request: Request) -> Mapping[str, bool]:
-        """Return the declared parameters, computed again only if the app that the route is mounted in changes."""
-        # That of the app which the router is mounted in includes the dependencies of the app.
-        mounted = request.scope.get("fastapi", {}).get("effective_route_context")
-        dependant: Dependant = (mounted or self._route).dependant
-        if dependant is not self._dependant:
-            self._declared, self._dependant = _declared_parameters(dependant), dependant
-        return self._declared
-
-
-def _unknown_message(name: str, declared: Mapping[str, bool]) -> str:
-    nearest = get_close_matches(name, declared, 1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"this path takes {', '.join(sorted(declared)) or 'none'}"
-    return f"unknown query parameter {name!r}: {hint}"
+def check_query(request: Request, route: APIRoute) -> None:
+    """Raise `RequestValidationError` for an undeclared query parameter, and for a repeated one that is not a list."""
+    if request.scope["query_string"].count(b"&") >= PARAMETER_LIMIT:
+        raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
+    # The dependant of the app which the router is mounted in includes the dependencies of the app.
+    mounted = request.scope.get("fastapi", {}).get("effective_route_context")
+    declared = _declared_parameters((mounted or route).dependant)
+    unknown: list[tuple[str, str]] = []
+    repeated: list[tuple[str, str]] = []
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in declared:
+            nearest = get_close_matches(name[:NAME_LIMIT], declared, 1)
+            taken = f"this path takes {', '.join(sorted(declared)) or 'none'}"
+            hint = f"did you mean {nearest[0]!r}?" if nearest else taken
+            unknown.append((name, f"unknown query parameter {name[:NAME_LIMIT]!r}: {hint}"))
+        elif count > 1 and not declared[name]:
+            repeated.append((name, f"the query parameter {name!r} is given {count} times, but takes one value"))
+    if invalid := unknown + repeated:
+        raise RequestValidationError(
+            [{"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid]
+        )
 
 
 def _declared_parameters(dependant: Dependant) -> dict[str, bool]:
@@ -223,14 +202,11 @@ def _declared_parameters(dependant: Dependant) -> dict[str, bool]:
         fields: Mapping[str, FieldInfo] = {parameter.alias: parameter.field_info}
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             fields = hint.model_fields
-        declared |= {name: _is_list(each.annotation) for name, each in fields.items()}
+        for name, each in fields.items():
+            types = (get_origin(part) or part for part in (each.annotation, *get_args(each.annotation)))
+            declared[name] = any(isinstance(kind, type) and issubclass(kind, COLLECTIONS) for kind in types)
     if isinstance(dependant.call, APIKeyQuery):  # of the app
         declared[dependant.call.model.name] = False
-    for each in dependant.dependencies:
-        declared |= _declared_parameters(each)
+    for dependency in dependant.dependencies:
+        declared |= _declared_parameters(dependency)
     return declared
-
-
-def _is_list(hint: Any) -> bool:
-    types = [get_origin(part) or part for part in (hint, *get_args(hint))]
-    return any(isinstance(each, type) and issubclass(each, list | tuple | set | frozenset) for each in types)

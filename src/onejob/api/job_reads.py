@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from threading import Event
+from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from pydantic_core import to_json
@@ -47,9 +47,6 @@ class Include(StrEnum):
     RESULT = "result"
 
 
-_LARGE = frozenset(Include)
-
-
 class JobPages:
     """Reads pages of jobs in threads, a few at once; counts each query once for all who request it meanwhile."""
 
@@ -65,52 +62,55 @@ class JobPages:
 
         Raises `Problem` for a caller who may not read figures, if `count` is set.
         """
-        visibility = permissions.visibility
+        visibility, totals = permissions.visibility, dict[str, Any]()
         narrowed = visibility.narrow(query)
         if count:
-            permissions.check_statistics()
-        counts = await self._count(narrowed) if count else None
-        render = partial(self._render, narrowed, visibility, frozenset(include), counts)
+            permissions.check("statistics")
+            counts = dict.fromkeys(State, 0)
+            if narrowed is not None:
+                counted = replace(narrowed, before=None, before_id=None, offset=0, limit=0)
+                counts = await self._counters.current().process(counted)
+            total = sum(counts.values())
+            totals = {"total": total, "total_is_capped": total >= COUNT_LIMIT, "by_state": counts}
+
+        def render() -> str:
+            texts, cursor = ([], None) if narrowed is None else self._read_page(narrowed, visibility, include)
+            end = PageEnd(next=None if cursor is None else cursor.encode(), **totals)
+            return f'{{"jobs":[{",".join(texts)}],{end.model_dump_json(exclude_unset=True)[1:]}'
+
         content = await to_thread.run_sync(render, limiter=self._limiters.current())
         return Response(content, media_type="application/json")
 
-    async def _count(self, query: Query | None) -> dict[State, int]:
-        if query is None:
-            return dict.fromkeys(State, 0)
-        return await self._counters.current().process(replace(query, before=None, before_id=None, offset=0, limit=0))
-
     def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int] | Exception]:
-        found = {query: self._try_count(query) for query in set(queries)}
+        found: dict[Query, dict[State, int] | Exception] = {}
+        for query in set(queries):
+            try:
+                found[query] = self._ledger.counts(query, limit=COUNT_LIMIT)
+            except Exception as error:  # noqa: BLE001 - the batcher raises it for who asked for this query
+                found[query] = error
         return [found[query] for query in queries]
 
-    def _try_count(self, query: Query) -> dict[State, int] | Exception:
-        """Count, or return the error, which is that of one caller."""
-        try:
-            return self._ledger.counts(query, limit=COUNT_LIMIT)
-        except Exception as error:  # noqa: BLE001 - the batcher raises it
-            return error
+    def _read_page(
+        self, query: Query, visibility: Visibility, include: Sequence[Include]
+    ) -> tuple[list[str], Cursor | None]:
+        """Return the jobs of a page as JSON, and the position after them; None after the last page.
 
-    def _render(
-        self,
-        query: Query | None,
-        visibility: Visibility,
-        include: frozenset[Include],
-        counts: dict[State, int] | None,
-    ) -> str:
-        page = _Page() if query is None else self._read_page(query, visibility, include)
-        return f'{{"jobs":[{",".join(page.texts)}],{_end_of_page(page.cursor, counts)[1:]}'
-
-    def _read_page(self, query: Query, visibility: Visibility, include: frozenset[Include]) -> _Page:
-        found = self._ledger.find(replace(query, light=True))
-        page = _Page(cursor=Cursor(query.before, query.before_id, query.offset))
+        The position is relative to the last job that the caller sees, so that it does not disclose another job.
+        """
+        found, hidden = self._ledger.find(replace(query, light=True)), {*Include} - {*include}
+        texts, size, cursor = list[str](), 0, Cursor(query.before, query.before_id, query.offset)
         for job in self._with_large_fields(found, visibility) if include or visibility.predicate else found:
             if not visibility.includes(job):
-                page.skip()
-            elif not page.add(job, _render_job(job, include)):
-                return page
-        if len(found) < query.limit:
-            page.cursor = None
-        return page
+                cursor = replace(cursor, offset=cursor.offset + 1)
+                continue
+            shown = {name: value for name, value in job_to_dict(job).items() if name not in hidden}
+            text = to_json(shown, inf_nan_mode="null").decode()
+            size += len(text)
+            if texts and size > PAGE_BYTES:
+                return texts, cursor
+            texts.append(text)
+            cursor = Cursor(job.created_at, job.id)
+        return texts, None if len(found) < query.limit else cursor
 
     def _with_large_fields(self, jobs: Sequence[Job], visibility: Visibility) -> Iterator[Job]:
         """Yield the jobs with their large fields; one that was deleted meanwhile has none.
@@ -121,45 +121,6 @@ class JobPages:
             page = jobs[start : start + READ_AT_ONCE]
             found = self._ledger.store.get_many([job.id for job in page])
             yield from (found.get(job.id, job) for job in page if visibility.predicate is None or job.id in found)
-
-
-@dataclass(slots=True)
-class _Page:
-    """The jobs of a page as JSON, and the position after them; None after the last page.
-
-    The position is relative to the last job that the caller sees, so that the cursor does not disclose another job.
-    """
-
-    texts: list[str] = field(default_factory=list)
-    cursor: Cursor | None = None
-    size: int = 0
-
-    def skip(self) -> None:
-        """Move the position behind a job that the caller does not see."""
-        if self.cursor is not None:
-            self.cursor = replace(self.cursor, offset=self.cursor.offset + 1)
-
-    def add(self, job: Job, text: str) -> bool:
-        """Add a job, and return whether it still belongs to this page."""
-        self.size += len(text)
-        if self.texts and self.size > PAGE_BYTES:
-            return False
-        self.texts.append(text)
-        self.cursor = Cursor(job.created_at, job.id)
-        return True
-
-
-def _render_job(job: Job, include: frozenset[Include]) -> str:
-    shown = {name: value for name, value in job_to_dict(job).items() if name not in _LARGE or name in include}
-    return to_json(shown, inf_nan_mode="null").decode()
-
-
-def _end_of_page(cursor: Cursor | None, counts: dict[State, int] | None) -> str:
-    text = None if cursor is None else cursor.encode()
-    if counts is None:
-        return PageEnd(next=text).model_dump_json(exclude_unset=True)
-    total = sum(counts.values())
-    return PageEnd(next=text, total=total, total_is_capped=total >= COUNT_LIMIT, by_state=counts).model_dump_json()
 
 
 PROGRESS_INTERVAL = 0.25

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from fastapi import Request
@@ -49,8 +48,7 @@ def add_security_headers(headers: Headers, more: Headers = ()) -> list[tuple[byt
     return [*given, *((name, value) for name, value in own.items() if name not in names)]
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemType:
+class ProblemType(NamedTuple):
     """A type of problem: its HTTP status, its title, and a sentence for the documentation."""
 
     status: int
@@ -164,7 +162,12 @@ def problem_from(error: Exception) -> Problem:
         case ClientDisconnect():
             return Problem("bad-request", "the client disconnected")  # the response is never read
         case RequestValidationError():
-            return Problem("invalid-request", "the request does not match its schema", errors=_validation_errors(error))
+            # The values, which may be large or secret, are left out.
+            places = [
+                {"at": [str(part) for part in each["loc"]], "why": str(each["msg"]), "kind": str(each["type"])}
+                for each in error.errors()[:MAX_ERRORS]
+            ]
+            return Problem("invalid-request", "the request does not match its schema", errors=places)
         case HTTPException():
             slug, status = SLUG_BY_STATUS.get(error.status_code, "refused"), error.status_code
             return Problem(slug, str(error.detail), headers=dict(error.headers or {}), status=status)
@@ -197,11 +200,3 @@ def _problem_of_failure(error: Exception) -> Problem:
 async def handle_exception(_request: Request, error: Exception) -> Response:
     """Respond with the problem that reports an exception: an exception handler for FastAPI."""
     return problem_from(error).response()
-
-
-def _validation_errors(error: RequestValidationError) -> list[dict[str, Any]]:
-    """Return the place and reason of each error, without the values, which may be large or secret."""
-    return [
-        {"at": [str(part) for part in each["loc"]], "why": str(each["msg"]), "kind": str(each["type"])}
-        for each in error.errors()[:MAX_ERRORS]
-    ]

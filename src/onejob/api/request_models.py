@@ -99,10 +99,6 @@ class SubmitRequest(CallRequest):
     )
     validate_only: bool = Field(default=False, description="Validate, return the identity, and store nothing.")
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of `apply_async` that are given."""
-        return {name: value for name, value in self if name in CALL_OPTIONS and value is not None}
-
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the JSON Schema, with what depends on the app, and what concerns more than one field."""
@@ -151,25 +147,22 @@ class RequestReader:
         return self.parse(body) if len(body) <= INLINE_BYTES else await run_in_threadpool(self.parse, body)
 
     def parse(self, body: bytes) -> Any:
-        """Return the submission or call of a body. Raises as `read`."""
+        """Return the submission or call of a body, or say which exposed task may be meant. Raises as `read`."""
         value = parse_json(body)
         try:
             submission = self._adapter.validate_json(body, strict=True)
         except ValidationError as error:
-            self._check_exposed(value)
+            name = value.get("task") if isinstance(value, dict) else None
+            if isinstance(name, str) and name not in self._names:
+                nearest = get_close_matches(name[:NAME_LIMIT], self._names, 1)
+                hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+                msg = f"{name[:NAME_LIMIT]!r} is not exposed{hint}"
+                problem = {"loc": ("body", "task"), "msg": msg, "type": "not_exposed"}
+                raise RequestValidationError([problem]) from None
             found = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]
             raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
         submission.kwargs = value.get("kwargs", {})
         return submission
-
-    def _check_exposed(self, value: Any) -> None:
-        """Raise `RequestValidationError` for a body with the name of a task that is not exposed."""
-        name = value.get("task") if isinstance(value, dict) else None
-        if isinstance(name, str) and name not in self._names:
-            nearest = get_close_matches(name[:NAME_LIMIT], self._names, 1)
-            hint = f": did you mean {nearest[0]!r}?" if nearest else ""
-            msg = f"{name[:NAME_LIMIT]!r} is not exposed{hint}"
-            raise RequestValidationError([{"loc": ("body", "task"), "msg": msg, "type": "not_exposed"}])
 
 
 def check_arguments(name: str, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -206,7 +199,12 @@ def _arguments_of(task: Task) -> tuple[Any, bool]:
     """Return the type of a task's arguments, and whether it has a required one; submissions and checks share it."""
     found = _arguments.get(task)
     if found is None:
-        hints, fields, is_required = _type_hints(task), dict[str, Any](), False
+        try:
+            hints = typing.get_type_hints(body_of(type(task))[0], include_extras=True)
+        except Exception as error:  # a hint may be any code, which may raise anything
+            msg = f"task {task.name} is exposed, but its type hints cannot be read: {error!r}"
+            raise ConfigurationError(msg) from error
+        fields, is_required = dict[str, Any](), False
         for parameter in options_of(task).identifier.signature.parameters.values():
             hint = hints.get(parameter.name, Any)
             is_optional = parameter.default is not Parameter.empty
@@ -221,12 +219,3 @@ def _arguments_of(task: Task) -> tuple[Any, bool]:
             raise ConfigurationError(msg) from error
         found = _arguments[task] = arguments, is_required
     return found
-
-
-def _type_hints(task: Task) -> dict[str, Any]:
-    body, _ = body_of(type(task))
-    try:
-        return typing.get_type_hints(body, include_extras=True)
-    except Exception as error:  # a hint may be any code, which may raise anything
-        msg = f"task {task.name} is exposed, but its type hints cannot be read: {error!r}"
-        raise ConfigurationError(msg) from error

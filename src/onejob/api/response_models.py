@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_core import to_json
 
 from onejob.api.problems import Problem
@@ -36,12 +36,6 @@ CURSOR_LIMIT = 2100
 CursorText = Annotated[str, Field(max_length=CURSOR_LIMIT, json_schema_extra={"pattern": CURSOR_PATTERN})]
 Time = Annotated[datetime, BeforeValidator(to_datetime)]
 """A time, which the ledger has in seconds since the epoch."""
-
-
-class EmptyBody(BaseModel):
-    """A request body without fields: `{}`."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class SubmitResponse(BaseModel):
@@ -268,10 +262,8 @@ class Cursor:
 
     def encode(self) -> str:
         """Return the cursor as text of the form `CURSOR_PATTERN`."""
-        position = (
-            "" if self.before is None else struct.pack(">d", self.before).hex() + (self.before_id or "").encode().hex()
-        )
-        return f"{position}.{self.offset}"
+        position = b"" if self.before is None else struct.pack(">d", self.before) + (self.before_id or "").encode()
+        return f"{position.hex()}.{self.offset}"
 
 
 def decode_cursor(cursor: str | None) -> dict[str, Any]:
@@ -281,8 +273,8 @@ def decode_cursor(cursor: str | None) -> dict[str, Any]:
     if len(cursor) > CURSOR_LIMIT or re.fullmatch(CURSOR_PATTERN, cursor) is None:
         raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page")
     position, _, offset = cursor.partition(".")
-    if not position:
-        return {"before": None, "before_id": None, "offset": int(offset)}
-    (before,) = struct.unpack(">d", bytes.fromhex(position[:16]))
-    before_id = bytes.fromhex(position[16:]).decode(errors="replace").replace("\0", "")
+    before = before_id = None
+    if position:
+        (before,) = struct.unpack(">d", bytes.fromhex(position[:16]))
+        before_id = bytes.fromhex(position[16:]).decode(errors="replace").replace("\0", "")
     return {"before": before, "before_id": before_id, "offset": int(offset)}

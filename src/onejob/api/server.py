@@ -42,6 +42,8 @@ LIVENESS_PATH = b"/healthz"
 """A request for it is never refused for the number of others: restarting a busy server makes it busier."""
 TOO_LONG = Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
 RETRY_AFTER = {"retry-after": "1", "connection": "close"}
+OVERLOADED: ASGIApp = Problem("overloaded", "the server handles too many requests", headers=RETRY_AFTER).response()
+"""Responds with 503 in place of the app."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._raise(TOO_LONG)
         self._received_head = True
         busy = max(len(self.connections), len(self.tasks)) > self._limits.connections
-        self.app = _refuse_overload if busy and self.url != LIVENESS_PATH else self.config.loaded_app
+        self.app = OVERLOADED if busy and self.url != LIVENESS_PATH else self.config.loaded_app
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -195,28 +197,18 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection, after a response if the client cannot take it for that to an earlier request."""
         if self.transport.is_closing():
             return
-        if self._may_respond():
+        cycle = self.cycle
+        is_idle = cycle is None or cycle.response_complete
+        is_next = not self._received_head if is_idle else self._received_head and not cycle.response_started
+        if is_next and not self.pipeline:
             response = problem.response()
             lines = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
             head = STATUS_LINE[response.status_code] + lines + b"connection: close\r\n\r\n"
             self.transport.write(head + bytes(response.body))
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # the app must not respond as well
-            self.cycle.message_event.set()
+        if cycle is not None:
+            cycle.disconnected = True  # the app must not respond as well
+            cycle.message_event.set()
         self.transport.close()
-
-    def _may_respond(self) -> bool:
-        if self.pipeline:
-            return False
-        if self.cycle is None or self.cycle.response_complete:
-            return not self._received_head
-        return self._received_head and not self.cycle.response_started
-
-
-async def _refuse_overload(*call: Any) -> None:
-    """Respond with 503 instead of calling the app."""
-    response: ASGIApp = Problem("overloaded", "the server handles too many requests", headers=RETRY_AFTER).response()
-    await response(*call)
 
 
 _SECRET_PARAMETER = re.compile(r"(?:^|[&;])[^=&;]*(?:key|token|secret|passw|auth|credential)", re.IGNORECASE)
@@ -231,9 +223,8 @@ def log_config(*, as_json: bool) -> dict[str, Any]:
     config["filters"] = {"urls": {"()": f"{__name__}.RedactURLs"}}
     config["handlers"]["access"]["filters"] = ["urls"]
     if as_json:
-        config["formatters"] = {
-            name: {"()": "onejob.observability.logs.JsonFormatter"} for name in config["formatters"]
-        }
+        formatter = "onejob.observability.logs.JsonFormatter"
+        config["formatters"] = {name: {"()": formatter} for name in config["formatters"]}
     return config
 
 
@@ -241,20 +232,15 @@ class RedactURLs(logging.Filter):
     """Removes API keys from the records of uvicorn's access log, whose third argument is the URL."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the URL, and keep the record."""
+        """Redact the URL, without its query if that may have a key or another secret, and keep the record."""
         match record.args:
             case (client, method, str(url), *rest):
-                record.args = (client, method, redact_url(url), *rest)
+                path, mark, query = url.partition("?")
+                decoded = unquote(query)
+                if API_KEY.search(decoded) or _SECRET_PARAMETER.search(decoded):
+                    query = REDACTED
+                record.args = (client, method, API_KEY.sub(REDACTED, path) + mark + query, *rest)
         return True
-
-
-def redact_url(url: str) -> str:
-    """Return a path and query without API keys: a query that may have one, or another secret, is left out."""
-    path, mark, query = url.partition("?")
-    decoded = unquote(query)
-    if API_KEY.search(decoded) or _SECRET_PARAMETER.search(decoded):
-        query = REDACTED
-    return API_KEY.sub(REDACTED, path) + mark + query
 
 
 SHUTDOWN_SECONDS = 5
@@ -264,11 +250,10 @@ SHUTDOWN_SECONDS = 5
 def check_host(host: str, keys: Keys) -> None:
     """Raise `ConfigurationError` for a host that others can reach, unless there are API keys."""
     if keys is None and not is_loopback(host):
-        msg = (
+        raise ConfigurationError(
             f"without API keys the server binds to loopback only, not to {host}: create a key with "
             "`onejob keys add NAME --role submit --file keys.json`, and serve with --keys keys.json"
         )
-        raise ConfigurationError(msg)
 
 
 def serve(

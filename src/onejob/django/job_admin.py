@@ -35,13 +35,12 @@ from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
 from onejob.ledger.search import audit_text
 from onejob.observability.logs import record_audit
-from onejob.pages.access import User
+from onejob.pages.access import Form, User
 from onejob.pages.actions import ACTIONS, Action, label
 from onejob.pages.context import Context
 from onejob.pages.job import JOB
 from onejob.pages.lists import FIND, JOBS
 from onejob.pages.rendering import Page, Redirect, View
-from onejob.pages.security import Form
 
 SOURCE = "admin"
 ACTION = {action.name: action for action in ACTIONS}

@@ -1,23 +1,32 @@
-"""Who may see the pages, and who may act on them: a hook of the app, or the API keys with a cookie, or this machine."""
+"""Who may see the pages and act on them: a hook of the app, API keys or this machine; cookies, forms and headers.
+
+Source: OWASP, Cross-Site Request Forgery Prevention: fetch metadata or Origin, and a signed double-submitted cookie.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import inspect
 import os
+import secrets
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from onejob.api.api_keys import KeyFile, Role, session_of
+from onejob.api.api_keys import KeyFile, Role
 from onejob.api.auth import check_expiry, find_key
+from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.submitter import check_name
-from onejob.pages.security import read_cookie
+from onejob.ledger.ledger import Ledger
 
 COOKIE = "onejob_session"
 """Made from an API key, which cannot be computed from it: it opens the dashboard, and not the API."""
@@ -81,12 +90,12 @@ class Access:
         session = read_cookie(request, COOKIE)
         if not session and request.query_params.get("format") != "json":
             return RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
-        return self._user_of_session(session)
+        return self.user_of(session)
 
     def is_valid(self, request: Request) -> bool:
         """Return whether the API key of a session is still valid; True without API keys. Reads a file at most."""
         try:
-            return self.keys is None or bool(self._user_of_session(read_cookie(request, COOKIE)))
+            return self.keys is None or bool(self.user_of(read_cookie(request, COOKIE)))
         except Problem:
             return False
 
@@ -110,11 +119,8 @@ class Access:
         msg = f"authorize must return a User, a name and a role, a response or None, not {type(decision).__name__}"
         raise TypeError(msg)
 
-    def user_of(self, text: str) -> User:
+    def user_of(self, session: str) -> User:
         """Return the user of an API key. Raises `Problem` for one that is unknown, expired or limited to some jobs."""
-        return self._user_of_session(session_of(text.strip()))
-
-    def _user_of_session(self, session: str) -> User:
         if self.keys is None:
             raise Problem("not-found", "this dashboard has no API keys")
         hint = "there is no such API key, or it was revoked: log in with another one"
@@ -123,3 +129,160 @@ class Access:
         if key.own_jobs or key.tasks is not None:
             raise Problem("forbidden", f"the API key {key.name!r} is limited to some jobs, and the dashboard shows all")
         return User(key.name, key.role)
+
+
+def read_cookies(request: Request, name: str) -> list[str]:
+    """Return the values of all cookies of this name, as they were sent: several paths and domains may have one each."""
+    parts = (part.strip() for value in request.headers.getlist("cookie") for part in value.split(";"))
+    return [part.removeprefix(f"{name}=") for part in parts if part.startswith(f"{name}=")]
+
+
+def read_cookie(request: Request, name: str) -> str:
+    """Return the value of a cookie, "" without one. Raises `Problem` if there are different ones of this name."""
+    values = set(read_cookies(request, name))
+    if len(values) > 1:
+        detail = f"the browser has several cookies {name}: delete the cookies of this host and of the domains above it"
+        raise Problem("bad-request", detail)
+    return next(iter(values), "")
+
+
+def set_cookie(response: Response, request: Request, name: str, value: str, *, seconds: int | None = None) -> None:
+    """Set a cookie, for some seconds or until the browser is closed."""
+    forwarded = request.headers.get("forwarded", "").lower().replace('"', "")
+    is_secure = (  # also if only a proxy says that the browser uses HTTPS: a false header affects its own client
+        request.url.scheme == "https"
+        or request.headers.get("x-forwarded-proto", "").lower().startswith("https")
+        or "proto=https" in forwarded
+    )
+    path = _path_of(request)
+    response.set_cookie(name, value, seconds, path=path, secure=is_secure, httponly=True, samesite="strict")
+
+
+def delete_cookie(response: Response, request: Request, name: str) -> None:
+    """Delete a cookie."""
+    response.delete_cookie(name, path=_path_of(request))
+
+
+def _path_of(request: Request) -> str:
+    """Return the path below which browsers send the cookies of this dashboard."""
+    return request.scope.get("root_path", "") or "/"
+
+
+FIELD_LIMIT = 2000
+"""How many fields a form has at most."""
+CONTENT_TYPE = "application/x-www-form-urlencoded"
+
+
+class Form:
+    """The fields of a form; those of the same name keep their order. Raises `Problem` for what no store can take."""
+
+    def __init__(self, fields: list[tuple[str, str]]) -> None:
+        if any("\x00" in text for field in fields for text in field):
+            raise Problem("invalid-request", "the form has a NUL character")
+        self._fields = fields
+
+    def text(self, name: str) -> str:
+        """Return the first value of a field; "" without one."""
+        return next((value for field, value in self._fields if field == name), "")
+
+    def texts(self, name: str) -> list[str]:
+        """Return all values of a field."""
+        return [value for field, value in self._fields if field == name]
+
+    def number(self, name: str) -> int:
+        """Return the value of a field as a count; 0 without one. Raises `Problem`."""
+        text = self.text(name) or "0"
+        if not text.isdecimal() or len(text) > 9:  # noqa: PLR2004 - more than any ledger has
+            raise Problem("invalid-request", f"the field {name} must be a number")
+        return int(text)
+
+    def described(self, *, without: str) -> list[tuple[str, str]]:
+        """Return the fields for the audit log, without the token and empty ones; `filter` is the query of a list."""
+        fields = [field for field in self._fields if field[0] not in {without, "filter", "back"} and field[1]]
+        return fields + [(f"filter.{name}", value) for name, value in parse_qsl(self.text("filter"))]
+
+
+async def read_form(request: Request) -> Form:
+    """Read a form. Raises `Problem` for another content type, a body that is too large, or too many fields."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CONTENT_TYPE:
+        raise Problem("wrong-content-type", f"send a form, with the header content-type: {CONTENT_TYPE}")
+    checked = CheckedRequest(request.scope, request.receive)
+    checked.check_framing()
+    await checked.read_body()
+    try:
+        text = (checked.checked_body or b"").decode("ascii")
+        fields = parse_qsl(text, keep_blank_values=True, max_num_fields=FIELD_LIMIT, errors="strict")
+    except ValueError:
+        raise Problem("invalid-request", "the form cannot be read") from None
+    return Form(fields)
+
+
+CSRF_COOKIE = "onejob_csrf"
+"""The cookie with a random text of the browser, which is no token: other ports and subdomains can set it."""
+CSRF_FIELD = "csrf_token"
+"""The field of every form with the token: a MAC over the user and the cookie."""
+RANDOM_BYTES = 32
+SECRET_ID = "dashboard-forms"  # noqa: S105 - the name of the secret
+READ_AGAIN_AFTER = 3600.0
+"""After so many seconds the secret is read again, which extends its life."""
+KEEP_SECRET_FOR = 90 * 86400.0
+
+
+class Tokens:
+    """The tokens of forms: those of one process are valid in all, since the ledger keeps their secret."""
+
+    def __init__(self, ledger: Callable[[], Ledger]) -> None:
+        self._ledger = ledger
+        self._secret = ""
+        self._read_at = float("-inf")
+
+    def token_of(self, request: Request, user: str) -> str:
+        """Return the token of a browser and a user; "", which no form is accepted with, if the store is away.
+
+        `user`: the name of the user, "" before the login.
+        """
+        cookie = next(filter(None, read_cookies(request, CSRF_COOKIE)), None) or secrets.token_urlsafe(RANDOM_BYTES)
+        request.state.csrf_cookie = cookie
+        try:
+            return self.sign(user, cookie)
+        except StoreError:
+            return ""
+
+    def check(self, request: Request, token: str, user: str) -> None:
+        """Raise `Problem` unless a form was sent by a page of this dashboard, in the browser and to the user of it."""
+        # The browser says where it is from by Sec-Fetch-Site, which proxies do not affect, or else by Origin.
+        host = request.headers.get("origin", "").partition("://")[2]
+        is_same_host = bool(host) and host == request.headers.get("host")
+        if request.headers.get("sec-fetch-site", "same-origin" if is_same_host else "") != "same-origin":
+            raise Problem("forbidden", "the form was sent by another site")
+        tokens = [self.sign(user, cookie) for cookie in filter(None, read_cookies(request, CSRF_COOKIE)[:5])]
+        if not any(hmac.compare_digest(each.encode(), token.encode()) for each in tokens):
+            raise Problem("forbidden", "the form has expired, or cookies are blocked: reload the page and try again")
+
+    def sign(self, *texts: str) -> str:
+        """Return a MAC over texts without NUL characters, equal in all processes. Raises `StoreError`."""
+        if time.monotonic() > self._read_at + READ_AGAIN_AFTER:
+            new = secrets.token_hex(RANDOM_BYTES)
+            self._secret = self._ledger().keep_event(SECRET_ID, new, keep_for=KEEP_SECRET_FOR) or new
+            self._read_at = time.monotonic()
+        return hmac.new(self._secret.encode(), "\0".join(texts).encode(), hashlib.sha256).hexdigest()
+
+
+def remember_cookie(request: Request, response: Response) -> None:
+    """Set the cookie of a browser that has none, if its page has a form."""
+    cookie = getattr(request.state, "csrf_cookie", None)
+    if cookie is not None and cookie not in read_cookies(request, CSRF_COOKIE):
+        set_cookie(response, request, CSRF_COOKIE, cookie)
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+"""The content security policy: nothing is loaded from elsewhere, and no script or style is inline."""
+PAGE_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
+"""The referrer stays, since a form whose referrer is suppressed has no `Origin` that could be checked."""

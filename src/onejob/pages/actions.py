@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 from starlette.datastructures import QueryParams
@@ -22,15 +21,14 @@ from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-from onejob.ledger.bulk import BulkResult, Selection
+from onejob.ledger.bulk import Selection
 from onejob.ledger.dead_letters import group_key
 from onejob.ledger.search import count_matching, query_of, search
-from onejob.pages.access import User
-from onejob.pages.context import SEARCH_SECONDS, Context, Parameters, job_rows, read_filters
+from onejob.pages.access import Form, User
+from onejob.pages.context import SEARCH_SECONDS, Context, PageRequest, job_rows, read_filters
 from onejob.pages.job import edit_page
 from onejob.pages.lists import SCHEDULES
 from onejob.pages.rendering import Page, Redirect, job_path
-from onejob.pages.security import Form, Tokens
 
 IDS_LIMIT = 1000
 PORTION = 1000
@@ -65,8 +63,13 @@ class BulkForm:
     @classmethod
     def parse(cls, form: Form, now: float) -> Self:
         """Read a form. Raises `Problem` if it selects nothing, or for an unknown operation or an invalid field."""
-        operation, until, scope = operation_of(form), _time_of(form, "until") or now, form.text("scope")
-        ids: tuple[str, ...] = ()
+        operation, scope, ids = operation_of(form), form.text("scope"), tuple[str, ...]()
+        try:
+            until = float(form.text("until") or 0) or now
+        except ValueError:
+            until = math.nan
+        if not math.isfinite(until):
+            raise Problem("invalid-request", "the field until must be a time, in seconds")
         group = form.text("group") if scope == "group" else ""
         if scope == "group" and not group:
             raise Problem("invalid-request", "the field group must name a group of dead letters")
@@ -76,7 +79,9 @@ class BulkForm:
                 detail = f"select 1 to {IDS_LIMIT} jobs, or choose all that match: {len(ids)} are selected"
                 raise Problem("invalid-request", detail)
         back = form.text("back")
-        return cls(operation, ids, form.text("filter"), group, min(until, now), back if _is_path(back) else "/jobs")
+        if not back.startswith("/") or back.startswith(("//", "/\\")) or not back.isprintable():
+            back = "/jobs"  # a URL of another site is no page to go back to
+        return cls(operation, ids, form.text("filter"), group, min(until, now), back)
 
     @property
     def scope(self) -> str:
@@ -87,40 +92,39 @@ class BulkForm:
         """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
         if self.ids:
             return Selection(job_ids=self.ids)
-        matches = partial(self._is_in_group, context.tokens) if self.group else None
-        return Selection(query=self.query(context, cursor), matches=matches)
 
-    def _is_in_group(self, tokens: Tokens, job: Job) -> bool:
-        return job.state is State.FAILED and tokens.sign(*group_key(job)) == self.group
+        def is_in_group(job: Job) -> bool:
+            return job.state is State.FAILED and context.tokens.sign(*group_key(job)) == self.group
+
+        return Selection(query=self.query(context, cursor), matches=is_in_group if self.group else None)
 
     def query(self, context: Context, cursor: str | None = None) -> Query:
         """Return the query for a portion. It has no states if the operation applies to none of the filter's.
 
         Durations in the filter are those before the preview, so that each portion selects by the same times.
         """
-        query = query_of(read_filters(Parameters(QueryParams(self.filter), self.until), context), limit=PORTION)
+        query = query_of(read_filters(PageRequest(QueryParams(self.filter), self.until), context), limit=PORTION)
         states = (query.states or frozenset(State)) & self.operation.states
         until = self.until if query.until is None else min(query.until, self.until)
         return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
 
-    def describe(self) -> str:
-        """Return the selection in words."""
-        if self.ids:
-            return f"{len(self.ids)} selected jobs"
+    def shown(self, step: str) -> dict[str, Any]:
+        """Return what the page of a step shows: the operation, the selection, and the hidden fields of its form."""
         which = "the dead letters with the same error" if self.group else "all jobs"
-        return f"{which} that match {self.filter or 'no filter'}"
-
-    def fields(self) -> list[tuple[str, str]]:
-        """Return the hidden fields of the next form."""
+        matching, ids = f"{which} that match {self.filter or 'no filter'}", [("id", job_id) for job_id in self.ids]
         own = [("operation", self.operation.value), ("scope", self.scope), ("filter", self.filter), ("back", self.back)]
-        return [*own, ("until", repr(self.until)), ("group", self.group), *(("id", job_id) for job_id in self.ids)]
+        return {
+            "step": step, "operation": self.operation.value, "label": label(self.operation), "back": self.back,
+            "participle": self.operation.done, "selection": f"{len(ids)} selected jobs" if ids else matching,
+            "fields": [*own, ("until", repr(self.until)), ("group", self.group), *ids],
+        }  # fmt: skip
 
 
 def preview_bulk(context: Context, _user: User, form: Form, _path: Any) -> Page:
     """Show how many jobs an operation would change, and ask for a confirmation."""
     bulk = BulkForm.parse(form, context.ledger.read_clock())
     count, is_complete, jobs = _preview(context, bulk)
-    data = _data(bulk, "confirm") | {"count": count, "is_complete": is_complete, "jobs": job_rows(context, jobs)}
+    data = bulk.shown("confirm") | {"count": count, "is_complete": is_complete, "jobs": job_rows(context, jobs)}
     return Page(template="bulk.html", title=f"{label(bulk.operation)}?", data=data)
 
 
@@ -146,28 +150,17 @@ def run_bulk(context: Context, user: User, form: Form, _path: Any) -> Page:
     """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
     bulk, cursor = BulkForm.parse(form, context.ledger.read_clock()), form.text("cursor") or None
     done, refused = form.number("done"), form.number("refused")
-    result = _run_portion(context, user, bulk, cursor)
-    data = _data(bulk, "running" if result.next else "finished") | {
+    selection = bulk.selection(context, cursor)
+    if selection.query is not None and not selection.query.states:
+        raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
+    result = context.operator(user).operate_many(bulk.operation, selection, is_over=deadline(PORTION_SECONDS))
+    data = bulk.shown("running" if result.next else "finished") | {
         "done": done + len(result.done),
         "refused": refused + len(result.refused),
         "messages": list(result.refused.values())[:MESSAGES],
         "cursor": None if result.next is None else Cursor(*result.next).encode(),
     }
     return Page(template="bulk.html", title=label(bulk.operation), data=data)
-
-
-def _run_portion(context: Context, user: User, bulk: BulkForm, cursor: str | None) -> BulkResult:
-    selection = bulk.selection(context, cursor)
-    if selection.query is not None and not selection.query.states:
-        raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
-    return context.operator(user).operate_many(bulk.operation, selection, is_over=deadline(PORTION_SECONDS))
-
-
-def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
-    return {
-        "step": step, "operation": bulk.operation.value, "label": label(bulk.operation),
-        "participle": bulk.operation.done, "selection": bulk.describe(), "fields": bulk.fields(), "back": bulk.back,
-    }  # fmt: skip
 
 
 def label(operation: Operation) -> str:
@@ -181,23 +174,6 @@ def operation_of(form: Form) -> Operation:
         return Operation(form.text("operation"))
     except ValueError:
         raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
-
-
-def _time_of(form: Form, name: str) -> float | None:
-    """Return the seconds since the epoch in a field, None without one. Raises `Problem`."""
-    text = form.text(name)
-    try:
-        at = float(text) if text else None
-    except ValueError:
-        at = math.nan
-    if at is not None and not math.isfinite(at):
-        raise Problem("invalid-request", f"the field {name} must be a time, in seconds")
-    return at
-
-
-def _is_path(text: str) -> bool:
-    """Return whether a text is a path of this dashboard, and no URL of another site."""
-    return text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
 
 
 class Action(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from datetime import datetime, tzinfo
+from collections import Counter, defaultdict
+from datetime import datetime
 from typing import Any
 
 from onejob.api.job_reads import COUNT_LIMIT
@@ -16,9 +15,9 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.on_duplicate import DEFAULT
 from onejob.jobs.policy import DAY
 from onejob.jobs.public_view import fields_of
-from onejob.jobs.records import Period, WorkerInfo
+from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.stats import Activity, DuplicateSummary, Stats, read_activity, summarize_duplicates
+from onejob.ledger.stats import Stats, read_activity, summarize_duplicates
 from onejob.pages.context import Context, PageRequest, job_row
 from onejob.pages.rendering import Page, View
 from onejob.stores.protocol import GroupBy
@@ -30,10 +29,9 @@ WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, DAY), "week": (
 
 def stats_row(stats: Stats) -> dict[str, Any]:
     """Return stats as numbers: submissions, runs by end, their times in seconds, and what deduplication saved."""
-    submissions = sum(stats.submissions.values())
-    failed = stats.failed
+    submissions, prevented = stats.submissions.total(), stats.duplicates_prevented
+    rejected, failed = stats.submissions[Outcome.REJECTED], stats.failed
     completed, retrying = stats.runs["completed"], stats.runs["retrying"]
-    prevented, rejected = stats.duplicates_prevented, stats.submissions[Outcome.REJECTED]
     return {
         "submissions": submissions, "admitted": submissions - prevented - rejected, "prevented": prevented,
         "rejected": rejected, "seconds_saved": stats.seconds_saved, "runs": stats.runs.total(),
@@ -45,25 +43,6 @@ def stats_row(stats: Stats) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def by_day(activity: Activity, zone: tzinfo) -> list[dict[str, Any]]:
-    """Return the stats of each day in a time zone on which something happened, oldest first."""
-    grouped = {day: stats for day, stats in _group(activity, zone, lambda at: at.date()).items() if stats.submissions}
-    return [{"day": day.isoformat(), **stats_row(stats)} for day, stats in sorted(grouped.items())]
-
-
-def by_hour_of_day(activity: Activity, zone: tzinfo) -> list[dict[str, Any]]:
-    """Return the stats of each hour of the day in a time zone, all days together."""
-    grouped = _group(activity, zone, lambda at: at.hour)
-    return [{"hour": hour, **stats_row(grouped.get(hour, Stats()))} for hour in range(HOURS)]
-
-
-def _group(activity: Activity, zone: tzinfo, key: Any) -> dict[Any, Stats]:
-    grouped: dict[Hashable, Stats] = defaultdict(Stats)
-    for slot in activity.slots:
-        grouped[key(datetime.fromtimestamp(slot.begin, zone))].merge(slot.totals())
-    return dict(grouped)
-
-
 TOP = 5
 """How many tasks and submitters with the most duplicates are listed."""
 CHOICES = ("hour", "day")
@@ -72,10 +51,13 @@ CHOICES = ("hour", "day")
 
 def _build_overview(context: Context, request: PageRequest) -> Page:
     ledger, workers, now = context.ledger, context.ledger.workers(), request.now
-    window = request.parameters.choice("window", CHOICES)
+    window = request.choice("window", CHOICES)
     period, length = WINDOWS[window]
     activity = read_activity(ledger, period, length=length, now=now, mean_of=context.mean_of)
     states = ledger.count_states(limit=COUNT_LIMIT)
+    backlog = ledger.backlog(tasks=context.tasks(workers), limit=COUNT_LIMIT)
+    oldest = min((each for each in backlog if each.due), key=lambda each: each.oldest_run_at, default=None)
+    oldest_at = None if oldest is None else to_datetime(oldest.oldest_run_at)
     data = {
         "now": to_datetime(now),
         "window": window,
@@ -89,20 +71,11 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
             fields_of(each, "name", "seen_at", "concurrency") | {"is_late": context.is_late(each, now)}
             for each in workers
         ],
-        "oldest": _oldest(context, workers),
+        "oldest": oldest and fields_of(oldest, "task", "queue", "state") | {"run_at": oldest_at},
         "saved": context.stats.get("saved", lambda: _saved(context)),
         "is_new": not any(states.values()),
     }
     return Page(template="overview.html", title="Overview", data=data, live="ledger")
-
-
-def _oldest(context: Context, workers: Sequence[WorkerInfo]) -> dict[str, Any] | None:
-    """Return since when the oldest due job has waited, of those that were looked at, and its task."""
-    backlog = context.ledger.backlog(tasks=context.tasks(workers), limit=COUNT_LIMIT)
-    oldest = min((each for each in backlog if each.due), key=lambda each: each.oldest_run_at, default=None)
-    if oldest is None:
-        return None
-    return fields_of(oldest, "task", "queue", "state") | {"run_at": to_datetime(oldest.oldest_run_at)}
 
 
 def _saved(context: Context) -> dict[str, Any]:
@@ -127,15 +100,21 @@ ARGUMENTS_EXAMPLE = '{"order_id": 42}'
 
 def _build_duplicates(context: Context, request: PageRequest) -> Page:
     groupings = [each.value for each in GroupBy if context.redact is None or each is not GroupBy.IDENTITY]
-    by = GroupBy(request.parameters.choice("by", tuple(groupings)))
+    by = GroupBy(request.choice("by", tuple(groupings)))
     length = HISTORY_DAYS * 86_400.0
     activity = read_activity(context.ledger, Period.HOUR, length=length, now=request.now, mean_of=context.mean_of)
+    days: dict[str, Stats] = defaultdict(Stats)
+    hours = [Stats() for _ in range(HOURS)]
+    for slot in activity.slots:
+        begin, totals = datetime.fromtimestamp(slot.begin, request.zone), slot.totals()
+        hours[begin.hour].merge(totals)
+        days[begin.date().isoformat()].merge(totals)
     data = {
         "by": by.value,
         "groupings": groupings,
-        "groups": context.stats.get(by, lambda: _duplicate_groups(context, by)),
-        "days": by_day(activity, request.zone),
-        "hours": by_hour_of_day(activity, request.zone),
+        "groups": context.stats.get(by, lambda: _groups(context, by)),
+        "days": [{"day": day, **stats_row(stats)} for day, stats in sorted(days.items()) if stats.submissions],
+        "hours": [{"hour": hour, **stats_row(stats)} for hour, stats in enumerate(hours)],
         "rules": [uniqueness_rule(task) for task in tasks_of(context.app).values()],
         "trial": _trial(context, request),
         "can_check": context.redact is None,
@@ -143,24 +122,25 @@ def _build_duplicates(context: Context, request: PageRequest) -> Page:
     return Page(template="duplicates.html", title="Duplicates", data=data, rows="groups", live="ledger")
 
 
-def _duplicate_groups(context: Context, by: GroupBy) -> list[dict[str, Any]]:
-    found = summarize_duplicates(context.ledger, by, limit=GROUPS, mean_of=context.mean_of)
-    return [_duplicate_group(each, by) for each in found]
-
-
-def _duplicate_group(summary: DuplicateSummary, by: GroupBy) -> dict[str, Any]:
-    counts = {outcome.value: count for outcome, count in summary.counts.items()}
-    tasks = sorted(summary.tasks, key=lambda task: (-summary.tasks[task], task))
-    return {
-        "name": summary.name, "by": by.value, "tasks": tasks, "total": sum(counts.values()),
-        "runs_saved": summary.runs, "seconds_saved": summary.seconds, **counts, "redelivered": summary.redelivered,
-    }  # fmt: skip
+def _groups(context: Context, by: GroupBy) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "by": by.value,
+            "tasks": [task for task, _ in sorted(each.tasks.items(), key=lambda item: (-item[1], item[0]))],
+            "total": sum(each.counts.values()),
+            "runs_saved": each.runs,
+            "seconds_saved": each.seconds,
+            **{outcome.value: count for outcome, count in each.counts.items()},
+            "redelivered": each.redelivered,
+        }
+        for each in summarize_duplicates(context.ledger, by, limit=GROUPS, mean_of=context.mean_of)
+    ]
 
 
 def uniqueness_rule(task: Any) -> dict[str, Any]:
     """Return what makes two calls of a task equal, for how long, and what happens to a duplicate."""
-    options = options_of(task)
-    unique_on = task.unique_on
+    options, unique_on = options_of(task), task.unique_on
     if unique_on is None:
         arguments = "all arguments"
     elif callable(unique_on):
@@ -180,7 +160,7 @@ def uniqueness_rule(task: Any) -> dict[str, Any]:
 
 def _trial(context: Context, request: PageRequest) -> dict[str, Any]:
     """Return whether a submission with the given arguments would be a duplicate, and of which job."""
-    task, text = request.parameters.text("task"), request.parameters.text("arguments") or ""
+    task, text = request.text("task"), request.text("arguments") or ""
     trial: dict[str, Any] = {"task": task, "text": text, "example": ARGUMENTS_EXAMPLE, "error": None, "answer": None}
     if task is None:
         return trial
@@ -200,19 +180,19 @@ DUPLICATES = View("duplicates", "/duplicates", _build_duplicates)
 
 
 def _build_tasks(context: Context, request: PageRequest) -> Page:
-    window = request.parameters.choice("window", tuple(WINDOWS))
+    window = request.choice("window", tuple(WINDOWS))
     period, length = WINDOWS[window]
     activity = read_activity(context.ledger, period, length=length, now=request.now, mean_of=context.mean_of)
     by_task = activity.by_task()
-    waiting: dict[str, int] = {}
+    waiting: Counter[str] = Counter()
     known = context.tasks(context.ledger.workers())
     for each in context.ledger.backlog(tasks=known, limit=COUNT_LIMIT):
         if each.state is not State.RUNNING:
-            waiting[each.task] = waiting.get(each.task, 0) + each.count
+            waiting[each.task] += each.count
     rules = {name: uniqueness_rule(task) for name, task in tasks_of(context.app).items()}
     rows = [
         rules.get(name, {"task": name} | dict.fromkeys(("unique_on", "window", "on_duplicate"), ""))
-        | {"waiting": waiting.get(name, 0)}
+        | {"waiting": waiting[name]}
         | (row := stats_row(by_task.get(name, Stats())))
         | {"runs_per_minute": row["runs"] * 60.0 / length}
         for name in sorted({*known, *by_task})

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from onejob.api.app import Keys, create_app, protect
+from onejob.api.app import Keys, ProtectionMiddleware, create_app
 from onejob.api.problems import handle_exception
 from onejob.celery.options import options_of, tasks_of
 from onejob.jobs.model import Job
-from onejob.pages.access import Access, Authorize
+from onejob.pages.access import PAGE_HEADERS, Access, Authorize
 from onejob.pages.actions import ACTIONS
 from onejob.pages.activity import DUPLICATES, OVERVIEW, TASKS
 from onejob.pages.context import Context
@@ -27,7 +27,6 @@ from onejob.pages.endpoints import Endpoints
 from onejob.pages.job import EDIT, JOB
 from onejob.pages.lists import AUDIT, DEAD_LETTERS, FIND, JOBS, PALETTE, SCHEDULES, WORKERS
 from onejob.pages.rendering import VersionedFiles
-from onejob.pages.security import PAGE_HEADERS
 
 VIEWS = (OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, AUDIT, PALETTE, FIND)
 """All pages, in the order in which their paths are matched."""
@@ -62,17 +61,18 @@ def dashboard(
     access = Access(authorize, keys)
     endpoints = Endpoints(Context(celery_app, redact), access, closing or Event())
     routes = [
-        Route("/live", endpoints.live),
+        Route("/live", endpoints.guarded(endpoints.live, "live")),
         Mount("/static/{version}", VersionedFiles()),
         *(Route(view.path, endpoints.show(view)) for view in VIEWS),
         *(Route(action.path, endpoints.act(action), methods=["POST"]) for action in ACTIONS),
     ]
     if access.keys is not None:
         routes.append(Route("/login", endpoints.login, methods=["GET", "POST"]))
-        routes.append(Route("/logout", endpoints.logout, methods=["POST"]))
-    handlers: Any = {404: endpoints.not_found, 405: endpoints.wrong_method, Exception: handle_exception}
+        routes.append(Route("/logout", endpoints.guarded(endpoints.logout, "logout"), methods=["POST"]))
+    handlers: Any = {404: endpoints.report, 405: endpoints.wrong_method, Exception: handle_exception}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return protect(app, is_local=access.is_local, headers=PAGE_HEADERS)
+    app.add_middleware(ProtectionMiddleware, headers=PAGE_HEADERS, is_local=access.is_local)
+    return app
 
 
 PATH = "/dashboard"
@@ -86,16 +86,12 @@ def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: 
     if any(options_of(task).expose for task in tasks_of(celery_app).values()):
         app = create_app(celery_app, keys, **options)
     else:
-        app = _create_app_without_api(keys)
+        app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})
+        app.state.closing = Event()
+        app.add_middleware(ProtectionMiddleware, is_local=keys is None)
     app.router.routes.append(Route("/", _redirect))
     mount_dashboard(app, dashboard(celery_app, keys=keys, closing=app.state.closing))
     return app
-
-
-def _create_app_without_api(keys: Keys) -> FastAPI:
-    app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})
-    app.state.closing = Event()
-    return protect(app, is_local=keys is None)
 
 
 def mount_dashboard(app: FastAPI, pages: Starlette) -> None:

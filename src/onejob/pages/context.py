@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import tzinfo
-from functools import lru_cache
+from datetime import UTC, tzinfo
+from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
 from celery import Celery
@@ -29,8 +28,7 @@ from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import known_tasks, mean_run
-from onejob.pages.access import User
-from onejob.pages.security import Tokens
+from onejob.pages.access import Tokens, User
 
 T = TypeVar("T")
 ENTRIES = 32
@@ -41,36 +39,30 @@ class KeyedCache(Generic[T]):
     """Values by key, each cached as a `TTLCache` does. What a key names does not depend on who asks for it."""
 
     def __init__(self, seconds: float, **costs: float) -> None:
-        self._find = lru_cache(ENTRIES)(lambda _key: _Entry[T](seconds, costs))
+
+        @lru_cache(ENTRIES)
+        def find(_key: Hashable) -> tuple[list[Callable[[], T]], TTLCache[T]]:
+            loads: list[Callable[[], T]] = []
+            return loads, TTLCache(lambda: loads[0](), seconds, **costs)  # noqa: PLW0108 - the latest one
+
+        self._find = find
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return the value of a key, loaded by this call or by an earlier one."""
-        entry = self._find(key)
-        entry.load = load
-        return entry.cached()
+        loads, cached = self._find(key)
+        loads[:] = [load]
+        return cached()
 
     def clear(self) -> None:
         """Forget all values."""
         self._find.cache_clear()
 
 
-class _Entry(Generic[T]):
-    """One cached value, loaded as the latest caller says."""
-
-    load: Callable[[], T]
-
-    def __init__(self, seconds: float, costs: Mapping[str, float]) -> None:
-        self.cached = TTLCache(self._call, seconds, **costs)
-
-    def _call(self) -> T:
-        return self.load()
-
-
 SEARCH_SECONDS = 0.1
 """How long one request may search for jobs, beyond its first step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """The app whose jobs are shown."""
 
@@ -81,12 +73,11 @@ class Context:
     """Where its users act, for the history of a job."""
     stats: KeyedCache[Any] = field(default_factory=lambda: KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1))
     """Statistics of the whole ledger: those that take longer than 100 ms take a small part of the time."""
-    tokens: Tokens = field(init=False)
-    """Signs what forms name."""
 
-    def __post_init__(self) -> None:
-        """Leave the ledger closed until something is signed."""
-        object.__setattr__(self, "tokens", Tokens(lambda: self.ledger))
+    @cached_property
+    def tokens(self) -> Tokens:
+        """What signs the forms. The ledger stays closed until something is signed."""
+        return Tokens(lambda: self.ledger)
 
     @property
     def ledger(self) -> Ledger:
@@ -149,19 +140,23 @@ class Context:
 UNREADABLE = "The payload cannot be read: it is no message of this version of onejob."
 
 
-def parse_json(text: str | None) -> Any:
-    """Return a stored JSON text as a value, None without one."""
-    return None if text is None else json.loads(text)
-
-
 PREVIEW_BYTES = 1_000_000
 """How many characters of arguments a list reads for its previews; the rows after that have none."""
 OMITTED = ("progress", "result")
 
 
 def job_rows(context: Context, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Return jobs that were read without their large fields as rows."""
-    previews = _previews(context, jobs)
+    """Return jobs that were read without their large fields as rows with the beginning of their arguments.
+
+    Few large fields are read at once, and not too many in all.
+    """
+    previews, size = dict.fromkeys((job.id for job in jobs), "…"), 0
+    for start in range(0, len(jobs), READ_AT_ONCE):
+        if size > PREVIEW_BYTES:
+            break
+        found = context.ledger.get_many([job.id for job in jobs[start : start + READ_AT_ONCE]])
+        size += sum(len(job.payload) for job in found.values())
+        previews |= {job_id: preview(context.arguments(job)) for job_id, job in found.items()}
     return [job_row(context, job) | {"arguments": previews[job.id]} for job in jobs]
 
 
@@ -172,33 +167,26 @@ def job_row(context: Context, job: Job) -> dict[str, Any]:
     return fields | shown | {"worker": job.node, "run_seconds": job.run_seconds}
 
 
-def _previews(context: Context, jobs: Sequence[Job]) -> dict[str, str]:
-    """Return the beginning of the arguments of each job, reading few large fields at once, and not too many in all."""
-    previews, size = dict.fromkeys((job.id for job in jobs), "…"), 0
-    for start in range(0, len(jobs), READ_AT_ONCE):
-        if size > PREVIEW_BYTES:
-            break
-        found = context.ledger.get_many([job.id for job in jobs[start : start + READ_AT_ONCE]])
-        size += sum(len(job.payload) for job in found.values())
-        previews |= {job_id: preview(context.arguments(job)) for job_id, job in found.items()}
-    return previews
-
-
 TEXT_LIMIT = 500
 """Characters of a parameter at most."""
 PAGE_SIZES = ("50", "20", "100", "200")
 
 
-class Parameters:
-    """The parameters of a URL. Each method raises `Problem` for an invalid value."""
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """What a page is built from: the parameters of its URL and its path, the store's clock, the viewer's zone.
 
-    def __init__(self, values: QueryParams, now: float) -> None:
-        self._values = values
-        self._now = now
+    Each method returns a parameter, and raises `Problem` for an invalid value.
+    """
+
+    parameters: QueryParams
+    now: float
+    path: Mapping[str, str] = field(default_factory=dict)
+    zone: tzinfo = UTC
 
     def text(self, name: str) -> str | None:
         """Return a text, None without one."""
-        value = self._values.get(name, "").strip()
+        value = self.parameters.get(name, "").strip()
         if len(value) > TEXT_LIMIT or "\x00" in value:
             raise _invalid(name, f"a text of at most {TEXT_LIMIT} characters")
         return value or None
@@ -206,57 +194,47 @@ class Parameters:
     def states(self, name: str) -> list[State]:
         """Return the states in all values of a parameter."""
         try:
-            return sorted({State(text) for text in self._values.getlist(name)[:100] if text})
+            return sorted({State(text) for text in self.parameters.getlist(name)[:100] if text})
         except ValueError:
             raise _invalid(name, f"one of {', '.join(State)}") from None
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return one of the choices, the first one without a value."""
-        value = self._values.get(name) or choices[0]
+        value = self.parameters.get(name) or choices[0]
         if value not in choices:
             raise _invalid(name, f"one of {', '.join(choices)}")
         return value
 
     def number(self, name: str) -> int | None:
         """Return a positive integer, None without one."""
-        value = self._values.get(name, "")
+        value = self.parameters.get(name, "")
         if value and not (value.isdecimal() and 0 < len(value) < 19):  # noqa: PLR2004 - fits into 64 bits
             raise _invalid(name, "a positive number")
         return int(value) if value else None
 
     def at(self, name: str) -> float | None:
         """Return a time: RFC 3339, or a duration before now, such as 1h."""
-        value = self._values.get(name, "").strip()
+        value = self.parameters.get(name, "").strip()
         if not value:
             return None
         with suppress(ValueError):
-            return self._now - parse_duration(value)
+            return self.now - parse_duration(value)
         try:
             return parse_timestamp(value)
         except ValueError:
             raise _invalid(name, "a time such as 2026-01-31T12:00:00Z, or a duration such as 90m, 1h or 7d") from None
 
 
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """What a page is built from: the parameters of its URL and its path, the store's clock, the viewer's zone."""
-
-    parameters: Parameters
-    path: Mapping[str, str]
-    now: float
-    zone: tzinfo
-
-
 def _invalid(name: str, expected: str) -> Problem:
     return Problem("invalid-request", f"the parameter {name} must be {expected}")
 
 
-def read_filters(parameters: Parameters, context: Context) -> dict[str, Any]:
+def read_filters(request: PageRequest, context: Context) -> dict[str, Any]:
     """Return the filters of a URL by name, None or empty for one that it does not have.
 
     Raises `Problem` for an invalid value, and for one that finds what is redacted.
     """
-    readers = {str: parameters.text, float: parameters.at, State: parameters.states}
+    readers = {str: request.text, float: request.at, State: request.states}
     found = {each.name: readers[each.kind](each.name) for each in FILTERS}
     if any(found[each.name] for each in FILTERS if each.reveals):
         context.check_values_shown("searching them by argument, error or identity")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -24,7 +23,19 @@ from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
 from onejob.celery.batching import PerEventLoop
 from onejob.errors import JobNotFoundError, StoreError
-from onejob.pages.access import COOKIE, SESSION_SECONDS, Access, User
+from onejob.pages.access import (
+    COOKIE,
+    CSRF_FIELD,
+    SESSION_SECONDS,
+    Access,
+    Form,
+    User,
+    delete_cookie,
+    read_cookies,
+    read_form,
+    remember_cookie,
+    set_cookie,
+)
 from onejob.pages.actions import Action
 from onejob.pages.context import Context, KeyedCache
 from onejob.pages.live import (
@@ -38,15 +49,6 @@ from onejob.pages.live import (
     version_name,
 )
 from onejob.pages.rendering import Page, Redirect, View, render_csv, render_html, render_json, zone_of
-from onejob.pages.security import (
-    CSRF_FIELD,
-    Form,
-    delete_cookie,
-    read_cookies,
-    read_form,
-    remember_cookie,
-    set_cookie,
-)
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
@@ -74,14 +76,11 @@ class Endpoints:
         self._context = context
         self._access = access
         self._closing = closing
-        self._tokens = context.tokens
         self._audit = RequestAudit(context.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
         self._feeds = PerEventLoop(lambda: ChangeFeed(context.ledger, closing))
         self._watchers = PerEventLoop(lambda: JobWatcher(context.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
-
-    # --- pages --------------------------------------------------------------------------------------------------------
 
     def show(self, view: View) -> Endpoint:
         """Return the endpoint of a page."""
@@ -97,7 +96,7 @@ class Endpoints:
                 build = partial(self._pages.get, (view.name, request.url.query, str(zone)), build)
             return await self._respond(await run_in_threadpool(build), request, user)
 
-        return self._guarded(show_page, view.name, view.role)
+        return self.guarded(show_page, view.name, view.role)
 
     async def _respond(self, page: Page | Redirect, request: Request, user: User | None) -> Response:
         if isinstance(page, Redirect):
@@ -117,18 +116,18 @@ class Endpoints:
         return response
 
     def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
-        token, has_login = self._tokens.token_of(request, _name_of(user)), self._access.keys is not None
+        token, has_login = (
+            self._context.tokens.token_of(request, user.name if user else ""),
+            self._access.keys is not None,
+        )
         return render_html(page, request, user, token=token, notice=notice, has_login=has_login)
-
-    # --- actions ------------------------------------------------------------------------------------------------------
 
     def act(self, action: Action) -> Endpoint:
         """Return the endpoint of a form."""
 
         async def do_action(request: Request, user: User) -> Response:
             user.check(action.role)
-            form = await self._read_form(request, user)
-            request.state.form = form
+            request.state.form = form = await self._read_form(request, user)
             try:
                 result = await run_in_threadpool(action.run, self._context, user, form, request.path_params)
             finally:
@@ -137,45 +136,39 @@ class Endpoints:
             request.state.outcome = result.outcome if isinstance(result, Page) else DONE
             return await self._respond(result, request, user)
 
-        return self._guarded(do_action, action.name, action.role if action.changes else Role.READ)
+        return self.guarded(do_action, action.name, action.role if action.changes else Role.READ)
 
     async def _read_form(self, request: Request, user: User | None) -> Form:
         """Return the form that a page has sent to this user. Raises `Problem` for a forged one."""
         form = await read_form(request)
-        await run_in_threadpool(self._tokens.check, request, form.text(CSRF_FIELD), _name_of(user))
+        await run_in_threadpool(self._context.tokens.check, request, form.text(CSRF_FIELD), user.name if user else "")
         return form
 
-    # --- live ---------------------------------------------------------------------------------------------------------
-
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: Request, user: User) -> Response:
         """Stream an event after each change of the ledger, or of the job that the parameter `job` names."""
 
-        async def stream(request: Request, user: User) -> Response:
-            def is_open() -> bool:
-                return not self._closing.is_set() and self._access.is_valid(request)
+        def is_open() -> bool:
+            return not self._closing.is_set() and self._access.is_valid(request)
 
-            job_id = request.query_params.get("job")
-            if "wsgi_environ" in request.scope:
-                return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
-            job = None if job_id is None else await run_in_threadpool(self._context.job, job_id)
-            watcher = self._watchers.current()
-            watcher.check_waits(user.name)
-            if job is None:
-                events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
-            else:
-                events = stream_job(watcher, job, user.name, is_open)
-            return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
-
-        return await self._guarded(stream, "live", Role.READ)(request)
+        job_id = request.query_params.get("job")
+        if "wsgi_environ" in request.scope:
+            return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
+        job = None if job_id is None else await run_in_threadpool(self._context.job, job_id)
+        watcher = self._watchers.current()
+        watcher.check_waits(user.name)
+        if job is None:
+            events = stream_changes(self._feeds.current(), is_open, watcher.counted(user.name))
+        else:
+            events = stream_job(watcher, job, user.name, is_open)
+        return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
     def _poll(self, job_id: str | None, seen: str | None) -> Response:
         """Respond to the question whether anything has changed since the version that a page has seen."""
-        headers = {"content-type": "text/event-stream; charset=utf-8"}
         try:
-            name = self._read_version(job_id, seen)
+            content = format_poll(self._read_version(job_id, seen), seen)
         except StoreError:  # the page says that it is not connected, and asks again
-            return Response(ASK_AGAIN, headers=headers)
-        return Response(format_poll(name, seen), headers=headers)
+            content = ASK_AGAIN
+        return Response(content, headers={"content-type": "text/event-stream; charset=utf-8"})
 
     def _read_version(self, job_id: str | None, seen: str | None) -> str:
         """Return the version of the ledger or of a job; of a deleted one once. Raises `JobNotFoundError`."""
@@ -188,41 +181,33 @@ class Endpoints:
                 raise
             return DELETED
 
-    # --- sessions -----------------------------------------------------------------------------------------------------
-
     async def login(self, request: Request) -> Response:
         """Show the form for an API key, or start the session of the key in it."""
-        if request.method == "GET":
-            return await self._respond(_login_page(), request, None)
-        try:
-            form = await self._read_form(request, None)
-            request.state.caller = user = await run_in_threadpool(self._access.user_of, form.text("key"))
-        except (Problem, StoreError, ClientDisconnect) as error:
-            problem = problem_from(error)
-            if problem.slug in REFUSALS:
-                await self._audit.record_login(request, problem.slug)
-            return await self._respond(_login_page(problem), request, None)
-        await self._audit.record_login(request, DONE)
-        response = _redirect(request, "/", f"You are logged in as {user.name}.")
-        set_cookie(response, request, COOKIE, session_of(form.text("key").strip()), seconds=SESSION_SECONDS)
-        return response
+        detail, status = "", 200
+        if request.method != "GET":
+            try:
+                form = await self._read_form(request, None)
+                session = session_of(form.text("key").strip())
+                request.state.caller = user = await run_in_threadpool(self._access.user_of, session)
+            except (Problem, StoreError, ClientDisconnect) as error:
+                problem = problem_from(error)
+                detail, status = str(problem.detail), problem.status_code
+                if problem.slug in REFUSALS:
+                    await self._audit.record_login(request, problem.slug)
+            else:
+                await self._audit.record_login(request, DONE)
+                response = _redirect(request, "/", f"You are logged in as {user.name}.")
+                set_cookie(response, request, COOKIE, session, seconds=SESSION_SECONDS)
+                return response
+        page = Page(template="login.html", title="Log in", data={"detail": detail}, status=status)
+        return await self._respond(page, request, None)
 
-    async def logout(self, request: Request) -> Response:
+    async def logout(self, request: Request, user: User) -> Response:
         """End the session."""
-
-        async def leave(request: Request, user: User) -> Response:
-            await self._read_form(request, user)
-            response = _redirect(request, "/login", "You are logged out.")
-            delete_cookie(response, request, COOKIE)
-            return response
-
-        return await self._guarded(leave, "logout", Role.READ)(request)
-
-    # --- errors -------------------------------------------------------------------------------------------------------
-
-    async def not_found(self, request: Request, error: Exception) -> Response:
-        """Respond to a path that no page has."""
-        return await self._respond_to(error, request, None)
+        await self._read_form(request, user)
+        response = _redirect(request, "/login", "You are logged out.")
+        delete_cookie(response, request, COOKIE)
+        return response
 
     async def wrong_method(self, request: Request, _error: Exception) -> Response:
         """Refuse a method that no route of the path has; Starlette's error names those of one route."""
@@ -230,9 +215,9 @@ class Endpoints:
         matching = [
             getattr(route, "methods", READ) for route in routes if route.matches(request.scope)[0] is not Match.NONE
         ]
-        return await self._respond_to(wrong_method({*chain(*matching)}), request, None)
+        return await self.report(request, wrong_method({*chain(*matching)}))
 
-    def _guarded(self, handler: Handler, name: str, role: Role) -> Endpoint:
+    def guarded(self, handler: Handler, name: str, role: Role = Role.READ) -> Endpoint:
         """Return an endpoint that identifies the user, reports errors as pages, and records what is to be audited."""
 
         async def respond(request: Request) -> Response:
@@ -247,7 +232,7 @@ class Endpoints:
             except Exception as error:  # noqa: BLE001 - every error becomes a page
                 outcome = problem_from(error)
                 await self._record(request, name, role, outcome.slug)
-                return await self._respond_to(outcome, request, user)
+                return await self.report(request, outcome, user)
             await self._record(request, name, role, getattr(request.state, "outcome", DONE))
             return response
 
@@ -258,7 +243,8 @@ class Endpoints:
         fields = [] if form is None else form.described(without=CSRF_FIELD)
         await self._audit.record(request, name, role, outcome=outcome, fields=fields)
 
-    async def _respond_to(self, error: Exception, request: Request, user: User | None) -> Response:
+    async def report(self, request: Request, error: Exception, user: User | None = None) -> Response:
+        """Respond with the page of a problem."""
         problem = problem_from(error)
         if request.query_params.get("format") == "json":
             return problem.response()
@@ -275,24 +261,6 @@ class Endpoints:
         response = await self._respond(page, request, user)
         response.headers.update(problem.headers or {})
         return response
-
-
-async def _counted(watcher: JobWatcher, user: User, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream, which counts for the limit of its user meanwhile."""
-    with watcher.counted(user.name):
-        async with aclosing(events):
-            async for event in events:
-                yield event
-
-
-def _name_of(user: User | None) -> str:
-    return "" if user is None else user.name
-
-
-def _login_page(problem: Problem | None = None) -> Page:
-    detail = "" if problem is None else str(problem.detail)
-    status = 200 if problem is None else problem.status_code
-    return Page(template="login.html", title="Log in", data={"detail": detail}, status=status)
 
 
 def _redirect(request: Request, path: str, notice: str) -> Response:

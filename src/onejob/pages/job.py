@@ -15,15 +15,15 @@ from onejob.celery.operations import Operation, curl_call, python_call
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import loads, read_message
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Duplicate, Job
+from onejob.jobs.model import Job
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import Entry
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
-from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
+from onejob.ledger.timeline import LEASE_EXPIRED, SpanKind, build_timeline
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.pages.activity import uniqueness_rule
-from onejob.pages.context import UNREADABLE, Context, PageRequest, job_row, parse_json
+from onejob.pages.context import UNREADABLE, Context, PageRequest, job_row
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WebhookPayload
 
@@ -36,6 +36,10 @@ SHOWN = (
     "token", "holds_identity", "run_seconds", "publish_error", "canvas_pending",
 )  # fmt: skip
 """The fields of a job that its page has besides the public ones."""
+DUPLICATE_FIELDS = (
+    "at", "outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled",
+)  # fmt: skip
+WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "submitter")
 CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
 
 
@@ -62,14 +66,17 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
             {"name": name, "value": context.redacted(job, f"step {name}", json.loads(value))}
             for name, value in context.ledger.steps(job).items()
         ],
-        "duplicates": [_duplicate(each) for each in reversed(explanation.duplicates)],
+        "duplicates": [
+            fields_of(each, *DUPLICATE_FIELDS) | {"is_redelivery": not each.submission_nonce}
+            for each in reversed(explanation.duplicates)
+        ],
         **_related(context, job),
         "operations": [operation.value for operation in Operation if job.state in operation.states],
         "can_edit": job.state is State.FAILED
         and job.task in tasks_of(context.app)
         and context.redact is None
         and read_message(job) is not None,
-        "show_all": request.parameters.text("all") == "1",
+        "show_all": request.text("all") == "1",
         "cut": CUT,
     }
     return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
@@ -77,68 +84,54 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
 
 def _fields(context: Context, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
-    fields = context.fields(job) | {"error": parse_json(job.error)}
+    fields = context.fields(job) | {"error": json.loads(job.error or "null")}
     fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
-    task = tasks_of(context.app).get(job.task)
+    task, as_python, as_curl = tasks_of(context.app).get(job.task), None, None
+    if context.redact is None and read_message(job) is not None:
+        as_python = python_call(job)
+        if task is not None and options_of(task).expose:
+            names = [*options_of(task).identifier.signature.parameters]
+            as_curl = curl_call(job, "http://127.0.0.1:8000", parameters=names)
     return fields | fields_of(job, *SHOWN) | {
         "arguments": context.arguments(job), "worker": job.node,
         "fingerprint": job.fingerprint if context.redact is None else None,
-        "unique_on": None if task is None else uniqueness_rule(task)["unique_on"], **_calls(context, job),
+        "unique_on": None if task is None else uniqueness_rule(task)["unique_on"],
+        "as_python": as_python, "as_curl": as_curl,
     }  # fmt: skip
 
 
-def _calls(context: Context, job: Job) -> dict[str, Any]:
-    """Return the submission of a job as text, unless its arguments may not be shown."""
-    if context.redact is not None or read_message(job) is None:
-        return {"as_python": None, "as_curl": None}
-    task, as_curl = tasks_of(context.app).get(job.task), None
-    if task is not None and options_of(task).expose:
-        names = [*options_of(task).identifier.signature.parameters]
-        as_curl = curl_call(job, "http://127.0.0.1:8000", parameters=names)
-    return {"as_python": python_call(job), "as_curl": as_curl}
-
-
 def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
-    """Return the spans of the job's life, and the events that lie between them."""
-    timeline = build_timeline(job, history, now)
-    events = [span for span in timeline if span.kind is SpanKind.EVENT]
-    return {
-        "spans": [
-            {"kind": _kind(span), "label": _label(span), "is_open": span.end is None}
-            | fields_of(span if span.end is not None else replace(span, end=now), "detail", "begin", "end")
-            for span in timeline
-            if span.kind is not SpanKind.EVENT
-        ],
-        "events": [fields_of(span, "label", "detail") | {"at": to_datetime(span.begin)} for span in events],
-    }
-
-
-def _kind(span: Span) -> str:
-    """Return what colours a span: that it waits, or how its run ended."""
-    if span.kind is SpanKind.WAITING:
-        return "waiting"
-    return "lost" if span.label == LEASE_EXPIRED else span.label.partition(" ")[0]
-
-
-def _label(span: Span) -> str:
-    return span.label if span.kind is SpanKind.WAITING else f"attempt {span.attempt} on {span.node}: {span.label}"
-
-
-def _duplicate(duplicate: Duplicate) -> dict[str, Any]:
-    names = ("at", "outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled")
-    return fields_of(duplicate, *names) | {"is_redelivery": not duplicate.submission_nonce}
+    """Return the spans of the job's life, whose kinds colour them, and the events that lie between them."""
+    spans: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    for span in build_timeline(job, history, now):
+        if span.kind is SpanKind.EVENT:
+            events.append(fields_of(span, "label", "detail") | {"at": to_datetime(span.begin)})
+            continue
+        kind, label = "waiting", span.label
+        if span.kind is not SpanKind.WAITING:
+            kind = "lost" if label == LEASE_EXPIRED else label.partition(" ")[0]
+            label = f"attempt {span.attempt} on {span.node}: {label}"
+        closed = span if span.end is not None else replace(span, end=now)
+        own = {"kind": kind, "label": label, "is_open": span.end is None}
+        spans.append(own | fields_of(closed, "detail", "begin", "end"))
+    return {"spans": spans, "events": events}
 
 
 def _related(context: Context, job: Job) -> dict[str, Any]:
     """Return the followers of a job, its webhooks, and the canvas that waits for it."""
     found = context.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
     followed = None if job.follows_id is None else context.ledger.get_or_none(job.follows_id)
-    options, message = loads(job.options), read_message(job)
+    options, message, canvas = loads(job.options), read_message(job), list[dict[str, Any]]()
+    for name, value in ((name, options[name]) for name in CANVAS_PARTS if options.get(name)):
+        signatures = value if isinstance(value, list) else [value]
+        tasks = [str(each.get("task")) for each in signatures if isinstance(each, dict)]
+        canvas.append({"kind": name, "tasks": tasks, "id": value if isinstance(value, str) else None})
     return {
         "followed": None if followed is None else job_row(context, followed),
         "followers": [job_row(context, each) for each in found if each.task != WEBHOOK_TASK],
         "webhooks": [_webhook(context, each) for each in found if each.task == WEBHOOK_TASK],
-        "canvas": [_canvas_part(name, options[name]) for name in CANVAS_PARTS if options.get(name)],
+        "canvas": canvas,
         "replaced_by": (message and message.replaced_by) or [],
     }
 
@@ -149,22 +142,12 @@ def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
     With a hook, of its URL, which may have a secret in its path or query, only the host.
     """
     fields = {name: value for name, value in job_row(context, webhook).items() if name in WEBHOOK_FIELDS}
-    url, error = WebhookPayload.from_job(webhook).url, parse_json(webhook.error)
+    url, error = WebhookPayload.from_job(webhook).url, json.loads(webhook.error or "null")
     return fields | {
         "url": url if context.redact is None else urlsplit(url).hostname,
-        "result": parse_json(webhook.result),
+        "result": json.loads(webhook.result or "null"),
         "last_error": error and context.reason(webhook, str(error.get("message"))),
     }
-
-
-WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "submitter")
-
-
-def _canvas_part(name: str, value: Any) -> dict[str, Any]:
-    """Return a part of a canvas: its kind, and the tasks in it."""
-    signatures = value if isinstance(value, list) else [value]
-    tasks = [str(each.get("task")) for each in signatures if isinstance(each, dict)]
-    return {"kind": name, "tasks": tasks, "id": value if isinstance(value, str) else None}
 
 
 JOB = View("job", "/jobs/{job_id:path}", _build_job)

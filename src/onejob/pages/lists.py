@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -31,9 +31,8 @@ from onejob.pages.rendering import Page, Redirect, View, job_path
 
 
 def _build_jobs(context: Context, request: PageRequest) -> Page:
-    parameters, ledger = request.parameters, context.ledger
-    filters, cursor = read_filters(parameters, context), parameters.text("cursor")
-    limit = int(parameters.choice("limit", PAGE_SIZES))
+    ledger, filters, cursor = context.ledger, read_filters(request, context), request.text("cursor")
+    limit = int(request.choice("limit", PAGE_SIZES))
     is_over, is_filtered = deadline(SEARCH_SECONDS), any(filters.values())
     # One job more than is shown tells whether there is a next page.
     query = query_of(filters, limit=limit + 1, light=True, **decode_cursor(cursor))
@@ -53,8 +52,9 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
         "page_size": limit,
     }
     if cursor is None:
-        matching = _count(context, query, found, is_over) if is_filtered else _capped(states)
-        data["matching"] = fields_of(matching)
+        count = sum(states.values())
+        everything = Count(min(count, COUNT_LIMIT), is_complete=count < COUNT_LIMIT)
+        data["matching"] = fields_of(_count(ledger, query, found, is_over) if is_filtered else everything)
     return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
 
 
@@ -65,17 +65,11 @@ def _next_cursor(found: SearchResult, limit: int) -> str | None:
     return None if found.searched_to is None else Cursor(found.searched_to, "").encode()
 
 
-def _capped(states: Mapping[State, int]) -> Count:
-    """Return how many jobs there are, capped."""
-    count = sum(states.values())
-    return Count(min(count, COUNT_LIMIT), is_complete=count < COUNT_LIMIT)
-
-
-def _count(context: Context, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> Count:
+def _count(ledger: Ledger, query: Query, found: SearchResult, is_over: Callable[[], bool]) -> Count:
     """Return how many jobs match: capped, or of those that were searched in the time of a request."""
     if found.after is None:
         return Count(len(found.jobs), is_complete=found.searched_to is None)
-    return count_matching(context.ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
+    return count_matching(ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
 
 
 JOBS = View("jobs", "/jobs", _build_jobs)
@@ -83,16 +77,13 @@ JOBS = View("jobs", "/jobs", _build_jobs)
 
 def _find(context: Context, request: PageRequest) -> Redirect:
     """Go to the job that has or had the given id, or else to the jobs with the text among their arguments."""
-    text = request.parameters.text("q")
+    text = request.text("q")
     if text is None:
         return Redirect("/jobs")
-    if context.redact is not None or (is_valid_id(text) and _has_existed(context.ledger, text)):
-        return Redirect(job_path(text))
-    return Redirect(f"/jobs?{urlencode({'argument': text})}")
-
-
-def _has_existed(ledger: Ledger, job_id: str) -> bool:
-    return ledger.get_or_none(job_id) is not None or isinstance(ledger.why_missing(job_id), JobPurgedError)
+    ledger, is_id = context.ledger, context.redact is not None  # with a hook no argument is searched for
+    if not is_id and is_valid_id(text):
+        is_id = ledger.get_or_none(text) is not None or isinstance(ledger.why_missing(text), JobPurgedError)
+    return Redirect(job_path(text) if is_id else f"/jobs?{urlencode({'argument': text})}")
 
 
 def _list_tasks(context: Context, _request: PageRequest) -> Page:
@@ -104,14 +95,14 @@ FIND = View("find", "/find", _find)
 
 
 def _build_dead_letters(context: Context, request: PageRequest) -> Page:
-    task, since = request.parameters.text("task"), request.parameters.at("since")
+    task, since = request.text("task"), request.at("since")
     found = context.stats.get(("dead", task), lambda: group_failures(context.ledger, task=task, limit=GROUPED_LIMIT))
     chosen = [each for each in found if not since or each.last_at >= since]
     data = {
         "task": task, "groups": _group_rows(context, chosen[:GROUP_LIMIT]),
         "total": sum(group.count for group in chosen), "group_count": len(chosen),
         "is_capped": sum(group.count for group in found) >= GROUPED_LIMIT,
-        "since": request.parameters.text("since"), "now": to_datetime(request.now),
+        "since": request.text("since"), "now": to_datetime(request.now),
     }  # fmt: skip
     return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
 
@@ -142,20 +133,21 @@ def _build_workers(context: Context, request: PageRequest) -> Page:
     by_node: dict[str, list[Job]] = defaultdict(list)
     for job in runs:
         by_node[job.node].append(job)
-    alive = [_worker_row(worker, by_node.pop(worker.name, []), context, now) for worker in workers]
+
+    def rows(node: str) -> list[dict[str, Any]]:
+        return [_run(context, job, now) for job in by_node.pop(node, [])]
+
     data = {
-        "now": to_datetime(now), "workers": alive,
-        "queues": _queues(context, workers, now), "backlog_limit": COUNT_LIMIT,
-        "lost": [
-            {"name": name, "runs": [_run(context, each, now) for each in by_node[name]]} for name in sorted(by_node)
+        "now": to_datetime(now),
+        "workers": [
+            fields_of(worker, "name", "seen_at", "pool", "concurrency", "queues", "tasks")
+            | {"is_late": context.is_late(worker, now), "runs": rows(worker.name)}
+            for worker in workers
         ],
+        "queues": _queues(context, workers, now), "backlog_limit": COUNT_LIMIT,
+        "lost": [{"name": name, "runs": rows(name)} for name in sorted(by_node)],
     }  # fmt: skip
     return Page(template="workers.html", title="Workers", data=data, rows="workers", live="ledger")
-
-
-def _worker_row(worker: WorkerInfo, runs: Sequence[Job], context: Context, now: float) -> dict[str, Any]:
-    fields = fields_of(worker, "name", "seen_at", "pool", "concurrency", "queues", "tasks")
-    return fields | {"is_late": context.is_late(worker, now), "runs": [_run(context, job, now) for job in runs]}
 
 
 def _run(context: Context, job: Job, now: float) -> dict[str, Any]:
@@ -184,7 +176,7 @@ PAGE_SIZE = 100
 
 
 def _build_audit(context: Context, request: PageRequest) -> Page:
-    before = request.parameters.number("before")
+    before = request.number("before")
     found = [fields_of(entry) for entry in context.ledger.audit(limit=PAGE_SIZE + 1, before=before)]
     entries = found[:PAGE_SIZE]
     data = {"entries": entries, "next": entries[-1]["id"] if found[PAGE_SIZE:] else None}

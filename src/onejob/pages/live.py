@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from threading import Event
 from typing import TypeAlias
 
@@ -33,6 +33,7 @@ ASK_AGAIN_SECONDS = 2.0
 ASK_AGAIN = format_sse_event(retry=int(ASK_AGAIN_SECONDS * 1000))
 """The whole answer to a browser if it is not known whether anything has changed."""
 CHANGE, CURRENT = "change", "current"
+NOT_COUNTED = nullcontext()
 NO_CHANGE = ('["sweeps_total"', '["published_total"', '["heartbeats_late_total"')
 """How the totals begin that change although no job does."""
 Version: TypeAlias = "tuple[object, ...]"
@@ -111,12 +112,17 @@ def format_poll(name: str, seen: str | None) -> bytes:
     return format_sse_event(data_str="1", event=event, id=name, retry=int(ASK_AGAIN_SECONDS * 1000))
 
 
-async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+async def stream_changes(
+    feed: ChangeFeed, is_open: Callable[[], bool], counted: AbstractContextManager[None] = NOT_COUNTED
+) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events: `change` after a change, or `QUIET_SECONDS` without one, and `current` meanwhile.
 
-    The first one is `change`, since the page may have been built before the last change.
+    The first one is `change`, since the page may have been built before the last change. `counted`: what counts the
+    stream while it is open.
     """
-    async with feed.subscribed():
+    async with AsyncExitStack() as stack:
+        stack.enter_context(counted)
+        await stack.enter_async_context(feed.subscribed())
         change, quiet_seconds = feed.next_change, 0.0
         yield _event(CHANGE)
         while True:

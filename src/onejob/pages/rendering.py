@@ -27,9 +27,8 @@ from starlette.types import Scope
 
 from onejob.api.api_keys import Role
 from onejob.jobs.timestamps import duration_text, format_timestamp
-from onejob.pages.access import User
-from onejob.pages.context import Context, PageRequest, Parameters
-from onejob.pages.security import CSRF_FIELD, read_cookies
+from onejob.pages.access import CSRF_FIELD, User, read_cookies
+from onejob.pages.context import Context, PageRequest
 
 ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
@@ -76,7 +75,7 @@ class View(NamedTuple):
     def show(self, context: Context, query: QueryParams, path: Mapping[str, str], zone: tzinfo) -> Page | Redirect:
         """Return what the page shows, for the parameters of its URL and its path. Raises `Problem` for a wrong one."""
         now = context.ledger.read_clock()
-        page = self.build(context, PageRequest(Parameters(query, now), path, now, zone))
+        page = self.build(context, PageRequest(query, now, path, zone))
         return page if isinstance(page, Redirect) else replace(page, built_at=now)
 
 
@@ -111,14 +110,21 @@ def render_html(
 
     `token`: the one of its forms.
     """
-    base, zone, parameters = request.scope.get("root_path", ""), zone_of(request), request.query_params
-    given = parameters.multi_items()
+    base, zone, given = request.scope.get("root_path", ""), zone_of(request), request.query_params.multi_items()
     path = quote(request.scope["path"].removeprefix(base) or "/")
     here = path + (f"?{request.url.query}" if request.url.query else "")
+
+    def url(target: str, /, **parameters: Any) -> str:
+        return _with_query(base + target, parameters.items())
+
+    def link(**changed: Any) -> str:
+        """Return the URL of this page with other parameters; None removes one."""
+        return _with_query(base + path, [*(each for each in given if each[0] not in changed), *changed.items()])
+
     text = _environment().get_template(page.template).render(
-        **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=partial(_url, base),
-        link=partial(_link, base, path, given), when=partial(_when, zone), notice=notice, has_login=has_login,
-        page_query=parameters, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
+        **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=url,
+        link=link, when=partial(_when, zone), notice=notice, has_login=has_login,
+        page_query=request.query_params, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
         csrf_field=CSRF_FIELD, csrf_token=token, is_get=request.method == "GET",
     )  # fmt: skip
     return HTMLResponse(text, page.status)
@@ -162,10 +168,8 @@ def _zone(name: str) -> tzinfo:
         return UTC
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, datetime):
-        return format_timestamp(value)
-    return str(value)
+def _plain(value: object) -> str:
+    return format_timestamp(value) if isinstance(value, datetime) else str(value)
 
 
 def _cell(value: object) -> str:
@@ -173,17 +177,6 @@ def _cell(value: object) -> str:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain).strip('"')
     return text if isinstance(value, int | float) else FORMULA.sub("'", text)
-
-
-def _url(base: str, path: str, /, **parameters: Any) -> str:
-    """Return the URL of a page of this dashboard; parameters without a value are left out."""
-    return _with_query(base + path, parameters.items())
-
-
-def _link(base: str, path: str, current: Sequence[tuple[str, str]], /, **changed: Any) -> str:
-    """Return the URL of this page with other parameters; None removes one."""
-    kept = [(name, value) for name, value in current if name not in changed]
-    return _with_query(base + path, [*kept, *changed.items()])
 
 
 def _with_query(path: str, parameters: Iterable[tuple[str, Any]]) -> str:
@@ -226,8 +219,7 @@ SMALLEST_SPAN = 3.0
 """How wide a span is drawn at least, so that short ones can be seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One part of a stacked bar: its rectangle, and the series that colours it."""
 
     x: float
@@ -238,21 +230,10 @@ class Bar:
     title: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BarChart:
-    """A bar chart: its parts, a transparent column over each bar with a title, and the largest sum."""
+def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Return a chart with a stacked bar for each row, of the numbers that it has by the names in `series`.
 
-    bars: list[Bar]
-    columns: list[Bar]
-    top: float
-    width: float = WIDTH
-    height: float = HEIGHT
-
-
-def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: Sequence[str]) -> BarChart:
-    """Return stacked bars: one for each row, of the numbers that it has by the names in `series`.
-
-    `labels`: the text of each row, which becomes the title of its column.
+    `labels`: the text of each row, which becomes the title of the transparent `columns` over its bar.
     """
     top = max((sum(float(row.get(name) or 0) for name in series) for row in rows), default=0.0)
     step = WIDTH / max(len(rows), 1)
@@ -267,22 +248,14 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: 
                 bars.append(Bar(x, round(base, 2), round(step * (1 - GAP), 2), height, name))
         parts = ", ".join(f"{number:g} {name.replace('_', ' ')}" for name, number in numbers if number) or "nothing"
         columns.append(Bar(round(index * step, 2), 0.0, round(step, 2), HEIGHT, "column", f"{label}: {parts}"))
-    return BarChart(bars, columns, top)
+    return {"bars": bars, "columns": columns, "top": top, "width": WIDTH, "height": HEIGHT}
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One line of a timeline: rectangles of spans, and marks of events."""
-
-    bars: list[Bar]
-    marks: list[Bar]
-
-
-def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Lane:
-    """Return the picture of spans (`begin`, `end`, `kind`, `label`) and events (`at`, `label`) on one axis of time."""
+def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> dict[str, list[Bar]]:
+    """Return `bars` of spans (`begin`, `end`, `kind`, `label`) and `marks` of events (`at`, `label`) on one axis."""
     times = [each[name] for each in spans for name in ("begin", "end")] + [each["at"] for each in events]
     if not times:
-        return Lane([], [])
+        return {"bars": [], "marks": []}
     begin, end = min(times), max(times)
     length = max(float((end - begin).total_seconds()), 1e-6)
 
@@ -296,12 +269,11 @@ def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
         )
         for span in spans
     ]  # fmt: skip
-    marks = [Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", _title(event)) for event in events]
-    return Lane(bars, marks)
-
-
-def _title(event: Mapping[str, Any]) -> str:
-    return f"{event['label']}: {event['detail']}" if event["detail"] else str(event["label"])
+    marks = [
+        Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", ": ".join(filter(None, (event["label"], event["detail"]))))
+        for event in events
+    ]
+    return {"bars": bars, "marks": marks}
 
 
 CACHED = "public, max-age=31536000, immutable"

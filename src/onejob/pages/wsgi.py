@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -38,42 +39,27 @@ def wsgi_dashboard(
     No request occupies a thread of the server for longer than its page takes: open pages ask every two seconds whether
     anything has changed.
     """
-    return WSGIDashboard(celery_app, authorize=authorize, keys=keys, redact=redact)
+    app: Any = dashboard(celery_app, authorize=authorize, keys=keys, redact=redact)
+    lock = Lock()
 
+    @lru_cache(1)
+    def bridge_of(_process: int) -> Any:
+        """Return the bridge to an event loop in a thread, which a fork of the server leaves behind."""
+        return ASGIMiddleware(app)
 
-class WSGIDashboard:
-    """The dashboard behind a bridge to its event loop, which runs in a thread of each process."""
-
-    def __init__(self, celery_app: Celery, **options: Any) -> None:
-        self._app = dashboard(celery_app, **options)
-        self._lock = Lock()
-        self._bridge: ASGIMiddleware | None = None
-        self._pid = 0
-
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def respond(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request with the whole response at once, so that a client that is gone leaves nothing open."""
-        if not _is_readable(environ):
+        try:  # ASGI has a path in UTF-8, and a query in ASCII
+            for name in ("SCRIPT_NAME", "PATH_INFO"):
+                environ.get(name, "").encode("latin-1").decode()
+            environ.get("QUERY_STRING", "").encode("ascii")
+        except UnicodeError:
             start_response("400 Bad Request", PLAIN_TEXT)
             return [b"the path is not valid UTF-8, or the query is not ASCII"]
         if environ.get("REMOTE_ADDR"):
             environ = {"REMOTE_PORT": "0"} | environ  # which not every server names; without it there is no address
-        bridge: Any = self._bridge_of_process()
+        with lock:
+            bridge = bridge_of(os.getpid())
         return [b"".join(bridge(environ, start_response))]
 
-    def _bridge_of_process(self) -> ASGIMiddleware:
-        """Return the bridge of this process: a server may fork after the app was made, which leaves threads behind."""
-        with self._lock:
-            if self._bridge is None or self._pid != os.getpid():
-                app: Any = self._app
-                self._bridge, self._pid = ASGIMiddleware(app), os.getpid()
-            return self._bridge
-
-
-def _is_readable(environ: Environ) -> bool:
-    """Return whether the path and the query are what ASGI has: UTF-8 and ASCII."""
-    try:
-        for name in ("SCRIPT_NAME", "PATH_INFO"):
-            environ.get(name, "").encode("latin-1").decode()
-    except UnicodeError:
-        return False
-    return bool(environ.get("QUERY_STRING", "").isascii())
+    return respond

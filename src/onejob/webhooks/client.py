@@ -8,13 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from ipaddress import ip_address
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpcore2
@@ -169,15 +169,15 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
         return [(family, socket.SOCK_STREAM, 0, "", (str(address), port))]
     if not lookups.acquire(submitter, host):
         raise LookupBusyError(f"no DNS lookup of {host} could be started, because too many hang")
-    results: SimpleQueue[list[Any] | OSError] = SimpleQueue()
+    found: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
-            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            results.put(error)
+            found.set_exception(error)
         except UnicodeError:  # a DNS label is empty or too long
-            results.put(socket.gaierror(socket.EAI_NONAME, "invalid host name"))
+            found.set_exception(socket.gaierror(socket.EAI_NONAME, "invalid host name"))
         finally:
             lookups.release(submitter, host)
 
@@ -186,12 +186,7 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
     except RuntimeError:
         lookups.release(submitter, host)
         raise LookupBusyError(f"no DNS lookup of {host} could be started: the system has no more threads") from None
-    with suppress(Empty):
-        result = results.get(timeout=deadline.remaining())
-        if isinstance(result, OSError):
-            raise result
-        return result
-    raise TimeoutError
+    return found.result(timeout=deadline.remaining())
 
 
 def _connect(addresses: Iterable[Any], deadline: Deadline) -> socket.socket:
@@ -261,7 +256,13 @@ class WebhookClient:
         backend = RestrictedBackend(is_allowed, deadline, CONNECT_SECONDS, submitter)
         try:
             with httpcore2.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
-                return _post(pool, target, body, headers)
+                receiver = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+                with pool.stream("POST", receiver, headers=headers, content=body) as response:
+                    if response.status in SUCCESS:
+                        return WebhookResponse(response.status)  # without reading the body
+                    fields = {name.lower(): value for name, value in response.headers}
+                    retry_after = parse_retry_after(fields.get(b"retry-after", b""))
+                    return WebhookResponse(response.status, retry_after, _read_excerpt(response))
         except (ForbiddenAddressError, OSError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
             raise DeliveryError(_describe(target.host, error, seconds)) from None
 
@@ -282,26 +283,14 @@ def _describe(host: str, error: Exception, seconds: float) -> str:
     return f"{host} sent an invalid HTTP response: {str(error)[:EXCERPT_LIMIT]}"
 
 
-def _post(pool: httpcore2.ConnectionPool, target: WebhookUrl, body: bytes, headers: Headers) -> WebhookResponse:
-    url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
-    with pool.stream("POST", url, headers=headers, content=body) as response:
-        status = response.status
-        if status in SUCCESS:
-            return WebhookResponse(status)  # without reading the body
-        fields = {name.lower(): value for name, value in response.headers}
-        return WebhookResponse(status, parse_retry_after(fields.get(b"retry-after", b"")), _read_excerpt(response))
-
-
 def _read_excerpt(response: httpcore2.Response) -> str:
     """Return the beginning of the body, up to the deadline or an error, as one printable line."""
     read = b""
-    try:
+    with suppress(httpcore2.ProtocolError, httpcore2.NetworkError, OSError):
         for part in response.iter_stream():
             read += part
             if len(read) >= 4 * EXCERPT_LIMIT:
                 break
-    except (httpcore2.ProtocolError, httpcore2.NetworkError, OSError):
-        pass
     words = read[: 4 * EXCERPT_LIMIT].decode(errors="replace").split()
     return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:EXCERPT_LIMIT]
 
@@ -311,9 +300,8 @@ def parse_retry_after(header: bytes) -> float:
     text = header[:HEADER_LIMIT].decode("latin-1").strip()
     if text.isascii() and text.isdecimal():
         return min(float(text[:10]), MAX_RETRY_AFTER)
-    try:
+    with suppress(ValueError, OverflowError):
         date = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return 0.0
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return min(max((date - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER)
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        return min(max((date - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER)
+    return 0.0

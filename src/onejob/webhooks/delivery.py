@@ -32,7 +32,7 @@ from onejob.webhooks.client import (
     WebhookClient,
     WebhookResponse,
 )
-from onejob.webhooks.job import LEASE, WebhookPayload, build_body, build_event, build_headers
+from onejob.webhooks.job import LEASE, WebhookPayload, build_event, build_headers
 from onejob.webhooks.settings import WebhookSettings, WebhookUrl, parse_ip
 
 logger = logging.getLogger("onejob")
@@ -67,7 +67,11 @@ class DeliveryQueue:
 
     def put(self, job: Job) -> bool:
         """Queue a job. Returns whether it is queued or in flight; False: a limit is reached, or the queue is closed."""
-        item = _Item(job.submitter, _host(job), job)
+        try:
+            host = WebhookUrl.parse(WebhookPayload.from_job(job).url).host
+        except InvalidArgumentsError:
+            host = ""
+        item = _Item(job.submitter, str(parse_ip(host) or host), job)
         with self._lock:
             if job.id in self._queued or job.id in self._in_flight:
                 return True
@@ -102,35 +106,27 @@ class DeliveryQueue:
                     self._thread_slots.release(item.submitter, item.host)
 
     def _next_item(self) -> _Item | None:
-        """Take the next item that is within the limits; None ends the thread."""
+        """Take the next item that is within the limits; None ends the thread.
+
+        Submitters with few deliveries in flight precede those with many, and first attempts precede retries.
+        """
+
+        def rank(item: _Item) -> tuple[int, int, bool]:
+            turn = self._turns.get(item.submitter, 0)
+            return self._thread_slots.used_by(item.submitter), turn, item.job.retries > 0
+
         with self._lock:
-            for item in sorted(self._queued.values(), key=self._rank):
+            for item in sorted(self._queued.values(), key=rank):
                 if self._thread_slots.acquire(item.submitter, item.host):
-                    self._start(item)
+                    self._in_flight[item.job.id] = self._queued.pop(item.job.id)
+                    self._queue_slots.release(item.submitter, item.host)
+                    self._turn += 1
+                    self._turns[item.submitter] = self._turn
+                    if not self._queued or len(self._turns) > QUEUE_LIMIT:
+                        self._turns.clear()
                     return item
             self._threads -= 1
             return None
-
-    def _rank(self, item: _Item) -> tuple[int, int, bool]:
-        """Rank by the submitter's deliveries in flight and its latest turn; then first attempts before retries."""
-        turn = self._turns.get(item.submitter, 0)
-        return self._thread_slots.used_by(item.submitter), turn, item.job.retries > 0
-
-    def _start(self, item: _Item) -> None:
-        self._in_flight[item.job.id] = self._queued.pop(item.job.id)
-        self._queue_slots.release(item.submitter, item.host)
-        self._turn += 1
-        self._turns[item.submitter] = self._turn
-        if not self._queued or len(self._turns) > QUEUE_LIMIT:
-            self._turns.clear()
-
-
-def _host(job: Job) -> str:
-    try:
-        host = WebhookUrl.parse(WebhookPayload.from_job(job).url).host
-    except InvalidArgumentsError:
-        return ""
-    return str(parse_ip(host) or host)
 
 
 EVENT_STEP = "event"
@@ -150,38 +146,28 @@ class Delivery:
         self._client = client
         self._node = node
         self._in_flight: dict[str, Job] = {}
-        self._lock = threading.Lock()
 
     def deliver(self, webhook: Job) -> None:
         """Make the attempt that is due; skip it if it cannot be claimed."""
         try:
-            self._claim_and_attempt(webhook)
+            claimed = self._ledger.claim(webhook.id, nonce=new_nonce(), node=self._node)
+            if claimed.applied and claimed.job is not None:
+                self._in_flight[webhook.id] = claimed.job
+                self._attempt(claimed.job)
         except (StaleTokenError, LeaseLost) as error:
             logger.warning("webhook %s: %s", webhook.id, error)
         except StoreError as error:
             logger.warning("webhook %s: store error; it is retried when its lease expires: %s", webhook.id, error)
+        finally:
+            self._in_flight.pop(webhook.id, None)
 
     def release_all(self) -> None:
         """Release the webhooks in flight to other nodes, because this one is shutting down."""
-        with self._lock:
-            webhooks = [*self._in_flight.values()]
-        for webhook in webhooks:
+        for webhook in self._in_flight.copy().values():
             try:
                 self._ledger.release(webhook, "its worker was shut down", wake_after=0.0)
             except (StaleTokenError, StoreError) as error:
                 logger.info("webhook %s: %s", webhook.id, error)
-
-    def _claim_and_attempt(self, webhook: Job) -> None:
-        claimed = self._ledger.claim(webhook.id, nonce=new_nonce(), node=self._node)
-        if not claimed.applied or claimed.job is None:
-            return
-        with self._lock:
-            self._in_flight[webhook.id] = claimed.job
-        try:
-            self._attempt(claimed.job)
-        finally:
-            with self._lock:
-                del self._in_flight[webhook.id]
 
     def _attempt(self, webhook: Job) -> None:
         payload = WebhookPayload.from_job(webhook)
@@ -207,7 +193,8 @@ class Delivery:
         except ConfigurationError as error:
             raise DeliveryError(f"this worker cannot sign it: {error}") from error
         secrets = self._settings.secrets_of(payload.signer)
-        body = build_body(self._event(webhook, payload.job_id), webhook.id)
+        event = self._event(webhook, payload.job_id).removeprefix("{")
+        body = f'{{"id":{json.dumps(webhook.id)},{event}'  # which is all that differs between the webhooks of a job
         headers = [*build_headers(webhook.id, body, secrets, at=datetime.now(UTC)), *trace.items()]
         return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)
 
@@ -215,7 +202,11 @@ class Delivery:
         """Return the event, which the first attempt of all webhooks of a job builds and stores."""
         event_id = self._event_id(webhook)
         if event_id is None:
-            job = self._get_ended(job_id)
+            job = self._ledger.get_or_none(job_id)
+            if job is None:
+                raise DeliveryError(f"job {job_id} was purged before the first attempt")
+            if not job.state.final:
+                raise DeliveryError(f"job {job_id} was redriven before the first attempt, and is {job.state}")
             event_id = f"{job.id} {job.submission_nonce} {job.finished_at}"
             event = build_event(job, source=self._settings.source)
             # Kept as long as the job, whose other webhooks find it.
@@ -232,20 +223,13 @@ class Delivery:
         step = self._ledger.steps(webhook).get(EVENT_STEP)
         return None if step is None else str(json.loads(step))
 
-    def _get_ended(self, job_id: str) -> Job:
-        """Return the followed job. Raises `DeliveryError` if it has not ended, or was purged."""
-        job = self._ledger.get_or_none(job_id)
-        if job is None:
-            raise DeliveryError(f"job {job_id} was purged before the first attempt")
-        if not job.state.final:
-            raise DeliveryError(f"job {job_id} was redriven before the first attempt, and is {job.state}")
-        return job
-
     def _record_failure(self, webhook: Job, kind: str, why: str, response: WebhookResponse | None = None) -> None:
         """Schedule the next attempt; after the last one, or 410 Gone, make the webhook a dead letter."""
-        self._keep_for_retries(webhook)
+        event_id, schedule = self._event_id(webhook), self._settings.schedule
+        if event_id is not None:  # kept until the next attempt, and then as long as a dead letter may be redriven
+            retention = self._ledger.policy.retention[State.FAILED]
+            self._ledger.keep_event(event_id, None, keep_for=max((*schedule, MAX_RETRY_AFTER)) + retention)
         error = json.dumps({"type": kind, "message": why, "traceback": ""})
-        schedule = self._settings.schedule
         gone = response is not None and response.status == HTTPStatus.GONE
         if gone or webhook.retries >= len(schedule):
             detail = "410 means no further attempts" if gone else f"that was attempt {webhook.retries + 1}, the last"
@@ -256,10 +240,3 @@ class Delivery:
             delay = max(delay, response.retry_after)
         next_run = NextRun.again(webhook, delay=delay, retries=webhook.retries + 1)
         self._ledger.retry(webhook, next_run, error=error, reason=f"{why}; next attempt in {delay:.0f} s")
-
-    def _keep_for_retries(self, webhook: Job) -> None:
-        """Keep the event of a failed attempt until the next one, and then as long as a dead letter may be redriven."""
-        event_id, retention = self._event_id(webhook), self._ledger.policy.retention[State.FAILED]
-        if event_id is not None:
-            longest = max((*self._settings.schedule, MAX_RETRY_AFTER))
-            self._ledger.keep_event(event_id, None, keep_for=longest + retention)

@@ -14,7 +14,6 @@ from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.observability.tracing import trace_of
 
-"""The task name of all webhooks."""
 NAMESPACE = UUID("1f0d7c7e-6a55-4c0b-8d0d-5f1a5a5d4b6e")
 """Namespace of the version 5 UUIDs of webhooks: an arbitrary value that must never change."""
 LEASE = 60.0
@@ -69,11 +68,6 @@ def build_event(job: Job, *, source: str) -> str:
         "data": job_to_dict(job),
     }
     return json.dumps(event, default=format_timestamp, separators=(",", ":"))
-
-
-def build_body(event: str, webhook_id: str) -> str:
-    """Return the body that every attempt of a webhook sends: an event that `build_event` returned, with its id."""
-    return f'{{"id":{json.dumps(webhook_id)},{event.removeprefix("{")}'
 
 
 def build_headers(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:

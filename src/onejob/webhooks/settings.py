@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
@@ -39,12 +39,7 @@ def is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address) and address not in GLOBAL_UNICAST:
         return False
     special = address.is_multicast or address.is_reserved or address.is_unspecified
-    return address.is_global and not special and not is_within(address, NOT_PUBLIC)
-
-
-def is_within(address: Address, networks: Iterable[Network]) -> bool:
-    """Return whether an address is in one of the networks."""
-    return any(address in network for network in networks)
+    return address.is_global and not special and not any(address in network for network in NOT_PUBLIC)
 
 
 def embedded_ipv4(address: Address) -> Address:
@@ -52,11 +47,6 @@ def embedded_ipv4(address: Address) -> Address:
     if isinstance(address, IPv4Address):
         return address
     return address.ipv4_mapped or (IPv4Address(address.packed[-4:]) if address in NAT64 else address)
-
-
-def unmap(address: Address) -> Address:
-    """Return the IPv4 address of an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`); any other one unchanged."""
-    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
 def parse_ip(host: str) -> Address | None:
@@ -122,7 +112,12 @@ class WebhookSettings:
         """Read Celery's configuration. Raises `ConfigurationError` for an invalid value."""
         values = {field.name: conf.get(f"onejob_webhook_{field.name}") for field in fields(cls)}
         values["source"] = values["source"] or f"urn:onejob:{namespace}"
-        return cls(**{name: _as_tuple(name, value) for name, value in values.items() if value is not None})
+        for name, value in values.items():
+            if isinstance(value, list | tuple):
+                values[name] = tuple(value)
+            elif value is not None and name not in {"source", "submitter_secrets"}:
+                raise ConfigurationError(f"onejob_webhook_{name} must be a list, not a {type(value).__name__}")
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -137,6 +132,10 @@ class WebhookSettings:
     def allows_http(self) -> bool:
         """Whether webhooks may be sent over plain `http`."""
         return 80 in self.ports  # noqa: PLR2004 - the port of http
+
+    def allows_port_of(self, target: WebhookUrl) -> bool:
+        """Return whether webhooks may be sent to the port of a URL, with its scheme."""
+        return target.port in self.ports and (target.scheme == "https" or self.allows_http)
 
     def signer_of(self, submitter: str) -> str:
         """Return the name whose secrets sign the webhooks of a submitter: its own, or "" for those of the app."""
@@ -169,31 +168,19 @@ class WebhookSettings:
             raise ConfigurationError(f'webhooks need {" and ".join(missing)}: pip install "onejob[webhooks]"')
 
 
-def _as_tuple(name: str, value: Any) -> Any:
-    if name in {"source", "submitter_secrets"}:
-        return value
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    raise ConfigurationError(f"onejob_webhook_{name} must be a list, not a {type(value).__name__}")
-
-
 def _check_secrets(setting: str, secrets: object) -> None:
     """Raise `ConfigurationError` unless these are valid secrets; its message contains none of them."""
     if not isinstance(secrets, list | tuple):
         raise ConfigurationError(f"{setting} must be a list, not a {type(secrets).__name__}")
     for number, secret in enumerate(secrets, start=1):
-        if not _is_secret(secret):
+        encoded = secret.removeprefix(PREFIX) if isinstance(secret, str) and secret.startswith(PREFIX) else ""
+        try:
+            key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+        except ValueError:
+            key = b""
+        if len(key) not in KEY_BYTES:
             msg = f"entry {number} of {setting} must be 'whsec_' and the base64 of 24 to 64 random bytes"
             raise ConfigurationError(msg)
-
-
-def _is_secret(secret: object) -> bool:
-    encoded = secret.removeprefix(PREFIX) if isinstance(secret, str) and secret.startswith(PREFIX) else ""
-    try:
-        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
-    except ValueError:
-        return False
-    return len(key) in KEY_BYTES
 
 
 URL_LIMIT = 2000
@@ -239,10 +226,9 @@ def check_url(url: object, settings: WebhookSettings) -> None:
     target = WebhookUrl.parse(url)
     is_local = f".{target.host.rstrip('.')}".endswith(".localhost")
     address = LOOPBACK[0] if is_local else parse_ip(target.host)
-    addresses = LOOPBACK if is_local else [address]
-    if any(each is not None and may_connect(each, target, settings) for each in addresses):
+    if any(each and may_connect(each, target, settings) for each in (LOOPBACK if is_local else [address])):
         return
-    if address is None and (settings.allow or _is_allowed_port(target, settings)):
+    if address is None and (settings.allow or settings.allows_port_of(target)):
         return
     if address is not None and not is_public(address):
         msg = "the webhook_url is an address that is not public, and onejob_webhook_allow does not include it"
@@ -255,8 +241,6 @@ def check_url(url: object, settings: WebhookSettings) -> None:
 
 def may_connect(address: Address, target: WebhookUrl, settings: WebhookSettings) -> bool:
     """Return whether a webhook may connect to an address: it is in `allow`, or is public on an allowed port."""
-    return is_within(unmap(address), settings.networks) or (is_public(address) and _is_allowed_port(target, settings))
-
-
-def _is_allowed_port(target: WebhookUrl, settings: WebhookSettings) -> bool:
-    return target.port in settings.ports and (target.scheme == "https" or settings.allows_http)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    is_allowed = any((mapped or address) in network for network in settings.networks)
+    return is_allowed or (is_public(address) and settings.allows_port_of(target))

@@ -17,8 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJ
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from onejob.api.api_keys import Role
-from onejob.api.auth import direct_handler, repeated_check, requires_role
+from onejob.api.auth import repeated_check
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
@@ -128,10 +127,7 @@ class JobRoutes:
         )
 
     def get(self, job_id: str, permissions: Permissions) -> Job:
-        """Return a job that the caller sees.
-
-        Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`.
-        """
+        """Return a job that the caller sees. Raises as `read_job`."""
         return read_job(permissions.reader(self.ledger), job_id)
 
     def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Pending[Job] | Exception]:
@@ -146,8 +142,22 @@ class JobRoutes:
             return error
         return visible or Pending(partial(self.get, job_id, permissions))
 
-    async def handle_get_job(self, request: Request) -> Response:
-        """Respond to `GET /jobs/{job_id}`."""
+    async def get_job(
+        self,
+        request: Request,
+        job_id: str,  # noqa: ARG002 - for OpenAPI, as the others
+        prefer: Prefer = None,  # noqa: ARG002
+        if_none_match: ETag = None,  # noqa: ARG002
+    ) -> Response:
+        """Return a job, with an ETag.
+
+        `Prefer: wait=N` delays the response until the job differs from `If-None-Match` (without it: until the job has
+        ended), for at most N seconds and at most 30.
+        """
+        return await self.get_job_directly(request)
+
+    async def get_job_directly(self, request: Request) -> Response:
+        """Respond as `get_job`, without FastAPI."""
         if_none_match, seconds = request.headers.get("if-none-match"), parse_wait(request.headers.get("prefer"))
         job = await self.batchers.current().process((request.path_params["job_id"], permissions_of(request)))
         if seconds:
@@ -162,11 +172,12 @@ class JobRoutes:
 
     async def _wait_for_change(self, job: Job, if_none_match: str | None, seconds: float, request: Request) -> Job:
         started, watcher, caller = time.monotonic(), self.watchers.current(), _caller_of(request)
-        deadline = started + seconds
         watcher.check_waits(caller)
         async with watcher.watch(job, caller) as watch:
-            while not _is_changed(watch.job, if_none_match):
-                remaining = deadline - time.monotonic()
+            while (known := watch.job) is not None and not known.state.final:
+                if if_none_match is not None and not etag_matches(if_none_match, etag_of(job_json(known))):
+                    break
+                remaining = started + seconds - time.monotonic()
                 if remaining <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
@@ -176,7 +187,6 @@ class JobRoutes:
             latest = _if_visible(watch.job, permissions_of(request).visibility)
         return latest if latest is not None else await run_in_threadpool(self.get, job.id, permissions_of(request))
 
-    @requires_role(Role.READ)
     async def stream_events(self, job_id: str, request: Request, last_event_id: LastEventId = None) -> Response:
         """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
@@ -223,7 +233,6 @@ class JobRoutes:
             return True
         return await self._authenticate_again(request)
 
-    @requires_role(Role.READ)
     async def list_jobs(self, request: Request, asked: Annotated[ListRequest, QueryParameter()]) -> Response:
         """List jobs, newest first.
 
@@ -235,7 +244,6 @@ class JobRoutes:
         query = query_of(dict(asked), limit=asked.limit, **position)
         return await self.pages.respond(query, permissions_of(request), asked.include or (), count=asked.count)
 
-    @requires_role(Role.OPERATE)
     async def list_dead_letters(
         self, request: Request, asked: Annotated[DeadLettersRequest, QueryParameter()]
     ) -> Response:
@@ -243,7 +251,6 @@ class JobRoutes:
         query = replace(dead_letters(dict(asked), asked.limit), **decode_cursor(asked.cursor))
         return await self.pages.respond(query, permissions_of(request), asked.include or ())
 
-    @requires_role(Role.OPERATE)
     def group_dead_letters(
         self, request: Request, *, task: Text | None = None, limit: GroupLimit = GROUPED_LIMIT
     ) -> dict[str, Any]:
@@ -255,18 +262,15 @@ class JobRoutes:
         shown, others = groups[:GROUP_LIMIT], groups[GROUP_LIMIT:]
         return {"groups": shown, "other_groups": len(others), "other_jobs": sum(each.count for each in others)}
 
-    @requires_role(Role.READ)
     def list_duplicates(self, job_id: str, request: Request) -> Sequence[Duplicate]:
         """List the latest duplicates of a job, oldest first."""
         permissions = permissions_of(request)
         return permissions.reader(self.ledger).duplicates(self.get(job_id, permissions).id)
 
-    @requires_role(Role.READ)
     def list_history(self, job_id: str, request: Request) -> Sequence[Entry]:
         """List the history of a job, oldest first."""
         return self.ledger.history(self.get(job_id, permissions_of(request)).id)
 
-    @requires_role(Role.OPERATE)
     def explain_job(self, job_id: str, request: Request) -> Explanation:
         """Explain a job: what happened, what it waits for, and what happens next; with the names of live workers.
 
@@ -274,30 +278,13 @@ class JobRoutes:
         """
         return explain(self.ledger, self.get(job_id, permissions_of(request)).id)
 
-    @requires_role(Role.READ)
     def summarize_duplicates(
         self, request: Request, by: GroupBy = GroupBy.TASK, limit: Limit = 20
     ) -> list[DuplicateSummary]:
         """Return the groups with the most duplicates, and what these have saved."""
         permissions = permissions_of(request)
-        permissions.check_statistics()
+        permissions.check("statistics")
         return summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
-
-
-def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
-    """Return the endpoint that returns one job."""
-
-    @requires_role(Role.READ)
-    @direct_handler(routes.handle_get_job)
-    async def get_job(request: Request, job_id: str, prefer: Prefer = None, if_none_match: ETag = None) -> Response:  # noqa: ARG001 - for OpenAPI
-        """Return a job, with an ETag.
-
-        `Prefer: wait=N` delays the response until the job differs from `If-None-Match` (without it: until the job has
-        ended), for at most N seconds and at most 30.
-        """
-        return await routes.handle_get_job(request)
-
-    return get_job
 
 
 def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:
@@ -325,12 +312,6 @@ def parse_wait(header: str | None) -> float:
     """Return the seconds of `wait` in a `Prefer` header (RFC 7240, 4.3), 0 without one."""
     match = _WAIT.search(header or "")
     return min(float(match[1]), MAX_WAIT) if match else 0.0
-
-
-def _is_changed(job: Job | None, if_none_match: str | None) -> bool:
-    if job is None or job.state.final:
-        return True
-    return if_none_match is not None and not etag_matches(if_none_match, etag_of(job_json(job)))
 
 
 def _event_id(job: Job) -> str:

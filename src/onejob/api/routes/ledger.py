@@ -10,8 +10,6 @@ from celery import Celery
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from onejob.api.api_keys import Role
-from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.response_models import EntryRun
@@ -43,12 +41,10 @@ class LedgerRoutes:
         self._metrics = cached_metrics(ledger)
         self._queues = TTLCache(lambda: read_queues(ledger), CACHE_SECONDS, cost_factor=COST_FACTOR)
 
-    @requires_role(None)
     async def healthz(self) -> dict[str, str]:
         """Respond, as a liveness probe."""
         return {"status": "ok"}
 
-    @requires_role(None)
     def readyz(self, *, workers: bool = False) -> dict[str, Any]:
         """Check that the ledger is available, and report whether the broker is, and how many workers there are.
 
@@ -63,12 +59,10 @@ class LedgerRoutes:
             raise Problem("not-ready", "no worker has sent a heartbeat recently", checks=checks, workers=count)
         return {"status": "ok" if checks["broker"] else "degraded", "checks": checks, "workers": count}
 
-    @requires_role(Role.READ)
     def metrics(self) -> Response:
         """Return the metrics of the ledger in the Prometheus text format."""
         return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
 
-    @requires_role(Role.READ)
     def list_queues(self) -> Sequence[QueueLoad]:
         """List the queues with their due and running jobs, and the slots of their workers, for an autoscaler.
 
@@ -76,7 +70,6 @@ class LedgerRoutes:
         """
         return self._queues()
 
-    @requires_role(Role.READ)
     def get_activity(self, period: Period = Period.MINUTE) -> dict[str, Any]:
         """Return what happened in the last hour by minute, or in the last seven days by hour.
 
@@ -84,27 +77,22 @@ class LedgerRoutes:
         """
         return activity_to_dict(read_activity(self._ledger, period, length=LENGTHS[period]))
 
-    @requires_role(Role.OPERATE)
     def list_audit(self, before: Before = None, limit: Limit = 50) -> Sequence[AuditEntry]:
         """List what operators did and which requests were refused, newest first."""
         return self._ledger.audit(limit=limit, before=before)
 
-    @requires_role(Role.READ)
     def list_schedules(self) -> Sequence[ScheduleEntry]:
         """List the entries of the beat schedule by name, with their next and last ticks."""
         return list_entries(self._app, self._ledger)
 
-    @requires_role(Role.OPERATE)
     def pause_schedule(self, entry: str) -> ScheduleEntry:
         """Pause an entry: it has no ticks until it is resumed."""
         return set_paused(self._app, self._ledger, entry, paused=True)
 
-    @requires_role(Role.OPERATE)
     def resume_schedule(self, entry: str) -> ScheduleEntry:
         """Resume an entry. The ticks of the pause are not made up for."""
         return set_paused(self._app, self._ledger, entry, paused=False)
 
-    @requires_role(Role.OPERATE)
     def run_schedule(self, entry: str, request: Request) -> EntryRun:
         """Submit the call of an entry now, besides its ticks. An equal job that is live answers, as always."""
         permissions_of(request).check("submit", find_entry(self._app, self._ledger, entry).task)

@@ -10,21 +10,10 @@ from fastapi import Body, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 from starlette.responses import Response
 
-from onejob.api.api_keys import Role
-from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.request_models import WHOLE, check_arguments
-from onejob.api.response_models import (
-    BulkPage,
-    BulkView,
-    Cursor,
-    CursorText,
-    EmptyBody,
-    decode_cursor,
-    job_json,
-    submit_response,
-)
+from onejob.api.response_models import BulkPage, BulkView, Cursor, CursorText, decode_cursor, job_json, submit_response
 from onejob.api.routes.jobs import ID_LIMIT, JobRoutes, Text, with_filters
 from onejob.celery.operations import Operation, Operator, deadline, edit
 from onejob.errors import OneJobError
@@ -36,6 +25,18 @@ from onejob.ledger.search import FILTERS, query_of
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
+
+
+class StrictBody(BaseModel):
+    """A request body that takes no other fields, and coerces no values."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class EmptyBody(StrictBody):
+    """A request body without fields: `{}`."""
+
+
 EMPTY = EmptyBody()
 
 
@@ -63,12 +64,10 @@ IDS = _has("job_ids", {"minItems": 1})
 
 
 @with_filters("state")
-class RedriveRequest(BaseModel):
+class RedriveRequest(StrictBody):
     """The dead letters to redrive: those with these ids, or those that match the filters, newest first."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra=lambda schema: schema.update(
             oneOf=[IDS, {"anyOf": [*(_has(each, GIVEN) for each in FILTER_NAMES), _has("all", {"const": True})]}]
         ),
@@ -93,12 +92,10 @@ class RedriveRequest(BaseModel):
         return self
 
 
-class EditRequest(BaseModel):
+class EditRequest(StrictBody):
     """The new arguments; what is left out stays as it is."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra={"anyOf": [_has("args", {"type": "array"}), _has("kwargs", {"type": "object"})]},
     )
 
@@ -113,27 +110,19 @@ class EditRequest(BaseModel):
         return self
 
 
-class BulkGroup(BaseModel):
+class BulkGroup(StrictBody):
     """The `task`, `error_type` and `pattern` of a group of dead letters."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     task: Text
     error_type: Text
     pattern: Annotated[str, StringConstraints(max_length=PATTERN_LIMIT, pattern=r"^[^\x00]*$")]
 
-    def matches(self, job: Job) -> bool:
-        """Return whether a job is in the group."""
-        return in_group(job, GroupKey(self.task, self.error_type, self.pattern))
-
 
 @with_filters()
-class BulkFilter(BaseModel):
+class BulkFilter(StrictBody):
     """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra=lambda schema: schema.update(
             anyOf=[_has(name, {"not": {"enum": [None, []]}}) for name in schema["properties"]]
         ),
@@ -143,12 +132,10 @@ class BulkFilter(BaseModel):
     group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
 
 
-class BulkRequest(BaseModel):
+class BulkRequest(StrictBody):
     """An operation on the jobs with these ids, or on those that match the filter, newest first."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
         json_schema_extra={
             "oneOf": [
                 IDS | {"not": {"anyOf": [_has("filter", {"type": "object"}), _has("cursor", {"type": "string"})]}},
@@ -174,10 +161,10 @@ class BulkRequest(BaseModel):
             dict(self.filter) | {"state": self.filter.state or self.operation.states}, limit=self.limit,
             **decode_cursor(self.cursor),
         )  # fmt: skip
-        group = self.filter.group
-        if group is None:
+        if self.filter.group is None:
             return Selection(query=query)
-        return Selection(query=replace(query, tasks=frozenset({group.task})), matches=group.matches)
+        group = GroupKey(**dict(self.filter.group))
+        return Selection(query=replace(query, tasks=frozenset({group.task})), matches=lambda job: in_group(job, group))
 
     @model_validator(mode="after")
     def check_selection(self) -> Self:
@@ -198,26 +185,21 @@ class OperateRoutes:
     app: Celery
     job_routes: JobRoutes
 
-    @requires_role(Role.OPERATE)
     def cancel(self, job_id: str, request: Request, *, force: bool = False) -> Response:
         """Cancel a job: at once if it is not running (200), otherwise by a request to the run (202).
 
         `force`: the worker is notified at once, and terminates the run.
         """
-        job = self._operate(Operation.FORCE_CANCEL if force else Operation.CANCEL, job_id, request)
-        return _job_response(job, 202 if job is not None and not job.state.final else 200)
+        return self._operate(Operation.FORCE_CANCEL if force else Operation.CANCEL, job_id, request, 202)
 
-    @requires_role(Role.OPERATE)
     def run_now(self, job_id: str, request: Request) -> Response:
         """Make a delayed or retrying job due at once. One that is due already is unchanged."""
-        return _job_response(self._operate(Operation.RUN_NOW, job_id, request), 200)
+        return self._operate(Operation.RUN_NOW, job_id, request, 200)
 
-    @requires_role(Role.OPERATE)
     def redrive(self, job_id: str, request: Request, *, forget_steps: bool = False) -> Response:
         """Redrive a dead letter, which keeps its completed steps."""
-        return _job_response(self._operate(Operation.REDRIVE, job_id, request, forget_steps=forget_steps), 202)
+        return self._operate(Operation.REDRIVE, job_id, request, 202, forget_steps=forget_steps)
 
-    @requires_role(Role.EDIT)
     def edit(self, job_id: str, body: EditRequest, request: Request) -> Response:
         """Redrive a dead letter with other arguments: as a new job, with everything else of the dead letter.
 
@@ -233,12 +215,10 @@ class OperateRoutes:
         status = 202 if admission.outcome.makes_job else 200
         return Response(submit_response(admission.outcome, admission.job), status, media_type="application/json")
 
-    @requires_role(Role.OPERATE)
     def delete(self, job_id: str, request: Request) -> Response:
         """Delete a job that has ended, unless it still answers duplicates. Its id is answered with 410 for a while."""
-        return _job_response(self._operate(Operation.DELETE, job_id, request), 204)
+        return self._operate(Operation.DELETE, job_id, request, 204)
 
-    @requires_role(Role.OPERATE)
     def redrive_many(self, body: RedriveRequest, request: Request) -> BulkView:
         """Redrive many dead letters: those with some ids, of a task or with an error, or all.
 
@@ -249,7 +229,6 @@ class OperateRoutes:
         )
         return BulkView(dry_run=body.dry_run, done=result.done, refused=result.refused)
 
-    @requires_role(Role.OPERATE)
     def operate_many(self, body: BulkRequest, request: Request) -> BulkPage:
         """Cancel, make due, redrive or delete many jobs: those with some ids, or those that match a filter.
 
@@ -265,13 +244,21 @@ class OperateRoutes:
         return BulkPage(dry_run=body.dry_run, done=result.done, refused=result.refused, next=cursor)
 
     def _operate(
-        self, operation: Operation, job_id: str, request: Request, *, forget_steps: bool = False
-    ) -> Job | None:
-        """Carry out an operation on a job that the caller sees. Raises `Problem` if it may not do this to the job."""
+        self, operation: Operation, job_id: str, request: Request, status: int, *, forget_steps: bool = False
+    ) -> Response:
+        """Carry out an operation on a job that the caller sees. Raises `Problem` if it may not do this to the job.
+
+        `status`: of the response; 200 if the job is canceled.
+        """
         permissions = permissions_of(request)
         job = self.job_routes.get(job_id, permissions)
         permissions.check(operation.permission, job)
-        return self._operator(request).operate(operation, job, forget_steps=forget_steps)
+        after = self._operator(request).operate(operation, job, forget_steps=forget_steps)
+        if after is None:
+            return Response(status_code=status)
+        return Response(
+            job_json(after), 200 if after.state is State.CANCELED else status, media_type="application/json"
+        )
 
     def _operator(self, request: Request) -> Operator:
         permissions, ledger = permissions_of(request), self.job_routes.ledger
@@ -283,9 +270,3 @@ class OperateRoutes:
 
         origin = f"over HTTP by {name}" if name else "over HTTP"
         return Operator(app=self.app, ledger=ledger, origin=origin, reader=permissions.reader(ledger), check=check)
-
-
-def _job_response(job: Job | None, status: int) -> Response:
-    if job is None:
-        return Response(status_code=status)
-    return Response(job_json(job), status, media_type="application/json")

@@ -18,12 +18,11 @@ from pydantic import WrapValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from onejob.api.api_keys import Role
-from onejob.api.auth import direct_handler, requires_role
+from onejob.api.auth import Handler
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
-from onejob.api.request_models import KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
+from onejob.api.request_models import CALL_OPTIONS, KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
 from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_submissions import admit_batch
@@ -42,6 +41,7 @@ from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
 RETRY_AFTER = {"retry-after": "1"}
+QUOTED = re.compile(r'^"(.*)"$', re.DOTALL)
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 """What stands for itself in the path of a URL (RFC 3986, section 3.3)."""
 
@@ -59,8 +59,11 @@ class PendingRequest:
     span: SubmissionSpan = tracing.NO_SPAN
 
 
-def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
-    """Return the endpoint that submits jobs of these tasks, those of concurrent requests in a few round trips."""
+def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> tuple[Callable[..., Any], Handler]:
+    """Return the endpoint that submits jobs of these tasks, those of concurrent requests in a few round trips.
+
+    And the handler that does the same without FastAPI.
+    """
     reader = RequestReader(tasks)
     batchers: PerEventLoop[Batcher[PendingRequest, Response]] = PerEventLoop(
         lambda: Batcher(lambda batch: admit_batch(app, batch, partial(_prepare, tasks), _respond))
@@ -74,16 +77,15 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
         pending = PendingRequest(body, key, permissions, submitter, jobs_path)
         if tracing.tracer is tracing.NO_TRACER or body.validate_only:
             return await batchers.current().process(pending)
-        with tracing.tracer.submit(body.task, SOURCE, carrier=_trace_context(request)) as span:
+        carrier = {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
+        with tracing.tracer.submit(body.task, SOURCE, carrier=carrier) as span:
             return await batchers.current().process(replace(pending, span=span))
 
-    @requires_role(Role.SUBMIT)
-    @direct_handler(handle)
     async def submit(request: CheckedRequest, body: Any) -> Response:  # noqa: ARG001 - for OpenAPI
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
-    return _documented(submit, reader)
+    return _documented(submit, reader), handle
 
 
 def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable[..., Any]:
@@ -93,10 +95,19 @@ def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable
 
 
 def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | Response:
-    """Return the call of a request, or the reply if there is nothing to submit."""
+    """Return the call of a request, or the reply if there is nothing to submit. Raises `Problem`."""
     body, task = pending.body, tasks[pending.body.task]
+    if body.countdown is not None and body.eta is not None:
+        raise Problem("invalid-request", "give a countdown or an eta, not both")
+    if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
+        raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
+    options = {name: value for name, value in body if name in CALL_OPTIONS and value is not None}
+    call = Call(
+        task, kwargs=body.kwargs, options=options, source=SOURCE, key=pending.key,
+        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
+    )  # fmt: skip
     with submitting_as(pending.submitter), pending.span.activate(), reported(body):
-        prepared = prepare(app_state_of(task.app), call_of(task, pending))
+        prepared = prepare(app_state_of(task.app), call)
     if not body.validate_only:
         return prepared
     identity, fingerprint = prepared.submission.identity, prepared.submission.fingerprint
@@ -112,19 +123,6 @@ def _respond(pending: PendingRequest, prepared: Prepared, admission: Admission |
     headers = {"location": f"{pending.jobs_path}/{quote(admission.job.id, safe='')}"}
     content, is_new = submit_response(admission.outcome, admission.job), admission.outcome.makes_job
     return _json(content, 202, headers | RETRY_AFTER) if is_new else _json(content, 200, headers)
-
-
-def call_of(task: Task, pending: PendingRequest) -> Call:
-    """Return the call of a request. Raises `Problem` for contradictory times."""
-    body = pending.body
-    if body.countdown is not None and body.eta is not None:
-        raise Problem("invalid-request", "give a countdown or an eta, not both")
-    if body.eta is not None and seconds_until(body.eta, "eta") > MAX_DELAY:
-        raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
-    return Call(
-        task, kwargs=body.kwargs, options=body.options(), source=SOURCE, key=pending.key,
-        on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
-    )  # fmt: skip
 
 
 @contextmanager
@@ -150,23 +148,13 @@ def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None
     headers = request.texts(b"idempotency-key")
     if not headers:
         return body.idempotency_key
-    keys = {key for key in (body.idempotency_key, *map(_unquote, headers)) if key is not None}
+    # A header may be quoted: it is a structured field in draft-ietf-httpapi-idempotency-key-header.
+    keys = {key for key in (body.idempotency_key, *(QUOTED.sub(r"\1", each) for each in headers)) if key is not None}
     if not all(re.fullmatch(KEY_PATTERN, key) for key in keys):
         raise Problem("invalid-request", "the idempotency key has other characters than printable ASCII")
     if len(keys) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has more than one idempotency key")
     return next(iter(keys), None)
-
-
-def _trace_context(request: CheckedRequest) -> dict[str, str]:
-    """Return the trace context in the headers of a request."""
-    return {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
-
-
-def _unquote(header: str) -> str:
-    """Return the key in a header, quoted (a structured field, draft-ietf-httpapi-idempotency-key-header) or not."""
-    quoted = len(header) > 1 and header[0] == header[-1] == '"'
-    return header[1:-1] if quoted else header
 
 
 def _json(content: str | bytes, status: int, headers: dict[str, str] | None = None) -> Response:
@@ -180,7 +168,6 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
     """Return the endpoint that checks calls of these tasks."""
     reader = RequestReader(tasks, CallRequest)
 
-    @requires_role(Role.READ)
     async def check(request: CheckedRequest, body: Any) -> dict[str, Any]:  # noqa: ARG001 - for OpenAPI
         """Return how a submission of `task`, `kwargs` and `on_duplicate` would be answered now. Nothing is stored.
 
