@@ -118,8 +118,7 @@ async def wait_for_end(
     except TimeoutError:
         if not scope.expired():
             raise
-        msg = f"job {job_id} is {meta['status']} after {timeout:g} s"
-        raise CeleryTimeoutError(msg) from None
+        raise CeleryTimeoutError(f"job {job_id} is {meta['status']} after {timeout:g} s") from None
     return meta
 
 

@@ -371,8 +371,7 @@ def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> Sched
         changed = state and pause(ledger, state, paused=paused)
         if changed is not None:
             return _describe(entry, changed)
-    msg = f"the schedule entry {name!r} changes all the time: try again"
-    raise StoreUnavailableError(msg)
+    raise StoreUnavailableError(f"the schedule entry {name!r} changes all the time: try again")
 
 
 def run_entry(app: Celery, name: str) -> str:
@@ -445,8 +444,7 @@ def find_tick(call: Call) -> Call:
         return call
     moment, entry = max(ticks, key=lambda tick: tick[0])
     if states[entry.name].paused and not call.is_message:
-        msg = f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it"
-        raise OneJobError(msg)
+        raise OneJobError(f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it")
     return as_tick(call, entry, moment)
 
 

@@ -145,8 +145,7 @@ def prepare_items(app_state: AppState, call: Call, items: Iterable[object]) -> l
         try:
             submission, terms = _build(app_state, one, caller, shared)
         except (InvalidArgumentsError, InvalidPayloadError) as error:
-            msg = f"item {number}: {error}"
-            raise type(error)(msg) from error
+            raise type(error)(f"item {number}: {error}") from error
         prepared.append(Prepared(one, submission, caller.parent))
         shared = terms if terms.plan.shared and not call.task._onejob.names_shadow else None
     return prepared
@@ -178,11 +177,10 @@ def _build(
     """Return the submission of a call, and its terms; `shared`: those of another one, which has the same."""
     definition, submitter = call.task._onejob, caller.submitter
     if call.task.name != definition.task:
-        msg = (
+        raise ConfigurationError(
             f"task {call.task.name} has its name from an instance, and its class is the task {definition.task}: "
             "give each task a class of its own"
         )
-        raise ConfigurationError(msg)
     scope = None if submitter is NOBODY else submitter.scope
     args, kwargs = call.args, call.kwargs
     if definition.converts:
@@ -270,8 +268,7 @@ def check_items(app_state: AppState, call: Call) -> None:
         raise InvalidArgumentsError(msg)
     for name in ("task_id", "idempotency_key"):
         if call.options.get(name) is not None:
-            msg = f"{name} identifies one submission, not many: use apply_async for each"
-            raise InvalidArgumentsError(msg)
+            raise InvalidArgumentsError(f"{name} identifies one submission, not many: use apply_async for each")
     check_call_options(call.options)
     if call.webhook_url is not None:
         _check_webhook_url(app_state, Caller.of(call.task.app), call.webhook_url)
@@ -286,8 +283,7 @@ def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str
         msg = f"args={args!r:.100} is no list of positional arguments: write args=[...], and those with names in kwargs"
         raise InvalidArgumentsError(msg)
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        msg = f"kwargs={kwargs!r:.100} is no dict of arguments by name"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"kwargs={kwargs!r:.100} is no dict of arguments by name")
     return tuple(args or ()), dict(kwargs or {})
 
 

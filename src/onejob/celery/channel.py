@@ -275,8 +275,7 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         if not passive:
             self._new_queue(name, **options)
         elif size is None:
-            msg = f"NOT_FOUND - no queue {name!r}"
-            raise ChannelError(msg, (50, 10), "Channel.queue_declare", 404)
+            raise ChannelError(f"NOT_FOUND - no queue {name!r}", (50, 10), "Channel.queue_declare", 404)
         return queue_declare_ok_t(name, size or 0, 0)
 
     def _new_queue(

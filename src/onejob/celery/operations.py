@@ -263,11 +263,9 @@ def parse_arguments(text: str, name: str, kind: type) -> Any:
     try:
         value = loads(text)
     except INVALID_JSON as error:
-        msg = f"{name} is not valid JSON ({error}): write a JSON {expected}"
-        raise InvalidArgumentsError(msg) from error
+        raise InvalidArgumentsError(f"{name} is not valid JSON ({error}): write a JSON {expected}") from error
     if not isinstance(value, kind):
-        msg = f"{name} must be a JSON {expected}"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"{name} must be a JSON {expected}")
     return value
 
 
@@ -439,8 +437,7 @@ def check_duplicate(
     """
     task = tasks_of(app).get(task_name)
     if task is None:
-        msg = f"the app has no onejob task named {task_name!r}"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"the app has no onejob task named {task_name!r}")
     with nullcontext() if submitter is None else submitting_as(submitter):
         app_state, caller = app_state_of(app), Caller.of(app)
         call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)

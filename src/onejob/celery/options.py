@@ -175,17 +175,15 @@ def _resolve(name: str, given: Any, body: Any, *, bound: bool, limits: Limits, c
         check_schedule(name, given.schedule)
     for option in FLAGS:
         if not isinstance(flag := getattr(given, option), bool):
-            msg = f"{option} of task {name} must be True or False, not {flag!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{option} of task {name} must be True or False, not {flag!r}")
     if given.typed and getattr(given, _DUMP, None) is not None:
         msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
         raise ConfigurationError(msg)
     if iscoroutinefunction(body):  # no worker would await its coroutine
-        msg = (
+        raise ConfigurationError(
             f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
             "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
         )
-        raise ConfigurationError(msg)
     return _Resolved(
         window_of(name, given.unique_until, given.unique_for),
         conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for),
@@ -199,8 +197,7 @@ def _check_message_options(name: str, task: Any) -> None:
         merge_tags((), task.tags)
         check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
     except InvalidArgumentsError as error:
-        msg = f"task {name}: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"task {name}: {error}") from None
 
 
 def _check_exposed(options: TaskOptions) -> None:
@@ -209,11 +206,10 @@ def _check_exposed(options: TaskOptions) -> None:
         return
     for parameter in options.identifier.signature.parameters.values():
         if parameter.kind not in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}:
-            msg = (
+            raise ConfigurationError(
                 f"task {options.task} is exposed, so each of its arguments needs a name: "
                 f"{str(parameter).partition(':')[0]} has none. Name the arguments, or drop expose"
             )
-            raise ConfigurationError(msg)
 
 
 def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
@@ -227,8 +223,7 @@ def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
     try:
         check_url(options.webhook_url, settings)
     except InvalidArgumentsError as error:
-        msg = f"task {options.task}: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"task {options.task}: {error}") from error
 
 
 def check_definition(name: str, given: Any, body: Any, *, bound: bool) -> None:

@@ -136,8 +136,7 @@ def dumps(value: object, what: str, limits: Limits) -> str:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
         hint = MODELS if "is not JSON serializable" in str(error) else ""
-        msg = f"{what} cannot be stored as JSON: {error}{hint}"
-        raise InvalidPayloadError(msg) from error
+        raise InvalidPayloadError(f"{what} cannot be stored as JSON: {error}{hint}") from error
     if ("\\u0000" in text or "\\ud" in text) and any(escape["bad"] for escape in _ESCAPE.finditer(text)):
         msg = f"{what} cannot be stored with a NUL character or a lone surrogate: remove it, or encode the bytes"
         raise InvalidPayloadError(msg)
@@ -145,11 +144,10 @@ def dumps(value: object, what: str, limits: Limits) -> str:
         msg = f"{what} cannot be stored: nested deeper than {limits.depth} levels, which not every JSON parser accepts"
         raise InvalidPayloadError(msg)
     if len(text) > limits.size:
-        msg = (
+        raise InvalidPayloadError(
             f"{what} cannot be stored: {len(text)} bytes as JSON, and the limit is {limits.size}: "
             "store them elsewhere and pass a reference"
         )
-        raise InvalidPayloadError(msg)
     return text
 
 

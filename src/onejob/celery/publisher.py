@@ -131,8 +131,7 @@ class Publisher(MessageWriter):
         except Exception as error:
             if not self._broker.is_outage(error):
                 return {job.id: error for job in jobs}
-            msg = f"the broker did not accept a message: {describe(error)}"
-            raise BrokerUnavailableError(msg) from error
+            raise BrokerUnavailableError(f"the broker did not accept a message: {describe(error)}") from error
 
     def _offer(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Offer to workers what they take from the ledger, and return the other jobs."""

@@ -173,8 +173,7 @@ def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
                 return Admission(_replacing(ledger, claimed.job, submission)(NextRun.of(submission)), Outcome.ADMITTED)
         time.sleep(PAUSE)
         job = ledger.get(job.id)
-    msg = f"job {job.id} is running, and cannot go on as {submission.task} yet"
-    raise StoreBusyError(msg)
+    raise StoreBusyError(f"job {job.id} is running, and cannot go on as {submission.task} yet")
 
 
 # --- while the job waits --------------------------------------------------------------------------------------------

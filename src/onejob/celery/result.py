@@ -217,8 +217,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
                 if ended:
                     return
                 if (remaining := deadline - time.monotonic()) <= 0:
-                    msg = f"job {self.id} is {self.state} after {timeout} s"
-                    raise TimeoutError(msg)
+                    raise TimeoutError(f"job {self.id} is {self.state} after {timeout} s")
                 if on_interval is not None:
                     on_interval()
                 wait.wait(min(remaining, interval))

@@ -223,11 +223,10 @@ class Routing:
         content_type = registry.name_to_type.get(serializer)
         if content_type is not None and accepted and content_type not in (prepare_accept_content(accepted) or ()):
             with noting_unpublishable():
-                msg = (
+                raise InvalidArgumentsError(
                     f"serializer={serializer!r} is not in accept_content={sorted(accepted)}, so workers refuse such "
                     "messages: use 'json', in which arguments are stored anyway, or add it to accept_content"
                 )
-                raise InvalidArgumentsError(msg)
 
     def encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
         """Return the serializer and the compression of a message with these options."""
@@ -325,7 +324,6 @@ def _check_compression(name: Any) -> None:
     try:
         get_encoder(name)
     except (KeyError, TypeError):
-        msg = (
+        raise InvalidArgumentsError(
             f"compression={name!r:.100} is unknown here: use one of {', '.join(sorted(map(str, encoders())))}, or none"
-        )
-        raise InvalidArgumentsError(msg) from None
+        ) from None

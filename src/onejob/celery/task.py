@@ -399,14 +399,12 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
     return type of the body. Raises `ConfigurationError`, as a task's definition does.
     """
     if app is not None and not isinstance(app, Celery):
-        msg = (
+        raise ConfigurationError(
             f"onejob.task takes a Celery app, not {app!r:.200}: write @onejob.task(app), or @onejob.task() for any app"
         )
-        raise ConfigurationError(msg)
     base = options.pop("base", None) or Task
     if not (isinstance(base, type) and issubclass(base, Task)):
-        msg = f"base of a onejob.task must be a subclass of onejob.Task, not {base!r:.200}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"base of a onejob.task must be a subclass of onejob.Task, not {base!r:.200}")
     if not options.get("pydantic") and not any(
         "typed" in vars(kind) for kind in base.__mro__ if kind not in Task.__mro__
     ):

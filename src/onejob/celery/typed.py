@@ -153,10 +153,9 @@ def _import_pydantic(user: str) -> None:
     try:
         import_module("pydantic")
     except ImportError as error:
-        msg = (
+        raise ConfigurationError(
             f"{user} has dataclasses in its annotations, which pydantic converts: pip install pydantic, or typed=False"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
 
 
 class TypedBody:
@@ -224,8 +223,7 @@ class TypedBody:
             given = tuple(convert(name, value) for name, value in zip(names, args, strict=False))
             named = {name: convert(name if name in self._parameters else more, each) for name, each in kwargs.items()}
         except UnfitValueError as error:
-            msg = f"task {self._task!r} does not accept this call: {error}"
-            raise InvalidArgumentsError(msg) from None
+            raise InvalidArgumentsError(f"task {self._task!r} does not accept this call: {error}") from None
         return given, named
 
     def _name_of(self, kind: Any) -> str:
@@ -280,5 +278,4 @@ def _convert_result(action: Callable[[Codec, Any, str], Any], codec: Codec | Non
     try:
         return action(codec, value, "result")
     except UnfitValueError as error:
-        msg = f"{what} does not fit its annotation: {error}"
-        raise InvalidPayloadError(msg) from error
+        raise InvalidPayloadError(f"{what} does not fit its annotation: {error}") from error
