@@ -16,8 +16,9 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.batching import Batcher, raisable
+from onejob.celery.batching import Batcher, or_error
 from onejob.celery.payload import REPLACED
+from onejob.celery.result import meta_of
 from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
@@ -62,19 +63,15 @@ class LoopReader:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function in a thread, in the context of the coroutine; it ends also if the coroutine is canceled."""
-        call = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, raisable(function))
-        call.add_done_callback(_retrieve_error)
-        return await asyncio.shield(call)
+        call = partial(copy_context().run, function)
+        result = await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, or_error, call))
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
         found = app_state_of(self.app).ledger.store.get_many(job_ids)
         return [found.get(job_id) for job_id in job_ids]
-
-
-def _retrieve_error(call: asyncio.Future[Any]) -> None:
-    """Mark the error of a call as seen: its coroutine raises it, unless that was canceled."""
-    if not call.cancelled():
-        call.exception()
 
 
 def reader_of(app: Celery) -> LoopReader:
@@ -92,15 +89,14 @@ async def read_job(app: Celery, job_id: str) -> Job:
 async def wait_for_end(
     app: Celery,
     job_id: str,
-    meta_of: Callable[[Job, Celery], Meta],
     read_elsewhere: Callable[[], Meta],
     timeout: float | None,  # noqa: ASYNC109 - the message has it, as that of `get`
     submitted: Job | None = None,
 ) -> Meta:
     """Wait until a job has ended, and return its result. Raises Celery's `TimeoutError`.
 
-    `meta_of` returns the result of a job, `read_elsewhere` that of one that is not in the ledger. `submitted`: the job
-    as a submission has returned it, which saves a read.
+    `read_elsewhere` returns the result of a job that is not in the ledger. `submitted`: the job as a submission has
+    returned it, which saves a read.
     """
     reader = reader_of(app)
 
@@ -149,20 +145,16 @@ class Watch:
         self.unsubscribe: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
 
-    async def wait_for_change(self, seconds: float) -> bool:
-        """Wait until the job changes, for at most so many seconds; return whether it has changed."""
-        try:
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until the job changes, for at most so many seconds."""
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
     def update(self, job: Job | None) -> None:
         """Set the job, and notify the waiters if it has changed."""
-        if job == self.job:
-            return
-        self.job = job
-        self.notify()
+        if job != self.job:
+            self.job = job
+            self.notify()
 
     def notify(self) -> None:
         """Wake all waiters."""
@@ -243,16 +235,11 @@ class Watcher:
                 watch.notify()
         self._is_signaled.clear()
         self._is_woken = False
-        await self._update(self._take_signaled())
+        signaled = dict.fromkeys(self._signaled.popleft() for _ in range(len(self._signaled)))
+        await self._update([job_id for job_id in signaled if job_id in self.watches])
         if (started := loop.time()) >= self._reads_all_at:
             await self._update(list(self.watches))
             self._reads_all_at = loop.time() + max(self._interval, 4 * (loop.time() - started))
-
-    def _take_signaled(self) -> list[str]:
-        found: dict[str, None] = {}
-        while self._signaled:
-            found[self._signaled.popleft()] = None
-        return [job_id for job_id in found if job_id in self.watches]
 
     async def _update(self, job_ids: Sequence[str]) -> None:
         for start in range(0, len(job_ids), READ_LIMIT):

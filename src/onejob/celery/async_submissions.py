@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
-from onejob.celery.batching import Batcher, Pending
+from onejob.celery.batching import Batcher, Pending, or_error
 from onejob.celery.call import Call, Prepared, checked_arguments, prepare
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.submit import admit, answer
+from onejob.celery.task import Task
 from onejob.errors import StoreBusyError
 from onejob.jobs.model import Admission
 from onejob.observability import tracing
@@ -45,32 +46,21 @@ def admit_batch(
     """
     app_state = app_state_of(app)
 
-    def reply(item: Item, prepared: Any, admission: Admission | Exception) -> Any:
-        return _or_error(partial(reply_to, item, prepared, admission))
+    def admit_alone(item: Item, prepared: Prepared) -> Reply:
+        return reply_to(item, prepared, admit(app_state, [prepared])[0])
 
-    def admit_alone(item: Item, prepared: Any) -> Any:
-        return reply(item, prepared, admit(app_state, [prepared])[0])
-
-    steps = [_or_error(partial(prepare_item, item)) for item in items]
+    steps = [or_error(partial(prepare_item, item)) for item in items]
     together = [each for each in steps if isinstance(each, Prepared)]
-    admissions = iter(admit(app_state, together, wait_for_locks=False) if together else ())
-    replies: list[Any] = []
+    admissions = iter(admit(app_state, together, wait_for_locks=False))
+    replies: list[Reply | Pending[Reply] | Exception] = []
     for item, step in zip(items, steps, strict=True):
-        admission = next(admissions) if isinstance(step, Prepared) else None
-        if admission is None:
+        if not isinstance(step, Prepared):
             replies.append(step)
-        elif isinstance(admission, StoreBusyError):
+        elif isinstance(admission := next(admissions), StoreBusyError):
             replies.append(Pending(partial(admit_alone, item, step)))
         else:
-            replies.append(reply(item, step, admission))
+            replies.append(or_error(partial(reply_to, item, step, admission)))
     return replies
-
-
-def _or_error(function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
-        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +71,24 @@ class _Pending:
     args: Any
     kwargs: Any
     options: Mapping[str, Any]
-    alone: bool
     context: Context = field(default_factory=copy_context)
     span: SubmissionSpan = tracing.NO_SPAN
 
     def prepare(self) -> Prepared | Pending[AsyncResult[Any]]:
-        """Return the call with its submission, or what submits it alone."""
-        return self.context.run(self._prepare)
-
-    def _prepare(self) -> Prepared | Pending[AsyncResult[Any]]:
+        """Return the call with its submission, or what submits it alone, as `apply_async` does."""
         if self.stands_alone():
-            return Pending(partial(_or_error, self.submit_alone))
+            return Pending(partial(self.context.run, self.task.apply_async, self.args, self.kwargs, **self.options))
         options = {**self.options}
         key, webhook_url = options.pop("idempotency_key", None), options.pop("webhook_url", None)
         arguments = checked_arguments(self.args, self.kwargs)
         call = Call(self.task, *arguments, options, key=key, webhook_url=webhook_url)
-        return prepare(app_state_of(self.task.app), call)
+        return self.context.run(prepare, app_state_of(self.task.app), call)
 
     def stands_alone(self) -> bool:
         """Return whether the call is submitted by `apply_async`, not in a batch with others."""
+        is_own = type(self.task).apply_async is not Task.apply_async
         given = any(self.options.get(name) is not None for name in ALONE)
-        return self.alone or given or app_state_of(self.task.app).is_eager
-
-    def submit_alone(self) -> AsyncResult[Any]:
-        """Submit the call as `apply_async` does."""
-        result: AsyncResult[Any] = self.context.run(self.task.apply_async, self.args, self.kwargs, **self.options)
-        return result
+        return is_own or given or app_state_of(self.task.app).is_eager
 
     def answer(self, prepared: Prepared, admission: Admission | Exception) -> AsyncResult[Any]:
         """Return the result of the call. Raises its error."""
@@ -119,8 +101,8 @@ def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:
     return Batcher(partial(admit_batch, app, prepare_item=_Pending.prepare, reply_to=_Pending.answer))
 
 
-async def submit(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, alone: bool) -> Any:
-    """Submit a call as `apply_async` does, without blocking the event loop; `alone`: not in a batch with others.
+async def submit(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
+    """Submit a call as `apply_async` does, without blocking the event loop.
 
     Once it has started it is carried out, also if the coroutine is canceled. Within the body of a job it is
     `apply_async` itself, because Celery knows the running task by its thread.
@@ -129,7 +111,7 @@ async def submit(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], 
         return task.apply_async(args, kwargs, **options)
     if hasattr(options.get("session"), "run_sync"):
         return await _run_in_session(partial(task.apply_async, args, kwargs), options)
-    call, batcher = _Pending(task, args, kwargs, options, alone), app_state_of(task.app).for_loop(_submission_batcher)
+    call, batcher = _Pending(task, args, kwargs, options), app_state_of(task.app).for_loop(_submission_batcher)
     if tracing.tracer is tracing.NO_TRACER or call.stands_alone():
         return await batcher.process(call)
     with tracing.tracer.submit(str(task.name), "apply_async") as span:

@@ -199,7 +199,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
             await _await_result(self.parent, deadline)
         if self._cache is None:
             left = timeout if self.parent is None else _seconds_until(deadline)
-            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, left, self._submitted())
+            self._cache = await wait_for_end(self.app, self.id, self._read, left, self._submitted())
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
     def _await_end(

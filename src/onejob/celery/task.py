@@ -257,8 +257,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         """
         from onejob.celery.async_submissions import submit as submit_in_thread
 
-        alone = type(self).apply_async is not Task.apply_async
-        result: Result[R_co] = await submit_in_thread(self, args, kwargs, options, alone=alone)
+        result: Result[R_co] = await submit_in_thread(self, args, kwargs, options)
         return result
 
     async def asubmit_many(self, items: Iterable[Item], **options: Unpack[SubmissionOptions]) -> list[Result[R_co]]:
