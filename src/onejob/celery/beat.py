@@ -11,6 +11,7 @@ import uuid
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import beat, schedules
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.options import BoundTask
     from onejob.jobs.records import ScheduleState
     from onejob.ledger.ledger import Ledger
     from onejob.ledger.schedules import Missed
@@ -189,8 +189,7 @@ class Beat:
     def look(self) -> float:
         """Submit the ticks that are due, and return the seconds until the next ones, at most `LOOK_INTERVAL`."""
         ledger = app_state_of(self._app).ledger
-        states, now = {state.name: state for state in ledger.store.schedules()}, ledger.read_clock()
-        entries = entries_of(self._app)
+        states, now, entries = _states_of(ledger), ledger.read_clock(), entries_of(self._app)
         following = [self._try_entry(ledger, entry, states.get(name), now) for name, entry in entries.items()]
         forget(ledger, [state for name, state in states.items() if name not in entries], now)
         return max(0.0, min([LOOK_INTERVAL, *(at - now for at in following if at is not None)]))
@@ -232,24 +231,19 @@ class Beat:
         self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
     ) -> ScheduleState | None:
         """Submit a tick, and return the state after it; None if another process has changed it."""
-        task = tasks_of(self._app).get(entry.task)
+        task, job_id = tasks_of(self._app).get(entry.task), ""
         if task is None:
             return self._send(ledger, entry, state, tick, until)
-        return advance(ledger, state, until=until, tick=tick, job_id=self._admit(task, entry, tick))
-
-    def _admit(self, task: BoundTask, entry: Entry, tick: float) -> str:
-        """Submit the job of a tick, which every process may repeat, and return the id of the job that answers."""
-        args, kwargs = entry.arguments
-        call = Call(task, args, kwargs, entry.options)
+        call = Call(task, *entry.arguments, entry.options)
         try:
-            return str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
+            job_id = str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
         except (DuplicateJobError, KeyReuseMismatchError) as error:
-            return error.job_id
+            job_id = error.job_id
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
                 raise
             _log_skipped(entry, tick, error)  # what is wrong with the call is wrong with it later, too
-            return ""
+        return advance(ledger, state, until=until, tick=tick, job_id=job_id)
 
     def _send(
         self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
@@ -302,11 +296,9 @@ def with_tick(options: Mapping[str, Any], tick: float) -> dict[str, Any]:
 
 def send(app: Celery, entry: Entry, **options: Any) -> Any:
     """Send the call of an entry as Celery's beat does, and return its result; `options` are those of `apply_async`."""
-    args, kwargs = entry.arguments
-    options = {**entry.options, **options}
-    if entry.task in app.tasks:
-        return app.tasks[entry.task].apply_async(tuple(args), kwargs, **options)
-    return app.send_task(entry.task, tuple(args), kwargs, **options)
+    task, (args, kwargs) = app.tasks.get(entry.task), entry.arguments
+    publish = partial(app.send_task, entry.task) if task is None else task.apply_async
+    return publish(tuple(args), kwargs, **{**entry.options, **options})
 
 
 # --- the operations of the HTTP API, the command line and the dashboard -----------------------------------------------
@@ -337,7 +329,7 @@ class ScheduleEntry:
 
 def list_entries(app: Celery, ledger: Ledger) -> list[ScheduleEntry]:
     """Return the entries of an app, by name. Raises `ConfigurationError` for an entry that cannot work."""
-    states = {state.name: state for state in ledger.store.schedules()}
+    states = _states_of(ledger)
     return [_describe(entry, states.get(name)) for name, entry in sorted(entries_of(app).items())]
 
 
@@ -356,7 +348,7 @@ def _describe(entry: Entry, state: ScheduleState | None) -> ScheduleEntry:
 
 def find_entry(app: Celery, ledger: Ledger, name: str) -> ScheduleEntry:
     """Return an entry of an app. Raises `ScheduleEntryNotFoundError`."""
-    return _describe(_entry_of(app, name), _state_of(ledger, name))
+    return _describe(_entry_of(app, name), _states_of(ledger).get(name))
 
 
 def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> ScheduleEntry:
@@ -366,8 +358,7 @@ def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> Sched
     """
     entry = _entry_of(app, name)
     for _ in range(CHANGE_TRIES):
-        state = _state_of(ledger, name)
-        state = follow(ledger, entry.timetable, state, ledger.read_clock()) if state is None else state
+        state = _states_of(ledger).get(name) or follow(ledger, entry.timetable, None, ledger.read_clock())
         changed = state and pause(ledger, state, paused=paused)
         if changed is not None:
             return _describe(entry, changed)
@@ -389,8 +380,8 @@ def run_entry(app: Celery, name: str) -> str:
         raise OneJobError(msg) from error
 
 
-def _state_of(ledger: Ledger, name: str) -> ScheduleState | None:
-    return next((state for state in ledger.store.schedules() if state.name == name), None)
+def _states_of(ledger: Ledger) -> dict[str, ScheduleState]:
+    return {state.name: state for state in ledger.store.schedules()}
 
 
 def _entry_of(app: Celery, name: str) -> Entry:
@@ -434,11 +425,12 @@ def find_tick(call: Call) -> Call:
     app_state = app_state_of(app)
     if not app_state.settings.beat:
         return call
-    states, now = {state.name: state for state in app_state.ledger.store.schedules()}, app_state.ledger.read_clock()
+    states, now = _states_of(app_state.ledger), app_state.ledger.read_clock()
+    called = call.task.name, [*call.args], {**call.kwargs}
     ticks = [
         (latest_moment(entry.timetable, states[entry.name].since, now), entry)
         for entry in entries_of(app).values()
-        if entry.name in states and _is_of(entry, call)
+        if entry.name in states and (entry.task, *entry.arguments) == called
     ]
     if not ticks:
         return call
@@ -446,8 +438,3 @@ def find_tick(call: Call) -> Call:
     if states[entry.name].paused and not call.is_message:
         raise OneJobError(f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it")
     return as_tick(call, entry, moment)
-
-
-def _is_of(entry: Entry, call: Call) -> bool:
-    args, kwargs = entry.arguments
-    return entry.task == call.task.name and [*args] == [*call.args] and kwargs == {**call.kwargs}

@@ -17,6 +17,7 @@ from onejob.celery.option_names import check_call_options, merge_tags
 from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
+from onejob.jobs.on_duplicate import conflict_policy_of
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.submitter import NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
@@ -188,7 +189,8 @@ def _build(
     terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
     plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
     if call.on_duplicate is not None:
-        conflict_policy = definition.conflict_policy_for(call.on_duplicate)
+        until, lasting = definition.unique_until, definition.unique_for
+        conflict_policy = conflict_policy_of(definition.task, call.on_duplicate, None, until, lasting)
     identity, fingerprint = definition.identifier.both(args, kwargs, scope)
     payload = encode(definition.task, args, kwargs, definition.limits)
     if plan.checked_options is not None:
@@ -214,22 +216,16 @@ def _terms_of(
     options, tags = merge_options(call, args, kwargs, caller.parent), call.task._onejob.tags
     if "tags" in options:
         tags = merge_tags(tags, options["tags"])
-    delay, expires, own = delay_of(options), options.get("expires"), _own_options(options)
+    delay, expires = delay_of(options), options.get("expires")
+    own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}  # not those of its plan
+    if tracing.tracer is not tracing.NO_TRACER:
+        own = {**tracing.tracer.context(), **own}
     plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
     return _Terms(
         plan, with_parents(plan.options, own) if own else plan.options, delay,
         None if expires is None else seconds_until(expires, "expires"),
         _retries_of(options) if "retries" in options else 0, "\n".join(tags) if tags else None,
     )  # fmt: skip
-
-
-def _own_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of one message, besides those of its plan: the ids of its run's tree, and the trace."""
-    own = {}
-    for name in ("root_id", "parent_id"):
-        if options.get(name):
-            own[name] = options[name]
-    return own if tracing.tracer is tracing.NO_TRACER else {**tracing.tracer.context(), **own}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -289,19 +285,17 @@ def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str
 
 def parse_item(task: BoundTask, number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the args and kwargs in one item of `submit_many`. Raises `InvalidArgumentsError`."""
-    if isinstance(item, dict):
-        return _parse_signature(task, number, item) if "task" in item and isinstance(item, Signature) else ((), item)
     if isinstance(item, tuple | list):
         return tuple(item), {}
+    if isinstance(item, dict) and not ("task" in item and isinstance(item, Signature)):
+        return (), item
+    if isinstance(item, Signature):
+        if item["task"] != task.name or item["options"]:
+            msg = f"item {number} is {item!r:.200}; as an item, a signature is one of {task.name} and has no options"
+            raise InvalidArgumentsError(msg)
+        return tuple(item["args"]), dict(item["kwargs"])
     msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
     raise InvalidArgumentsError(msg)
-
-
-def _parse_signature(task: BoundTask, number: int, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if item["task"] != task.name or item["options"]:
-        msg = f"item {number} is {item!r:.200}; as an item, a signature is one of {task.name} and has no options"
-        raise InvalidArgumentsError(msg)
-    return tuple(item["args"]), dict(item["kwargs"])
 
 
 def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:

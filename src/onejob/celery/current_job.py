@@ -11,7 +11,7 @@ from uuid import UUID, uuid5
 
 from celery.result import ResultBase
 
-from onejob.celery.payload import dumps, encode_state, loads
+from onejob.celery.payload import dumps, loads
 from onejob.celery.typed import build_step, dump_step
 from onejob.errors import (
     ConfigurationError,
@@ -132,7 +132,7 @@ class RunningJob:
 
     def report_state(self, state: str, meta: object) -> None:
         """Report a state of the application's own, with its `meta`, as the progress. Raises as `progress`."""
-        self._report(encode_state(state, meta))
+        self._report({"state": state, "meta": meta})
 
     def _report(self, value: object) -> None:
         self.raise_if_draining()
@@ -193,14 +193,10 @@ class RunningJob:
         try:
             self._ledger.in_transaction(transaction).complete(self._job, text, keep=self._retention)
         except StaleTokenError as error:
-            raise self._explain_refusal(error) from None
+            if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
+                raise OneJobError("complete_in was called twice in one transaction: a job ends once") from None
+            raise LeaseLost(self.id) from None
         self._sessions.append(session)
-
-    def _explain_refusal(self, error: StaleTokenError) -> BaseException:
-        """Return the exception for a refused completion: a lost lease, or an error of the body."""
-        if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
-            return OneJobError("complete_in was called twice in one transaction: a job ends once")
-        return LeaseLost(self.id)
 
     @contextmanager
     def transaction(self, session_factory: Callable[[], S]) -> Iterator[S]:
@@ -245,11 +241,6 @@ class RunningJob:
         for session in self._sessions:
             with suppress(Exception):
                 session.rollback()
-
-    @property
-    def kept_steps(self) -> frozenset[str]:
-        """The names of the steps whose values are stored."""
-        return frozenset(self._steps())
 
     def _steps(self) -> dict[str, str]:
         if self._cached_steps is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from inspect import Parameter, getattr_static, iscoroutinefunction
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from celery import Task as CeleryTask
 
@@ -22,7 +22,7 @@ from onejob.celery.typed import TypedBody
 from onejob.config import check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
 from onejob.jobs.on_duplicate import conflict_policy_of
-from onejob.jobs.policy import Limits, check_seconds
+from onejob.jobs.policy import check_seconds
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.uniqueness.identity import Identifier
 from onejob.uniqueness.window import window_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onejob.config import Settings
     from onejob.jobs.model import Admission, Job, Retention
     from onejob.jobs.on_duplicate import ConflictPolicy
+    from onejob.jobs.policy import Limits
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor, Window
     from onejob.webhooks.settings import WebhookSettings
@@ -109,35 +110,34 @@ class TaskOptions:
             check_seconds(f"lease of task {name}", task.lease)
             check_lease(task.lease, settings.heartbeat)
         body, bound = body_of(task)
-        resolved = _resolve(name, task, body, bound=bound, limits=settings.limits, checked=task.typing is not False)
-        _check_message_options(name, task)
-        if resolved.window is not None:
-            settings.check_window(name, resolved.window.longest)
-        typed = TypedBody(name, body, resolved.identifier.signature) if task.typed else None
+        window, conflict_policy, identifier = resolve_definition(
+            name, task, body, bound=bound, limits=settings.limits, checked=task.typing is not False
+        )
+        try:  # the defaults of options of calls, with which jobs are submitted
+            tags = merge_tags((), task.tags)
+            check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
+        except InvalidArgumentsError as error:
+            raise ConfigurationError(f"task {name}: {error}") from None
+        if window is not None:
+            settings.check_window(name, window.longest)
+        typed = TypedBody(name, body, identifier.signature) if task.typed else None
         values = {option: getattr(task, option) for option in TASK_OPTIONS if option in cls.__dataclass_fields__}
         values |= {
-            **resolved._asdict(),
+            "window": window,
+            "conflict_policy": conflict_policy,
+            "identifier": identifier,
             "attaches_by_default": task.on_duplicate is None,
             "lease": task.lease or settings.lease,
             "permanent": (PermanentError, InvalidPayloadError, *task.permanent_for),
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
-            "tags": merge_tags((), task.tags),
+            "tags": tags,
             "converts": getattr(task, _DUMP, None) is not None if typed is None else typed.converts,
         }
         options = cls(task=name, settings=settings, limits=settings.limits, **values)
         _check_exposed(options)
         _check_webhook(options, app_state.webhooks)
         return options
-
-    def conflict_policy_for(self, on_duplicate: str | None) -> ConflictPolicy:
-        """Return the conflict policy of one submission; `on_duplicate`, if given, overrides the task's own.
-
-        Raises `ConfigurationError` if it cannot be combined with the other options.
-        """
-        if on_duplicate is None:
-            return self.conflict_policy
-        return conflict_policy_of(self.task, on_duplicate, None, self.unique_until, self.unique_for)
 
     def retention_of(self, job: Job) -> Retention | None:
         """Return how long a job holds its identity after its success; None: not at all."""
@@ -155,16 +155,13 @@ def tasks_of(app: Celery) -> dict[str, BoundTask]:
     return {name: task for name, task in sorted(tasks.items()) if hasattr(task, "_onejob")}
 
 
-class _Resolved(NamedTuple):
-    """What some options of a task together mean."""
+def resolve_definition(
+    name: str, given: Any, body: Any, *, bound: bool, limits: Limits, checked: bool = True
+) -> tuple[Window | None, ConflictPolicy, Identifier]:
+    """Check the options in the attributes of `given` that do not depend on an app, and return what they mean.
 
-    window: Window | None
-    conflict_policy: ConflictPolicy
-    identifier: Identifier
-
-
-def _resolve(name: str, given: Any, body: Any, *, bound: bool, limits: Limits, checked: bool = True) -> _Resolved:
-    """Check the options in the attributes of `given` that do not depend on an app. Raises `ConfigurationError`."""
+    `bound`: whether the first parameter of the body is the task itself. Raises `ConfigurationError`.
+    """
     permanent = given.permanent_for
     if not isinstance(permanent, tuple) or not all(
         isinstance(each, type) and issubclass(each, Exception) for each in permanent
@@ -184,20 +181,11 @@ def _resolve(name: str, given: Any, body: Any, *, bound: bool, limits: Limits, c
             f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
             "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
         )
-    return _Resolved(
+    return (
         window_of(name, given.unique_until, given.unique_for),
         conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for),
         Identifier(name, body, given.unique_on, bound=bound, limits=limits, checked=checked),
     )
-
-
-def _check_message_options(name: str, task: Any) -> None:
-    """Raise `ConfigurationError` for a default of an option of calls with which no job could be submitted."""
-    try:
-        merge_tags((), task.tags)
-        check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
-    except InvalidArgumentsError as error:
-        raise ConfigurationError(f"task {name}: {error}") from None
 
 
 def _check_exposed(options: TaskOptions) -> None:
@@ -224,14 +212,6 @@ def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
         check_url(options.webhook_url, settings)
     except InvalidArgumentsError as error:
         raise ConfigurationError(f"task {options.task}: {error}") from error
-
-
-def check_definition(name: str, given: Any, body: Any, *, bound: bool) -> None:
-    """Raise `ConfigurationError` for options that cannot work whatever the app's settings are, before it binds a task.
-
-    `given` has the options as attributes; `bound`: whether the first parameter of the body is the task itself.
-    """
-    _resolve(name, given, body, bound=bound, limits=Limits())
 
 
 def body_of(task: Any) -> tuple[Any, bool]:

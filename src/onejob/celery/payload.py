@@ -16,6 +16,7 @@ from datetime import datetime
 from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
 from kombu.utils import json
 
@@ -24,7 +25,7 @@ from onejob.errors import InvalidPayloadError, JobFailedError, clean, message_of
 from onejob.uniqueness.canonical_json import plain_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onejob.jobs.model import Job
     from onejob.jobs.policy import Limits
@@ -88,8 +89,7 @@ def preview(arguments: Any) -> str:
     """Return arguments on one line, as in a call, cut to `PREVIEW` characters."""
     match arguments:
         case {"args": list(args), "kwargs": dict(kwargs)}:
-            words = [_plain(value) for value in args] + [f"{name}={_plain(value)}" for name, value in kwargs.items()]
-            text = ", ".join(words)
+            text = ", ".join([*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in kwargs.items())])
         case None | str():
             text = arguments or ""
         case _:
@@ -98,12 +98,10 @@ def preview(arguments: Any) -> str:
 
 
 def _plain(value: object) -> str:
-    return plain_json.dumps(value, ensure_ascii=False, default=_as_stored)
-
-
-def _as_stored(value: object) -> str:
-    """Return a value as text, a time as kombu stores it, so that a search for what is shown finds it."""
-    return value.isoformat() if isinstance(value, datetime) else str(value)
+    """Return a value as JSON, a time in it as kombu stores it, so that a search for what is shown finds it."""
+    return plain_json.dumps(
+        value, ensure_ascii=False, default=lambda each: each.isoformat() if isinstance(each, datetime) else str(each)
+    )
 
 
 def with_replacement(payload: str, earlier: list[str]) -> str:
@@ -113,7 +111,11 @@ def with_replacement(payload: str, earlier: list[str]) -> str:
 
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
-    stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    stored = {
+        name: value.name if isinstance(value, Exchange | Queue) else value
+        for name, value in options.items()
+        if name not in TRANSIENT and value is not None
+    }
     if isinstance(headers := stored.get("headers"), Mapping):  # a retry copies those of its message
         stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     return dumps(stored, "the options", limits)
@@ -124,9 +126,6 @@ def with_parents(options: str, parents: Mapping[str, str]) -> str:
     return str(json.dumps(loads(options) | parents))
 
 
-MODELS = ". Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
-
-
 def dumps(value: object, what: str, limits: Limits) -> str:
     """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
 
@@ -135,7 +134,9 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     try:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
-        hint = MODELS if "is not JSON serializable" in str(error) else ""
+        hint = ""
+        if "is not JSON serializable" in str(error):
+            hint = ". Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
         raise InvalidPayloadError(f"{what} cannot be stored as JSON: {error}{hint}") from error
     if ("\\u0000" in text or "\\ud" in text) and any(escape["bad"] for escape in _ESCAPE.finditer(text)):
         msg = f"{what} cannot be stored with a NUL character or a lone surrogate: remove it, or encode the bytes"
@@ -187,24 +188,8 @@ class _Encoder(json.JSONEncoder):
         return super().default(o)
 
 
-_decode_json = JSONDecoder(object_hook=json.object_hook).decode
-
-
-def loads(text: str) -> Any:
-    """Return the value of a JSON text of `dumps`, as kombu's `json.loads`, which builds its decoder for each text."""
-    return _decode_json(text)
-
-
-def encode_state(state: str, meta: object) -> dict[str, object]:
-    """Return the progress of a job that is in a state of the application's own, as set by `Task.update_state`."""
-    return {"state": state, "meta": meta}
-
-
-def decode_state(progress: Any) -> tuple[str | None, Any]:
-    """Return the state and the meta in a progress, or None and the progress itself."""
-    if isinstance(progress, dict) and progress.keys() == {"state", "meta"}:
-        return progress["state"], progress["meta"]
-    return None, progress
+loads: Callable[[str], Any] = JSONDecoder(object_hook=json.object_hook).decode
+"""Returns the value of a JSON text of `dumps`, as kombu's `json.loads`, which builds its decoder for each text."""
 
 
 def replacement_depth(options: str) -> int:
@@ -215,12 +200,6 @@ def replacement_depth(options: str) -> int:
 def has_canvas(options: Mapping[str, Any]) -> bool:
     """Return whether a canvas (links, chain, chord) waits for the end of a job with these options."""
     return any(options.get(name) for name in CANVAS)
-
-
-def _to_name(value: Any) -> Any:
-    """Return the name of a kombu queue or exchange, and any other value as it is."""
-    name = getattr(value, "name", None)
-    return name if isinstance(name, str) and hasattr(value, "declare") else value
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

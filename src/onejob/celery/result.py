@@ -18,7 +18,7 @@ from vine import promise
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.payload import REPLACED, decode_failure, decode_state, loads
+from onejob.celery.payload import REPLACED, decode_failure, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
@@ -273,16 +273,12 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if not isinstance(self.backend, DisabledBackend):
             meta = dict(self.backend.get_task_meta(self.id))
         if job is None and meta["status"] not in states.READY_STATES:
-            purged = self._meta_of_purged()
-            if purged is None and not may_appear:
+            error = app_state_of(self.app).ledger.why_missing(self.id)
+            if isinstance(error, JobPurgedError):
+                return _meta(self.id, CELERY_STATES[State(error.state)], error)
+            if not may_appear:
                 raise JobNotFoundError(self.id)
-            return purged or meta
         return meta
-
-    def _meta_of_purged(self) -> dict[str, Any] | None:
-        """Return the result of a job that was purged: its final state, and the error; None for an unknown id."""
-        error = app_state_of(self.app).ledger.why_missing(self.id)
-        return _meta(self.id, CELERY_STATES[State(error.state)], error) if isinstance(error, JobPurgedError) else None
 
 
 async def _await_result(result: Any, deadline: float | None) -> None:
@@ -404,12 +400,15 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
     error = decode_failure(job.id, job.error) if failed else None
     status, result = CELERY_STATES[job.state], error
     if job.state is State.COMPLETED and job.result is not None:
-        result = _build_result(app.tasks.get(job.task), loads(job.result))
+        task, result = app.tasks.get(job.task), loads(job.result)
+        if hasattr(task, "_onejob") and (typed := options_of(task).typed) is not None:
+            result = typed.build_result(result)
     elif job.state is State.CANCELED:
         result = TaskRevokedError(job.reason)
     elif job.state is State.RUNNING and job.progress:
-        own, result = decode_state(loads(job.progress))
-        status = own or status
+        result = loads(job.progress)
+        if isinstance(result, dict) and result.keys() == {"state", "meta"}:  # as `RunningJob.report_state` stores them
+            status, result = result["state"] or status, result["meta"]
     return _meta(job.id, status, result) | {
         "name": job.task,
         "traceback": loads(job.error)["traceback"] if error and job.error else None,
@@ -420,9 +419,3 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
 
 def _meta(job_id: str, status: str, result: Any = None) -> dict[str, Any]:
     return {"status": status, "result": result, "task_id": job_id, "traceback": None, "children": []}
-
-
-def _build_result(task: Any, value: Any) -> Any:
-    """Return what the body of a task returned; the JSON of another app's task."""
-    typed = options_of(task).typed if hasattr(task, "_onejob") else None
-    return value if typed is None else typed.build_result(value)

@@ -27,7 +27,7 @@ from onejob.celery.option_names import (
     check_definition_names,
     check_task_options,
 )
-from onejob.celery.options import TaskOptions, check_definition
+from onejob.celery.options import TaskOptions, resolve_definition
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.run_end import record_retry
@@ -36,6 +36,7 @@ from onejob.celery.typed import check_pydantic
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, trace_message
 from onejob.errors import ConfigurationError
+from onejob.jobs.policy import Limits
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
@@ -415,7 +416,8 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
         name = str(options.get("name") or f"{body.__module__}.{body.__name__}")
         check_definition_names(name, options, base)
         given = {option: options.get(option, getattr(base, option)) for option in TASK_OPTIONS}
-        check_definition(name, SimpleNamespace(**given), body, bound=bind)  # Celery binds the task at its first use
+        # Celery binds the task at its first use, and the settings of its app are not known before.
+        resolve_definition(name, SimpleNamespace(**given), body, bound=bind, limits=Limits())
         if given["typed"]:
             check_pydantic(name, body)
         return decorator(body)
