@@ -63,15 +63,6 @@ class Broker:
         """Return whether a given producer sends to this broker: None, or as the one of the members of a group does."""
         return producer is None or _address(producer.connection) == self._address
 
-    @contextmanager
-    def batch(self, producer: Any) -> Iterator[Any]:
-        """Yield a producer whose messages are sent together at the end; None if the transport has none."""
-        if getattr(producer, "supports_batch_publish", False):
-            with producer.batch():
-                yield producer
-        else:
-            yield None
-
     def is_outage(self, error: BaseException) -> bool:
         """Return whether an exception means that the broker accepts no messages now, whatever the message."""
         error = _unwrapped(error)
@@ -108,11 +99,6 @@ class Broker:
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[key] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
-
-
-def is_ledger(app: Celery) -> bool:
-    """Return whether the ledger of an app is its broker."""
-    return str(app.connection_for_write().transport_cls) == SCHEME
 
 
 def is_reset(error: BaseException) -> bool:
@@ -175,10 +161,7 @@ def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
         Producer._publish,  # noqa: SLF001 - kombu's
         *(getattr(channel, name) for name in functions),
     )  # fmt: skip
-    return amqp.create_task_message == amqp.as_task_v2 and all(map(_is_own, takes_part))
-
-
-def _is_own(function: Any) -> bool:
-    """Return whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
-    function = getattr(function, "__func__", function)
-    return type(function) is FunctionType and function.__globals__["__name__"] in _OWN_MODULES
+    plain = [getattr(each, "__func__", each) for each in takes_part]
+    # A wrapper may have copied the name and the module of a function of Celery or kombu.
+    are_own = all(type(each) is FunctionType and each.__globals__["__name__"] in _OWN_MODULES for each in plain)
+    return are_own and amqp.create_task_message == amqp.as_task_v2

@@ -31,7 +31,7 @@ from kombu.utils.uuid import uuid
 from redis import exceptions
 from redis.crc import key_slot
 
-from onejob.celery.broker import TRIES, Broker, is_ledger, is_reset, is_writable
+from onejob.celery.broker import SCHEME, TRIES, Broker, is_reset, is_writable
 from onejob.celery.payload import MARK, Message, decode, loads, to_json
 from onejob.jobs.model import BrokerMessage, Job
 from onejob.jobs.route import is_plain
@@ -120,12 +120,17 @@ class DirectBroker:
 
         Raises `NotOneMessageError`, and as `write` does.
         """
-        options, parents = _split_parents(job.options)
+        options = job.options
+        single: dict[str, Any] = {}
+        if _HAS_OWN(options):  # what single jobs have: the ids of a run, and the trace, which runs read in the job
+            given = loads(options)
+            single = {name: given.pop(name) for name in (*_PARENTS, *TRACE_CONTEXT) if name in given}
+            options = to_json(given)
         call = decode(job.payload)
         kind = self._kind_of(call.task, options, job.route, job.priority_rank)
         shown = self._shown(call.args, call.kwargs)
         own = {
-            "id": job.id, "root_id": parents.get("root_id") or job.id, "parent_id": parents.get("parent_id"),
+            "id": job.id, "root_id": single.get("root_id") or job.id, "parent_id": single.get("parent_id"),
             "retries": job.retries, "reply_to": self._app.thread_oid, **shown,
         }  # fmt: skip
         for name in kind.content.keys() & own.keys():
@@ -180,32 +185,14 @@ class DirectBroker:
         return _Kind(content, publication, headers, is_uniform=None if is_json else False)
 
     def _shown(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, str]:
-        """Return the texts that Celery shows of arguments, if they are what `repr` returns: Celery takes longer.
-
-        They are not for long or deep values, and for strings with escapes.
-        """
+        """Return the texts that Celery shows of arguments, which takes long, if they are those of `repr`."""
         shown = {"argsrepr": repr(args or ()), "kwargsrepr": repr(kwargs)}  # Celery replaces an empty list
         for text in shown.values():
-            if (
-                len(text) >= self._shown_size
-                or "\\" in text
-                or '"' in text
-                or text.count("[") + text.count("{") > self._shown_levels
-            ):
+            if len(text) >= self._shown_size or "\\" in text or '"' in text:
+                return {}
+            if text.count("[") + text.count("{") > self._shown_levels:
                 return {}
         return shown
-
-
-def _split_parents(options: str) -> tuple[str, dict[str, Any]]:
-    """Return publish options (JSON) without what single jobs have, and the ids of the run that has submitted the job.
-
-    The trace context goes, too: runs read it in the job.
-    """
-    if not _HAS_OWN(options):
-        return options, {}
-    given = loads(options)
-    own = {name: given.pop(name) for name in (*_PARENTS, *TRACE_CONTEXT) if name in given}
-    return to_json(given), {name: own[name] for name in _PARENTS if name in own}
 
 
 def has_receivers() -> bool:
@@ -314,8 +301,7 @@ class RedisBroker(DirectBroker):
 class _RecordingClient(threading.local):
     """In place of the Redis client of a channel: keeps what a thread pushes, and refuses all other commands."""
 
-    def __init__(self) -> None:
-        self.pushed: list[BrokerMessage] = []
+    pushed: list[BrokerMessage]
 
     def lpush(self, key: str, text: str) -> None:
         """Record a message."""
@@ -438,7 +424,8 @@ class MessageWriter:
     @cached_property
     def delivers(self) -> bool:
         """Whether workers take jobs from the ledger (`broker_url="onejob://"`)."""
-        return is_ledger(self._app) and not self._app.conf.task_send_sent_event
+        transport = self._app.connection_for_write().transport_cls
+        return str(transport) == SCHEME and not self._app.conf.task_send_sent_event
 
     @property
     def offers(self) -> bool:
@@ -476,14 +463,11 @@ class MessageWriter:
             if not is_reset(error):  # as a server does with an idle connection
                 self._note_outage(error)
             return None
-        if message is None or (broker.is_cluster and not self._is_in_slot(message)):
-            return None
+        if message is not None and broker.is_cluster:  # one script can write to one slot
+            store = self._ledger().store
+            if not isinstance(store, MessagePushingStore) or key_slot(message.destination.encode()) != store.slot:
+                return None
         return message
-
-    def _is_in_slot(self, message: BrokerMessage) -> bool:
-        """Return whether a message's list is in the ledger's slot of a cluster: one script can write both."""
-        store = self._ledger().store
-        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
 
     def _shared_broker(self) -> RedisBroker | None:
         """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""

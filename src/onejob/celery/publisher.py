@@ -9,14 +9,15 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
 
 from onejob.celery.broker import TRIES, queue_length
 from onejob.celery.direct_broker import MessageWriter
 from onejob.celery.payload import MARK, decode, loads
-from onejob.celery.routing import ResolvedRouter
 from onejob.errors import BrokerUnavailableError, StoreError, describe
 from onejob.ledger.publication import note_unsent
 from onejob.observability.logs import log_warning
@@ -25,10 +26,10 @@ from onejob.observability.tracing import TRACE_CONTEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from onejob.celery.direct_broker import AmqpBroker, RedisBroker
     from onejob.jobs.model import BrokerMessage, Job
     from onejob.ledger.ledger import NextRun
 
+T = TypeVar("T")
 logger = logging.getLogger("onejob")
 DECLARE: dict[str, Any] = {"retry": True, "retry_policy": TRIES}
 NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
@@ -144,14 +145,11 @@ class Publisher(MessageWriter):
 
     def _push(self, jobs: Sequence[Job], *, confirms: bool) -> Sequence[Job]:
         """Push messages without Celery, in one write where there is one; return the jobs that Celery has to send."""
-        try:
-            broker = self._direct_broker()
-        except Exception as error:  # noqa: BLE001 - Celery may be able to send what cannot be written here
-            self._raise_outage(error)
-            return jobs
+        broker = self._unless_failing(self._direct_broker)
         if broker is None or (confirms and not broker.confirms):
             return jobs
-        messages = {job.id: message for job in jobs if (message := self._write(broker, job)) is not None}
+        written = {job.id: self._unless_failing(partial(broker.write, job)) for job in jobs}
+        messages = {job_id: message for job_id, message in written.items() if message is not None}
         if not messages:
             return jobs
         try:
@@ -162,35 +160,30 @@ class Publisher(MessageWriter):
             return jobs
         return [job for job in jobs if job.id not in messages]
 
-    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> Any:
+    def _unless_failing(self, write: Callable[[], T]) -> T | None:
         try:
-            return broker.write(job)
-        except Exception as error:  # noqa: BLE001 - Celery raises it again
+            return write()
+        except Exception as error:  # noqa: BLE001 - Celery may be able to send what cannot be written here
             self._raise_outage(error)
             return None
 
     def _send_all(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
         """Have Celery send messages, in one batch where the transport supports it."""
-        return {} if len(jobs) > 1 and self._send_batch(jobs, producer) else self._send_each(jobs, producer)
-
-    def _send_batch(self, jobs: Sequence[Job], producer: Any) -> bool:
-        """Send messages in one batch; False if there are none, or for an error that may concern one message only."""
-        try:
-            with self._broker.batch(producer) as batch:
-                for job, is_first in _mark_first(jobs) if batch else ():
-                    self._send(job, batch, DECLARE if is_first else NO_DECLARE)
-                return batch is not None
-        except Exception as error:  # noqa: BLE001 - each is sent alone, and raises it again
-            # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
-            self._raise_outage(error)
-            logger.info("%d messages are sent again: %s", len(jobs), error)
-            return False
-
-    def _send_each(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
-        errors: dict[str, Exception] = {}
-        for job, is_first in _mark_first(jobs):
+        if len(jobs) > 1 and getattr(producer, "supports_batch_publish", False):
             try:
-                self._send_or_repeat(job, producer, DECLARE if is_first else NO_DECLARE)
+                with producer.batch():
+                    for job, publish_options in _with_declarations(jobs):
+                        self._send(job, producer, publish_options)
+            except Exception as error:  # noqa: BLE001 - each is sent alone, and raises it again
+                # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
+                self._raise_outage(error)
+                logger.info("%d messages are sent again: %s", len(jobs), error)
+            else:
+                return {}
+        errors: dict[str, Exception] = {}
+        for job, publish_options in _with_declarations(jobs):
+            try:
+                self._send_or_repeat(job, producer, publish_options)
             except Exception as error:  # noqa: BLE001 - it is returned
                 self._raise_outage(error)
                 errors[job.id] = error
@@ -220,7 +213,8 @@ class Publisher(MessageWriter):
         for name in TRACE_CONTEXT:  # of the job, whose runs read it there
             options.pop(name, None)
         route = job.route or self._resolve(message, options)
-        router: Any = ResolvedRouter({**self._routing.destination(route), **publish_options})
+        destination = {**self._routing.destination(route), **publish_options}
+        router: Any = SimpleNamespace(route=lambda given, *_: {**given, **destination})
         self._app.send_task(
             message.task,
             message.args,
@@ -234,9 +228,9 @@ class Publisher(MessageWriter):
         )
 
 
-def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:
-    """Yield the jobs, each with whether it is the first one with its route, whose queue is to be declared."""
+def _with_declarations(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Yield the jobs, each with the options that declare its queue if it is the first one with its route."""
     seen: set[str] = set()
     for job in jobs:
-        yield job, not job.route or job.route not in seen
+        yield job, NO_DECLARE if job.route and job.route in seen else DECLARE
         seen.add(job.route)
