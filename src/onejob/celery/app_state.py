@@ -89,15 +89,11 @@ class AppState:
         """The app's ledger; another one after Django moved its database, as in tests. Raises `ConfigurationError`."""
         ledger = self._ledger
         if ledger is None or (self._place is not None and self._place != address_of(self.settings.store)):
-            ledger = self._open_ledger()
-        return ledger
-
-    def _open_ledger(self) -> Ledger:
-        moved, store = self._ledger, self.settings.store
-        self._place = None if alias_of(store) is None else address_of(store)
-        self._ledger = ledger = build_ledger(self.settings, self._has_task)
-        if moved is not None:
-            moved.close()
+            moved, store = ledger, self.settings.store
+            self._place = None if alias_of(store) is None else address_of(store)
+            self._ledger = ledger = build_ledger(self.settings, self._has_task)
+            if moved is not None:
+                moved.close()
         return ledger
 
     @cached_property

@@ -265,48 +265,34 @@ class Channel(VirtualChannel):  # type: ignore[misc]
 
     def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
         """Return the arguments of a queue, as RabbitMQ names them."""
-        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments or {}, **options)
-        return prepared
+        return to_rabbitmq_queue_arguments(arguments or {}, **options)  # type: ignore[no-any-return] # missing types
 
     def queue_declare(self, queue: str | None = None, *, passive: bool = False, **options: Any) -> queue_declare_ok_t:
         """Create a queue; with `passive` only look for it. Raises `ChannelError` 404 if there is none."""
         name = queue or f"amq.gen-{uuid4()}"
         size = self.connection.size(name)
         if not passive:
-            self._new_queue(name, **options)
+            given = options.get("arguments") or {}
+            expires, ttl = given.get("x-expires"), given.get("x-message-ttl")
+            ends_with_consumer = options.get("auto_delete") or options.get("exclusive")
+            is_temporary = ends_with_consumer or expires is not None
+            if ends_with_consumer:
+                self.connection.deleted_at_end.add(name)
+            self.connection.store.declare_queue(
+                name,
+                expires_after=max(self.connection.hold, (expires or 0) / 1000) if is_temporary else None,
+                message_ttl=None if ttl is None else ttl / 1000,
+            )
         elif size is None:
             raise ChannelError(f"NOT_FOUND - no queue {name!r}", (50, 10), "Channel.queue_declare", 404)
         return queue_declare_ok_t(name, size or 0, 0)
-
-    def _new_queue(
-        self,
-        queue: str,
-        *,
-        arguments: dict[str, Any] | None = None,
-        auto_delete: bool = False,
-        exclusive: bool = False,
-        **_: Any,
-    ) -> None:
-        given = arguments or {}
-        expires, ttl = given.get("x-expires"), given.get("x-message-ttl")
-        is_temporary = auto_delete or exclusive or expires is not None
-        if auto_delete or exclusive:
-            self.connection.deleted_at_end.add(queue)
-        self.connection.store.declare_queue(
-            queue,
-            expires_after=max(self.connection.hold, (expires or 0) / 1000) if is_temporary else None,
-            message_ttl=None if ttl is None else ttl / 1000,
-        )
-
-    def _size(self, queue: str) -> int:
-        return self.connection.size(queue) or 0
 
     def _purge(self, queue: str) -> int:
         return sum(source.purge(queue) for source in self.connection.sources)
 
     def queue_delete(self, queue: str, *_: Any, if_empty: bool = False, **__: Any) -> None:
         """Delete a queue."""
-        if not (if_empty and self._size(queue)):
+        if not (if_empty and self.connection.size(queue)):
             self.connection.store.delete_queue(queue)
 
     def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "", **_: Any) -> None:

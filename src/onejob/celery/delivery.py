@@ -169,10 +169,6 @@ class JobMessages(Source):
         """Whether a worker takes the jobs."""
         return self._app_state.slots is not None
 
-    @property
-    def _store(self) -> DeliveringStore:
-        return cast("DeliveringStore", self._app_state.ledger.store)
-
     def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
         """Take due jobs of these queues, and tell whether there may be more; none with `no_ack`, as of replies."""
         if no_ack or not queues:
@@ -207,11 +203,12 @@ class JobMessages(Source):
     def _deliver(self, queues: Sequence[str], limit: int, *, asks_later: bool = False) -> Delivered:
         """Take jobs, and find out when the next one is due; `asks_later`: not before these are with their processes."""
         refused = [task for task in [*self._refused] if task not in self._tasks]
-        deliver = partial(self._store.deliver, queues, limit=limit, refused=refused)
+        store = cast("DeliveringStore", self._app_state.ledger.store)
+        deliver = partial(store.deliver, queues, limit=limit, refused=refused)
         jobs, seconds = deliver(), None
         if len(jobs) < limit and not (jobs and asks_later):
             try:
-                seconds = self._store.next_delivery(queues, refused=refused)
+                seconds = store.next_delivery(queues, refused=refused)
                 is_locked = not jobs and seconds is not None and seconds <= 0
                 if is_locked:  # as by a client that begins to wait for it
                     jobs = deliver()

@@ -81,13 +81,14 @@ def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable
 
 def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     """Let the job wait for the task that has its id now; or end it, if nobody will know the end of that task."""
-    ledger, job = app_state_of(task.app).ledger, run.job
+    app_state, job = app_state_of(task.app), run.job
+    ledger = app_state.ledger
     earlier, last = _path_to(run.id, signature)
     if _keeps_end(task, last):
-        payload = with_replacement(job.payload, earlier)
         waiting = NextRun(
-            payload=payload, options=job.options, retries=0, wake_after=FIRST_POLL, withheld=_is_withheld(task)
-        )
+            payload=with_replacement(job.payload, earlier), options=job.options, retries=0, wake_after=FIRST_POLL,
+            withheld=app_state.publisher.delivers,  # workers would take from the ledger what is to wait
+        )  # fmt: skip
         ledger.replace(job, waiting, canvas=job.canvas_pending, reason=REPLACED)
     else:
         ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
@@ -212,16 +213,11 @@ def _find_broken(ledger: Ledger, job: Job) -> Job | None:
 
 def _wait_on(task: BoundTask, job: Job) -> Job:
     """Release a job to the queue; fail it when its replacement cannot end any more."""
-    ledger, waited = app_state_of(task.app).ledger, (job.started_at or 0.0) - job.run_at
+    app_state, waited = app_state_of(task.app), (job.started_at or 0.0) - job.run_at
     expires = task.app.conf.result_expires
     limit = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or NEVER)
     if waited > max(limit, job.lease):
         error = TimeoutError(f"nothing is known of the task that replaced job {job.id} {waited:.0f} s ago")
-        return ledger.fail(job, encode_failure(error), str(error))
+        return app_state.ledger.fail(job, encode_failure(error), str(error))
     wake_after = min(max(waited, FIRST_POLL), POLL_LEASES * job.lease)
-    return ledger.release(job, REPLACED, wake_after=wake_after, withheld=_is_withheld(task))
-
-
-def _is_withheld(task: BoundTask) -> bool:
-    """Return whether workers would take from the ledger what is to wait."""
-    return app_state_of(task.app).publisher.delivers
+    return app_state.ledger.release(job, REPLACED, wake_after=wake_after, withheld=app_state.publisher.delivers)

@@ -103,7 +103,8 @@ def apply_end(end: End, task: BoundTask, job: Job) -> None:
     elif end.transition is Transition.ABANDON:
         end_run(job.id, partial(ledger.abandon, job, end.reason))
     elif end.transition is Transition.RETRY:
-        end_run(job.id, partial(_run_again, task, job, end.delay or 0.0, retries=job.retries + end.counts))
+        again = NextRun.again(job, delay=end.delay or 0.0, retries=job.retries + end.counts)
+        end_run(job.id, partial(_retry_job, task, job, again, error=None))
     elif end.transition is Transition.RELEASE:
         wait_for_store(job.id, partial(ledger.release, job, end.reason, wake_after=end.delay))
 
@@ -148,14 +149,11 @@ def end_run(job_id: str, change: Callable[..., T]) -> T:
 # --- one more run -----------------------------------------------------------------------------------------------------
 
 
-def _run_again(task: BoundTask, job: Job, delay: float, *, retries: int, request_id: str) -> None:
-    next_run = NextRun.again(job, delay=delay, retries=retries)
-    _retry_job(task, job, next_run, error=None, request_id=request_id)
-
-
 def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | None, request_id: str) -> Job:
-    """Have a job wait for its next run, and publish it if that is due."""
-    app_state, reason = app_state_of(task.app), _retry_reason(next_run.delay)
+    """Have a job wait for its next run, and publish it if that is due; the reason has what is being handled."""
+    app_state, cause = app_state_of(task.app), sys.exc_info()[1]
+    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
+    reason = f"runs again {f'in {next_run.delay:g} s' if next_run.delay > 0 else 'at once'}{because}"
     retry = partial(app_state.ledger.retry, job, error=error, reason=reason, request_id=request_id)
     return app_state.publisher.run_next(job, next_run, retry)
 
@@ -194,17 +192,6 @@ def _retry(call: Call, job: Job, *, request_id: str) -> Job:
         encoded = with_parents(encoded, trace)
     retries = options.get("retries") or 0
     next_run = NextRun(payload=payload, options=encoded, route=route, retries=retries, delay=delay_of(options))
-    return _retry_job(task, job, next_run, error=_encode_current_error(), request_id=request_id)
-
-
-def _retry_reason(delay: float) -> str:
-    """Return the reason of a retry, with the exception that is being handled."""
     cause = sys.exc_info()[1]
-    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
-    return f"runs again in {delay:g} s{because}" if delay > 0 else f"runs again at once{because}"
-
-
-def _encode_current_error() -> str | None:
-    """Return the JSON of the exception that is being handled."""
-    cause = sys.exc_info()[1]
-    return encode_failure(cause) if isinstance(cause, Exception) else None
+    error = encode_failure(cause) if isinstance(cause, Exception) else None
+    return _retry_job(task, job, next_run, error=error, request_id=request_id)

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from onejob.celery.options import BoundTask
     from onejob.jobs.model import Job, MessageOf, Submission
     from onejob.ledger.ledger import Ledger
-    from onejob.observability.events import JobEvent
-    from onejob.transactions.sessions import OpenTransaction
 
     Results = list[Admission | Exception]
 
@@ -346,7 +344,8 @@ def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool)
 def _admit_in_session(app_state: AppState, prepared: Sequence[Prepared], session: object) -> Results:
     transaction = transaction_of(session)
     ledger, has_hook = app_state.ledger, transaction.reports_commit
-    inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
+    emit = (lambda event: transaction.after_commit(partial(ledger.emit, event))) if has_hook else None
+    inner = ledger.in_transaction(transaction, emit)
     publishes = has_hook and not app_state.publisher.offers
     admitted: Results = [_submit_inside(inner, each.submission, None if publishes else 0.0) for each in prepared]
     results: Results = []
@@ -372,10 +371,6 @@ def _submit_inside(ledger: Ledger, submission: Submission, wake_after: float | N
     except (QuotaExceededError, TaskIdReusedError) as error:
         return error
     return admission
-
-
-def _emit_after_commit(transaction: OpenTransaction, ledger: Ledger, event: JobEvent) -> None:
-    transaction.after_commit(partial(ledger.emit, event))
 
 
 def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admission) -> None:

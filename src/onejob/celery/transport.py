@@ -246,14 +246,12 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
     def wake(self) -> None:
         """Have the consumers' thread deliver."""
-        waker = self._waker
-        if waker is not None:
+        if (waker := self._waker) is not None:
             waker.wake()
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's signature
         """Deliver one message. Raises `TimeoutError`."""
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        waker = self._new_waker()
+        deadline, waker = math.inf if timeout is None else time.monotonic() + timeout, self._new_waker()
         waker.clear()
         while not self._deliver_one():
             left = min(deadline - time.monotonic(), self._pause())
@@ -348,7 +346,9 @@ class Transport(VirtualTransport):  # type: ignore[misc]
     def _pause(self) -> float:
         """Return for how many seconds the consumers wait for a signal, once they have no messages."""
         pause = self._next_look() - time.monotonic()
-        return min(pause, PLACE_INTERVAL) if self._has_due() and not self._hears_ends else pause
+        # Processes send their results to the event loop: the end of each run begins a round.
+        hears_ends = self._loop is not None and app_state_of(_app_of(self.client)).can_kill
+        return min(pause, PLACE_INTERVAL) if self._has_due() and not hears_ends else pause
 
     def _next_look(self) -> float:
         """Return when the consumers look for messages without a signal, once they have none."""
@@ -356,11 +356,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         dues = [due_at for source in self.sources if (due_at := source.due_at()) is not None]
         self._look_at = max(now + SHORTEST_PAUSE, min([self._looked_at + self._interval, *dues]))
         return self._look_at
-
-    @property
-    def _hears_ends(self) -> bool:
-        """Whether the end of each run begins a round of the event loop: processes send their results to it."""
-        return self._loop is not None and app_state_of(_app_of(self.client)).can_kill
 
     @property
     def _interval(self) -> float:
