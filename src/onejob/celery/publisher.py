@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
+from redis.crc import key_slot
 
-from onejob.celery.broker import TRIES, queue_length
-from onejob.celery.direct_broker import MessageWriter
-from onejob.celery.payload import MARK, decode, loads
+from onejob.celery.broker import SCHEME, TRIES, Broker, is_reset, queue_length
+from onejob.celery.direct_broker import AmqpBroker, RedisBroker, has_receivers
+from onejob.celery.payload import MARK, Message, decode, loads
 from onejob.errors import BrokerUnavailableError, StoreError, describe
+from onejob.jobs.model import BrokerMessage, Job
+from onejob.jobs.route import is_plain
 from onejob.ledger.publication import note_unsent
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import TRACE_CONTEXT
+from onejob.stores.protocol import MessagePushingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from onejob.jobs.model import BrokerMessage, Job
-    from onejob.ledger.ledger import NextRun
+    from celery import Celery
+
+    from onejob.celery.direct_broker import AmqpMessage
+    from onejob.celery.routing import Routing
+    from onejob.jobs.model import Submission
+    from onejob.ledger.ledger import Ledger, NextRun
 
 T = TypeVar("T")
 logger = logging.getLogger("onejob")
@@ -36,10 +45,100 @@ NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
 """Options for a message whose queue was declared for an earlier message."""
 PRECONDITION_FAILED = 406
 """The code of RabbitMQ's channel error for a queue that exists with other arguments than this app declares."""
+OUTAGE_PAUSE = 5.0
+"""Seconds after an outage in which no message is written for the store."""
 
 
-class Publisher(MessageWriter):
-    """Publishes the messages of one app."""
+class Publisher:
+    """Writes and publishes the messages of one app: for the store, for brokers, and for workers that take jobs.
+
+    `timeout`: seconds until an operation of the broker fails.
+    """
+
+    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
+        self._app = app
+        self._routing = routing
+        self._ledger = ledger
+        self._broker = Broker(app, timeout)
+        self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
+        self._away_until = 0.0
+
+    # --- jobs that the ledger delivers: workers take them, and nothing is sent ---------------------------------------
+
+    @cached_property
+    def delivers(self) -> bool:
+        """Whether workers take jobs from the ledger (`broker_url="onejob://"`)."""
+        transport = self._app.connection_for_write().transport_cls
+        return str(transport) == SCHEME and not self._app.conf.task_send_sent_event
+
+    @property
+    def offers(self) -> bool:
+        """Whether jobs are offered to workers; not if the application wants to see each message that is published."""
+        return self.delivers and not has_receivers()
+
+    def is_delivered(self, job: Job | Submission) -> bool:
+        """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it.
+
+        That is so for followers, ended jobs, other routes than a queue's name, and if the application sees messages.
+        """
+        has_no_run = isinstance(job, Job) and (job.follows_id is not None or job.state.final)
+        return self.offers and is_plain(job.route) and not has_no_run
+
+    # --- messages that the store pushes, or that a row takes the place of --------------------------------------------
+
+    def message_of(self, job: Job | Submission) -> BrokerMessage | None:
+        """Return the message of a job for the store to push; None if it has to be sent afterwards.
+
+        For a job that workers take from the ledger it has no text.
+        """
+        if self.delivers:
+            return BrokerMessage(job.route, "") if self.is_delivered(job) else None
+        broker = self._shared_broker()
+        if broker is None:
+            return None
+        try:
+            message: BrokerMessage | None = broker.write(job)
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            if not is_reset(error):  # as a server does with an idle connection
+                self._note_outage(error)
+            return None
+        if message is not None and broker.is_cluster:  # one script can write to one slot
+            store = self._ledger().store
+            if not isinstance(store, MessagePushingStore) or key_slot(message.destination.encode()) != store.slot:
+                return None
+        return message
+
+    def _shared_broker(self) -> RedisBroker | None:
+        """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
+        if self.shared_address is None or time.monotonic() < self._away_until:
+            return None
+        try:
+            broker = self._direct_broker()
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            self._note_outage(error)
+            return None
+        return broker if isinstance(broker, RedisBroker) and broker.address == self.shared_address else None
+
+    def _note_outage(self, error: Exception) -> None:
+        """Let no message be written for a while if the broker is away."""
+        if isinstance(error, SoftTimeLimitExceeded):
+            raise error
+        if self._broker.is_outage(error):
+            self._away_until = time.monotonic() + OUTAGE_PAUSE
+
+    @cached_property
+    def shared_address(self) -> str | None:
+        """The address at which the store can push messages; None: it cannot, wherever the broker is."""
+        store = self._ledger().store
+        return store.address if isinstance(store, MessagePushingStore) else None
+
+    def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
+        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
+        pid = os.getpid()
+        if pid not in self._direct_brokers:
+            kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
+            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing)
+        return self._direct_brokers[pid]
 
     def is_own(self, producer: Any) -> bool:
         """Return whether a producer that a caller gives sends to this app's broker. None does."""
@@ -226,6 +325,38 @@ class Publisher(MessageWriter):
             router=router,
             **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
         )
+
+    # --- messages that no broker gets -------------------------------------------------------------------------------
+
+    def payload_of(self, job: Job, tag: str) -> dict[str, Any]:
+        """Return the message that Celery would publish for a job, as kombu's virtual transports have it.
+
+        Raises what Celery's `send_task` does, and for a malformed payload any exception.
+        """
+        if not job.route:
+            job = replace(job, route=self._resolve(decode(job.payload), loads(job.options)))
+        composed: AmqpMessage = self._composer.compose(job)
+        properties = dict(composed.message.properties)
+        where = {"exchange": composed.exchange, "routing_key": composed.routing_key}
+        return {
+            "body": composed.message.body,
+            "content-type": properties.pop("content_type", None),
+            "content-encoding": properties.pop("content_encoding", None),
+            "headers": properties.pop("application_headers"),
+            "properties": {
+                **properties, "delivery_tag": tag, "delivery_info": {**where, "priority": properties.get("priority")},
+            },
+        }  # fmt: skip
+
+    @cached_property
+    def _composer(self) -> AmqpBroker:
+        return AmqpBroker(self._app, self._broker, self._routing)
+
+    def _resolve(self, message: Message, options: Mapping[str, Any]) -> str:
+        """Return the route of a job whose submitter resolved none: another version of onejob."""
+        task = self._app.tasks.get(message.task)
+        named = task if task is not None else SimpleNamespace(name=message.task)
+        return self._routing.resolve(named, message.args, message.kwargs, options)[0]
 
 
 def _with_declarations(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
