@@ -130,20 +130,16 @@ def entries_of(app: Celery) -> dict[str, Entry]:
     """
     scheduler: Any = beat.Scheduler(app, schedule={}, lazy=True)
     scheduler.install_default_entries({})
-    scheduler.merge_inplace({**_task_entries(app), **scheduler.schedule, **app.conf.beat_schedule})
+    given = {name: options_of(task).schedule for name, task in tasks_of(app).items()}
+    of_tasks = {
+        name: {**(schedule if isinstance(schedule, dict) else {"schedule": schedule}), "task": name}
+        for name, schedule in given.items()
+        if schedule is not None
+    }
+    scheduler.merge_inplace({**of_tasks, **scheduler.schedule, **app.conf.beat_schedule})
     return {str(entry.name): Entry(app, entry) for entry in scheduler.schedule.values()} | {
         entry.name: entry for entry in _django_entries(app)
     }
-
-
-def _task_entries(app: Celery) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, task in tasks_of(app).items():
-        schedule = options_of(task).schedule
-        if schedule is not None:
-            entry = schedule if isinstance(schedule, dict) else {"schedule": schedule}
-            found[name] = {**entry, "task": name}
-    return found
 
 
 def _django_entries(app: Celery) -> Iterator[Entry]:

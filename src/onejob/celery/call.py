@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from celery import Signature
 
 from onejob.celery.option_names import check_call_options, merge_tags
-from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
+from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
 from onejob.jobs.on_duplicate import conflict_policy_of
@@ -220,11 +220,14 @@ def _terms_of(
     own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}  # not those of its plan
     if tracing.tracer is not tracing.NO_TRACER:
         own = {**tracing.tracer.context(), **own}
+    retries = options.get("retries") or 0
+    if not isinstance(retries, int) or retries < 0:
+        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
+        raise InvalidArgumentsError(msg)
     plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
     return _Terms(
-        plan, with_parents(plan.options, own) if own else plan.options, delay,
-        None if expires is None else seconds_until(expires, "expires"),
-        _retries_of(options) if "retries" in options else 0, "\n".join(tags) if tags else None,
+        plan, to_json(loads(plan.options) | own) if own else plan.options, delay,
+        None if expires is None else seconds_until(expires, "expires"), retries, "\n".join(tags) if tags else None,
     )  # fmt: skip
 
 
@@ -351,15 +354,6 @@ def seconds_until(when: Any, name: str) -> float:
         msg = f"{name}={when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
         raise InvalidArgumentsError(msg)
     return seconds
-
-
-def _retries_of(options: Mapping[str, Any]) -> int:
-    """Return how often the job was retried. Raises `InvalidArgumentsError` for what is no number of retries."""
-    retries = options.get("retries") or 0
-    if not isinstance(retries, int) or retries < 0:
-        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
-        raise InvalidArgumentsError(msg)
-    return retries
 
 
 def _seconds_until(when: float | str | datetime) -> float | None:

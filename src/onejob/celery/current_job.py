@@ -127,7 +127,13 @@ class RunningJob:
         Raises `InvalidArgumentsError` unless 0 <= done <= total, or for a stage of more than `STAGE_LIMIT` characters;
         `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop: do not catch them.
         """
-        _check_progress(done, total, stage)
+        if not _is_amount(done) or not (total is None or (_is_amount(total) and done <= total)):
+            msg = f"progress takes numbers with 0 <= done <= total, not done={done!r:.100}, total={total!r:.100}"
+            raise InvalidArgumentsError(msg)
+        if not isinstance(stage, str) or len(stage) > STAGE_LIMIT:
+            size = f"{len(stage)} characters" if isinstance(stage, str) else type(stage).__name__
+            msg = f"the stage of a progress is a text of at most {STAGE_LIMIT} characters, not {size}"
+            raise InvalidArgumentsError(msg)
         self._report({"done": done, "total": total, "stage": stage})
 
     def report_state(self, state: str, meta: object) -> None:
@@ -260,17 +266,6 @@ class RunningJob:
             raise LeaseLost(self.id)
         if now.cancel is not Cancel.NO:
             raise JobCanceled(self.id)
-
-
-def _check_progress(done: object, total: object, stage: object) -> None:
-    """Raise `InvalidArgumentsError` unless this is a progress that a bar can show; 0 of 0 is one, of nothing to do."""
-    if not _is_amount(done) or not (total is None or (_is_amount(total) and done <= total)):  # type: ignore[operator]
-        msg = f"progress takes numbers with 0 <= done <= total, not done={done!r:.100}, total={total!r:.100}"
-        raise InvalidArgumentsError(msg)
-    if not isinstance(stage, str) or len(stage) > STAGE_LIMIT:
-        size = f"{len(stage)} characters" if isinstance(stage, str) else type(stage).__name__
-        msg = f"the stage of a progress is a text of at most {STAGE_LIMIT} characters, not {size}"
-        raise InvalidArgumentsError(msg)
 
 
 def _is_amount(value: object) -> bool:

@@ -141,21 +141,18 @@ def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
     """Return the tags of a task, and those that are given besides; None: none. Raises `InvalidArgumentsError`."""
     if given is None:
         return own
-    tags = tuple(dict.fromkeys([*own, *given])) if isinstance(given, list | tuple) and _are_tags(given) else None
-    if tags is None or len(tags) > TAG_COUNT:
+    are_tags = isinstance(given, list | tuple) and all(
+        isinstance(each, str) and 1 <= len(each) <= TAG_LENGTH and each.isprintable() and each == each.strip()
+        for each in given
+    )
+    tags = tuple(dict.fromkeys([*own, *given])) if are_tags else ()  # type: ignore[misc] # a list or a tuple then
+    if not are_tags or len(tags) > TAG_COUNT:
         own_count = f", with the {len(own)} of the task" if own else ""
         raise InvalidArgumentsError(
             f"tags={given!r:.500} is not a list of tags: write at most {TAG_COUNT}{own_count}, each of 1 to "
             f"{TAG_LENGTH} printable characters without a space at an end"
         )
     return tags
-
-
-def _are_tags(given: Iterable[object]) -> bool:
-    return all(
-        isinstance(each, str) and 1 <= len(each) <= TAG_LENGTH and each.isprintable() and each == each.strip()
-        for each in given
-    )
 
 
 MAX_PRIORITY = 255
@@ -214,8 +211,7 @@ def _hint(option: str, known: Collection[str]) -> str | None:
         return None
     if option in FOREIGN:
         return f", which is another library's: {FOREIGN[option]}"
-    near = [name for name in known if abs(len(name) - len(option)) <= 1]
-    return _did_you_mean(option, near, cutoff=SIMILAR) or None
+    return _did_you_mean(option, [name for name in known if abs(len(name) - len(option)) <= 1], cutoff=SIMILAR) or None
 
 
 def _did_you_mean(name: str, known: Collection[str], *, cutoff: float) -> str:

@@ -104,11 +104,6 @@ def _plain(value: object) -> str:
     )
 
 
-def with_replacement(payload: str, earlier: list[str]) -> str:
-    """Return the payload of a job that waits for what replaced it; `earlier`: the ids of the tasks that come before."""
-    return str(json.dumps({**json.loads(payload), "replaced_by": earlier}))
-
-
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
     stored = {
@@ -119,11 +114,6 @@ def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     if isinstance(headers := stored.get("headers"), Mapping):  # a retry copies those of its message
         stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     return dumps(stored, "the options", limits)
-
-
-def with_parents(options: str, parents: Mapping[str, str]) -> str:
-    """Return publish options (JSON) with the ids of the submitting run and of the first job of its tree, or a trace."""
-    return str(json.dumps(loads(options) | parents))
 
 
 def dumps(value: object, what: str, limits: Limits) -> str:
@@ -217,18 +207,11 @@ class Ignored(NamedTuple):
 
 def encode_failure(error: BaseException) -> str:
     """Return the JSON of an exception: module, type, message, args (when JSON has them) and traceback."""
-    text = "".join(traceback.format_exception(error))
-    return str(
-        json.dumps(
-            {
-                "module": type(error).__module__,
-                "type": type(error).__qualname__,
-                "message": message_of(error)[:MESSAGE_LIMIT],
-                "args": _args(error),
-                "traceback": clean(text)[-TRACEBACK_LIMIT:],
-            }
-        )
-    )
+    return to_json({
+        "module": type(error).__module__, "type": type(error).__qualname__,
+        "message": message_of(error)[:MESSAGE_LIMIT], "args": _args(error),
+        "traceback": clean("".join(traceback.format_exception(error)))[-TRACEBACK_LIMIT:],
+    })  # fmt: skip
 
 
 def decode_failure(job_id: str, text: str | None) -> BaseException:

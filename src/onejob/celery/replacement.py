@@ -26,8 +26,9 @@ from onejob.celery.payload import (
     decode,
     dumps,
     encode_failure,
+    loads,
     replacement_depth,
-    with_replacement,
+    to_json,
 )
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
@@ -86,8 +87,8 @@ def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     earlier, last = _path_to(run.id, signature)
     if _keeps_end(task, last):
         waiting = NextRun(
-            payload=with_replacement(job.payload, earlier), options=job.options, retries=0, wake_after=FIRST_POLL,
-            withheld=app_state.publisher.delivers,  # workers would take from the ledger what is to wait
+            payload=to_json(loads(job.payload) | {"replaced_by": earlier}), options=job.options, retries=0,
+            wake_after=FIRST_POLL, withheld=app_state.publisher.delivers,  # so that no worker takes it meanwhile
         )  # fmt: skip
         ledger.replace(job, waiting, canvas=job.canvas_pending, reason=REPLACED)
     else:

@@ -198,8 +198,10 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if self.parent is not None and propagate:
             await _await_result(self.parent, deadline)
         if self._cache is None:
-            left = timeout if self.parent is None else _seconds_until(deadline)
-            self._cache = await wait_for_end(self.app, self.id, self._read, left, self._submitted())
+            left, submitted = timeout if self.parent is None else _seconds_until(deadline), None
+            if self._admission is not None and self.may_be_committed is None:  # not in an open transaction
+                submitted = self._admission.follower or self._admission.job
+            self._cache = await wait_for_end(self.app, self.id, self._read, left, submitted)
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
     def _await_end(
@@ -221,12 +223,6 @@ class AsyncResult(CeleryResult, Generic[R_co]):
                 if on_interval is not None:
                     on_interval()
                 wait.wait(min(remaining, interval))
-
-    def _submitted(self) -> Job | None:
-        """Return the job as the submission has returned it; None in an open transaction."""
-        if self._admission is None or self.may_be_committed is not None:
-            return None
-        return self._admission.follower or self._admission.job
 
     @staticmethod
     def _value_of(meta: dict[str, Any], *, propagate: bool) -> Any:

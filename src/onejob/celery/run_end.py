@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, delay_of, dump_models, merge_options
 from onejob.celery.current_job import RunningJob, draining
-from onejob.celery.payload import encode, encode_failure, encode_options, with_parents
+from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
 from onejob.celery.replacement import replace_and_publish
 from onejob.celery.submit import check_task
 from onejob.errors import (
@@ -189,7 +189,7 @@ def _retry(call: Call, job: Job, *, request_id: str) -> Job:
     app_state.routing.check_message(payload, sent_options)
     encoded = encode_options(sent_options, app_state.settings.limits)
     if trace := tracing.trace_of(job.options):
-        encoded = with_parents(encoded, trace)
+        encoded = to_json(loads(encoded) | trace)
     retries = options.get("retries") or 0
     next_run = NextRun(payload=payload, options=encoded, route=route, retries=retries, delay=delay_of(options))
     cause = sys.exc_info()[1]
