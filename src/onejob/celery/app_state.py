@@ -98,17 +98,11 @@ class AppState:
 
     @cached_property
     def django_alias(self) -> str | None:
-        """The alias of Django's database in whose transactions the ledger takes part; None for a ledger elsewhere.
-
-        Raises `ConfigurationError`.
-        """
+        """The alias of Django's database whose transactions the ledger joins, or None. Raises `ConfigurationError`."""
         return alias_of(self.settings.store)
 
     def use(self, ledger: Ledger, publisher: Publisher, django_alias: str | None) -> None:
-        """Use this ledger and this publisher in place of those that the settings name, as tests do.
-
-        The ledger takes part in the transactions of Django on `django_alias`.
-        """
+        """Use this ledger, in the transactions of Django on `django_alias`, and this publisher, as tests do."""
         self._ledger, self._place, self.publisher, self.django_alias = ledger, None, publisher, django_alias
 
     def close(self) -> None:

@@ -93,10 +93,9 @@ async def wait_for_end(
     timeout: float | None,  # noqa: ASYNC109 - the message has it, as that of `get`
     submitted: Job | None = None,
 ) -> Meta:
-    """Wait until a job has ended, and return its result. Raises Celery's `TimeoutError`.
+    """Return the result of a job once it has ended, or of one that is elsewhere. Raises Celery's `TimeoutError`.
 
-    `read_elsewhere` returns the result of a job that is not in the ledger. `submitted`: the job as a submission has
-    returned it, which saves a read.
+    `submitted`: the job as a submission has returned it, which saves a read.
     """
     reader = reader_of(app)
 

@@ -102,10 +102,9 @@ def _submission_batcher(app: Celery) -> Batcher[_Pending, AsyncResult[Any]]:
 
 
 async def submit(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
-    """Submit a call as `apply_async` does, without blocking the event loop.
+    """Submit a call as `apply_async` does, without blocking the event loop, also if the coroutine is canceled.
 
-    Once it has started it is carried out, also if the coroutine is canceled. Within the body of a job it is
-    `apply_async` itself, because Celery knows the running task by its thread.
+    Within the body of a job it is `apply_async` itself, because Celery knows the running task by its thread.
     """
     if _in_body(task):
         return task.apply_async(args, kwargs, **options)

@@ -130,8 +130,7 @@ def or_error(function: Callable[[], T]) -> T | Exception:
 class TTLCache(Generic[T]):
     """Calls `load` at most once in so many seconds, one call at a time, and caches its value or its exception.
 
-    `cost_factor`: a load that took `t` seconds is cached for `cost_factor * (t - free_seconds)` seconds if that is
-    longer.
+    A load that took `t` seconds is cached for `cost_factor * (t - free_seconds)` seconds if that is longer.
     """
 
     def __init__(

@@ -246,8 +246,7 @@ class Beat:
     ) -> ScheduleState | None:
         """Send the message of a task that is not of class `onejob.Task`, if this process is the first to note its tick.
 
-        Nothing recognises a second message, so it is noted first: the process may die in between. A tick whose message
-        the broker did not get is due again.
+        It is noted first: nothing recognises a second message. If the broker does not get it, its tick is due again.
         """
         task_id = str(uuid.uuid5(uuid.NAMESPACE_OID, tick_id(entry.name, tick)))
         advanced = advance(ledger, state, until=until, tick=tick, job_id=task_id)
@@ -270,10 +269,9 @@ def _log_skipped(entry: Entry, tick: float, error: Exception) -> None:
 
 
 def as_tick(call: Call, entry: Entry, tick: float) -> Call:
-    """Return the call of a tick, which may be repeated.
+    """Return the call of a tick, which may be repeated: a job of its own.
 
-    It is a job of its own, or equal to other calls of its task, if the entry says so or the task has `unique_on`,
-    `unique_for` or the rule of another library.
+    It is equal to other calls of its task if the entry, an option of the task or another library's rule says so.
     """
     identity = tick_id(entry.name, tick)
     options = {name: value for name, value in call.options.items() if name not in OWN_OPTIONS}
@@ -413,9 +411,8 @@ class Scheduler(beat.Scheduler):
 def find_tick(call: Call) -> Call:
     """Return a call of Celery's own beat as that of its entry's latest tick, if the workers run the schedule.
 
-    Such a call names neither its entry nor its moment: the entry is one with the same task and arguments, and its tick
-    is the latest one. So a beat that still runs beside the workers submits no job of its own. Raises `OneJobError` for
-    a call, not for a message, of a paused entry.
+    Its entry is one with the same task and arguments. So a beat beside the workers submits no job of its own. Raises
+    `OneJobError` for a call, not for a message, of a paused entry.
     """
     app = call.task.app
     app_state = app_state_of(app)

@@ -45,10 +45,7 @@ class Broker:
 
     @contextmanager
     def producer(self, *, confirms: bool = False) -> Iterator[Any]:
-        """Yield a producer of kombu, with a connection of its own.
-
-        `confirms`: on RabbitMQ, each publication waits until the broker has stored or refused the message.
-        """
+        """Yield a producer with its own connection; with `confirms`, RabbitMQ confirms each publication."""
         with self._pool(confirms=confirms).acquire(block=True, timeout=self._timeout) as producer:
             yield producer
 
@@ -116,10 +113,7 @@ def _address(connection: Any) -> tuple[Any, ...]:
 
 
 def queue_length(connection: Any, name: str) -> int | None:
-    """Return the number of messages in a queue; None if there is no such queue, which on Redis an empty one is.
-
-    Creates nothing. Raises the transport's errors.
-    """
+    """Return the number of messages in a queue, or None if there is none. Raises the transport's errors."""
     try:
         with connection.channel() as channel:  # which an unknown queue closes
             return int(channel.queue_declare(queue=name, passive=True).message_count)
@@ -141,9 +135,8 @@ def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
 def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
     """Return whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
 
-    `transport`: its module; `functions`: those of its channel that send. Not if Celery would send an event of each
-    message, or the result backend prepares for each (as `rpc` does); and if code other than theirs takes part: a
-    subclass, another task protocol, or functions replaced by instrumentation.
+    `functions`: those of the channel of `transport` (a module) that send. Not if Celery sends events of messages, the
+    result backend prepares for each (as `rpc` does), or other code takes part: a subclass, a protocol, instrumentation.
     """
     own: Any = app.connection_for_write().transport
     amqp = app.amqp

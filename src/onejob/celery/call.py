@@ -59,8 +59,7 @@ class Caller(NamedTuple):
     def of(cls, app: Celery) -> Self:
         """Return the caller in this context; without a submitter, that of the run, if it has own jobs.
 
-        So the members of a chain or a chord, which workers submit, have the submitter of its first job. They consume no
-        quota, since the canvas was admitted as a whole.
+        So all members of a canvas have the submitter of its first job; they consume no quota, as it was admitted whole.
         """
         submitter, parent = SUBMITTER.get(), app.current_worker_task
         if parent is None or submitter.name:
@@ -153,10 +152,7 @@ def prepare_items(app_state: AppState, call: Call, items: Iterable[object]) -> l
 
 
 def build(app_state: AppState, call: Call, caller: Caller | None = None) -> Submission:
-    """Return the submission of a call that needs no checks of its caller; None: that of this context.
-
-    Raises as `prepare`.
-    """
+    """Return the submission of a call without checks of its caller, by default this context's. Raises as `prepare`."""
     return _build(app_state, call, caller or Caller.of(call.task.app))[0]
 
 
@@ -302,10 +298,7 @@ def parse_item(task: BoundTask, number: int, item: object) -> tuple[tuple[Any, .
 
 
 def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return arguments without models: those of a `typed` task, and those of a `pydantic=True` task as Celery does.
-
-    Raises `InvalidArgumentsError`, naming the field, for what does not fit the annotations of a `typed` task.
-    """
+    """Return JSON for models in arguments of `typed` and `pydantic=True` tasks. Raises `InvalidArgumentsError`."""
     typed = task._onejob.typed
     if typed is not None:
         return typed.dump_arguments(args, kwargs) if typed.converts else (args, kwargs)
@@ -314,10 +307,7 @@ def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, A
 
 
 def merge_options(call: Call, args: Any, kwargs: Any, parent: Any) -> Mapping[str, Any]:
-    """Return all options of the message of a call, so that any process can publish it later as this one would.
-
-    `parent`: the task in whose run the call is made, if any.
-    """
+    """Return all options of a call's message, with which any process can publish it; `parent`: the submitting task."""
     if call.is_message:
         return call.options
     task = call.task
@@ -343,8 +333,7 @@ def delay_of(options: Mapping[str, Any]) -> float:
 def seconds_until(when: Any, name: str) -> float:
     """Return the seconds to a Celery `countdown` (a number), `eta` (a datetime or ISO 8601 text) or `expires` (any).
 
-    Raises `InvalidArgumentsError`, with the `name` of the option, for anything else, and for a time farther away than
-    `MAX_DELAY`, which not every calendar can represent.
+    Raises `InvalidArgumentsError` with the option's `name` for anything else, and for what is beyond `MAX_DELAY`.
     """
     kinds, forms = TIMES[name]
     seconds = _seconds_until(when) if isinstance(when, kinds) else None

@@ -59,10 +59,7 @@ def current_job() -> RunningJob:
 
 
 def claim_of(message: str, pid: int) -> str:
-    """Return the nonce of the claim that a process makes for a message, given the nonce of its parent's request.
-
-    The parent can compute it. It differs by process, because a pool may give a message to a second child.
-    """
+    """Return the nonce of a process's claim for a message. Its parent can compute it; each child has another."""
     return f"{message[:8]}{pid:08x}"
 
 

@@ -55,8 +55,7 @@ class Request:
 class Prefetch:
     """Takes jobs in a thread, one statement at a time, so that a worker's event loop serves its processes meanwhile.
 
-    `deliver` takes jobs, `give_back` offers jobs again, and `announce` is called with the queues of an answer. Any
-    thread may call its methods.
+    `announce` is called with the queues of an answer. Any thread may call its methods.
     """
 
     def __init__(
@@ -140,9 +139,7 @@ class Prefetch:
 
 
 class JobMessages(Source):
-    """The source of a transport's messages that are jobs.
-
-    In a worker the free processes limit how many it takes, and not `worker_prefetch_multiplier`.
+    """The source of a transport's messages that are jobs; in a worker, as many as it has free processes for.
 
     `announce` has the consumers take from this source; any thread may call it.
     """
@@ -288,10 +285,7 @@ class JobMessages(Source):
         self._prefetch.close()
 
     def renew(self, queues: Sequence[str]) -> bool:  # noqa: ARG002 - of the protocol
-        """Offer jobs to other workers that have waited here since the last renewal, behind a long run or a rate limit.
-
-        Whoever claims such a job first runs it. Nothing else is renewed: the worker registers the jobs that it holds.
-        """
+        """Offer to other workers what has waited here, behind a long run or a rate limit, since the last call."""
         held = {**self._held}
         late = [job for tag, job in held.items() if tag in self._waiting]
         self._waiting = held.keys() - self._waiting

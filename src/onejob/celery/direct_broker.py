@@ -96,10 +96,7 @@ class DirectBroker:
         self._kind_of = lru_cache(_CACHE_SIZE)(self._new_kind)
 
     def write(self, job: Job | Submission) -> Any:
-        """Return the message of a job, to be pushed; None for one that only Celery can send.
-
-        Raises what Celery's `send_task` does, and the transport's errors if the broker cannot be reached.
-        """
+        """Return the message of a job to push; None if only Celery can send it. Raises as Celery's `send_task` does."""
         if not job.route or has_receivers():
             return None
         try:
@@ -108,10 +105,7 @@ class DirectBroker:
             return None
 
     def compose(self, job: Job | Submission) -> Any:
-        """Return the message of a job with a route; receivers of Celery's signals get it as any publication.
-
-        Raises `NotOneMessageError`, and as `write` does.
-        """
+        """Return the message of a job with a route. Raises `NotOneMessageError`, and as `write` does."""
         options = job.options
         single: dict[str, Any] = {}
         if _HAS_OWN(options):  # what single jobs have: the ids of a run, and the trace, which runs read in the job
@@ -222,10 +216,7 @@ class RedisBroker(DirectBroker):
 
     @staticmethod
     def is_of(app: Celery) -> bool:
-        """Return whether an app's messages are pushed to one Redis by Celery's and kombu's own functions alone.
-
-        Not if it is for Sentinel, or fails over to others.
-        """
+        """Return whether Celery and kombu alone push an app's messages to one Redis, without Sentinel and failover."""
         functions = ("basic_publish", "prepare_message", "_put")
         return is_writable(app, "kombu.transport.redis", functions) and len(app.connection_for_write().alt) <= 1
 
@@ -335,10 +326,7 @@ class AmqpBroker(DirectBroker):
         """Do nothing: the connections are those of the broker's pool."""
 
     def push(self, messages: Sequence[AmqpMessage]) -> None:
-        """Write messages to the broker's socket, in their order; repeat all of them once on a new connection.
-
-        Raises the transport's errors.
-        """
+        """Write messages to the socket, in order; all once more on a new connection. Raises the transport's errors."""
         with self._broker.producer() as producer:
             producer.connection.ensure(producer, self._push, **TRIES)(producer, messages)
 

@@ -114,12 +114,9 @@ class Operator:
     def operate(self, operation: Operation, job: Job, *, forget_steps: bool = False) -> Job | None:
         """Carry out an operation, and return the job afterwards; None after a deletion.
 
-        `job` may be without its `LARGE_FIELDS`, and may have changed. `forget_steps`: a redriven job runs its completed
-        steps again.
-
-        Raises `JobNotFoundError`; what `Operation.check` raises for a job in another state, `NotWaitingError` also for
-        one that waits for another job; `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError`
-        for a deletion.
+        `job` may be without its `LARGE_FIELDS`, and outdated. `forget_steps`: a redriven job runs its steps again.
+        Raises `JobNotFoundError`; what `Operation.check` raises, `NotWaitingError` also for one that waits for a job;
+        `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError` for a deletion.
         """
         app, ledger, reason = self.app, self.ledger, f"{operation.done} {self.origin}"
         match operation:
@@ -137,10 +134,7 @@ class Operator:
         self, operation: Operation, selection: Selection, *, forget_steps: bool = False, dry_run: bool = False,
         is_over: Callable[[], bool] | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Carry out an operation on each selected job in a state that it applies to; another one refuses it.
-
-        `forget_steps` as for `operate`; `dry_run`, `is_over` and the errors as for `bulk_apply`.
-        """
+        """Carry out an operation on each selected job that it applies to. Raises as `operate` and `bulk_apply` do."""
 
         def check(job: Job) -> None:
             self.check(operation.permission, job)
@@ -264,10 +258,8 @@ BROKER_TIMEOUT = 2.0
 def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
     """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
 
-    Raises `SupersededError` if the task replaces arguments or runs again, and newer ones have run since, or will: the
-    last arguments would not be the last to run. Without the app of the task, its policy is not known.
-
-    The store pushes its message if it can, and if `ledger` is that of `app`; otherwise a sweeper publishes it.
+    Raises `SupersededError` if the app's task replaces arguments or runs again, and newer ones have run, or will run. A
+    sweeper publishes the message unless the store pushes it, as that of `app` can.
     """
     task = None if app is None else tasks_of(app).get(job.task)
     if task is not None and options_of(task).conflict_policy.queue_next and job.state is State.FAILED:
@@ -308,10 +300,7 @@ logger = logging.getLogger("onejob")
 
 
 def queue_lengths(app: Celery, names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages in each queue; None where the broker cannot tell, or has no such queue.
-
-    Nothing is created. Without a connection to the broker within `control.BROKER_TIMEOUT`, all numbers are None.
-    """
+    """Return the number of messages in each queue; None where the broker cannot tell, or has no such queue."""
     lengths: dict[str, int | None] = dict.fromkeys(names)
     try:
         with connect_to_broker(app) as connection:
@@ -334,10 +323,7 @@ IMPORTS = {
 
 
 def python_call(job: Job) -> str:
-    """Return Python code that submits a call with the job's arguments, after the imports that it needs, if any.
-
-    `app` is the Celery app.
-    """
+    """Return Python code, with its imports, that submits a call with the job's arguments to the Celery app `app`."""
     message = decode(job.payload)
     call = f"app.tasks[{message.task!r}].apply_async(args={message.args!r}, kwargs={message.kwargs!r})"
     imports = [line for begin, line in IMPORTS.items() if begin in call]
@@ -347,8 +333,7 @@ def python_call(job: Job) -> str:
 def curl_call(job: Job, base_url: str, *, parameters: Sequence[str] = ()) -> str | None:
     """Return a shell command that submits a call with the job's arguments over HTTP, with the API key in `$KEY`.
 
-    `parameters`: the names of the task's parameters, by which positional arguments are passed. None if they do not
-    suffice, or if JSON has no such values: then the API cannot submit this call.
+    `parameters` names positional arguments. None if they do not suffice, or if JSON has no such values.
     """
     message = decode(job.payload)
     if len(message.args) > len(parameters):
@@ -398,9 +383,8 @@ def check_duplicate(
 ) -> DuplicateCheck:  # fmt: skip
     """Return how a submission of this call would be answered now, without an idempotency key.
 
-    `submitter`: None for that of this context. `on_duplicate` overrides the task's own. `ledger`: None for the app's.
-    Raises `InvalidArgumentsError` also for an unknown task, and otherwise as `apply_async` does before anything is
-    stored.
+    By default as of this context's submitter, by the task's `on_duplicate`, in the app's ledger. Raises
+    `InvalidArgumentsError` also for an unknown task, and otherwise as `apply_async` before anything is stored.
     """
     task = tasks_of(app).get(task_name)
     if task is None:

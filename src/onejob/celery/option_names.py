@@ -88,8 +88,7 @@ def check_setting_names(conf: Any) -> None:
 def check_task_options(name: str, task: type, base: type, foreign: frozenset[str] = frozenset()) -> None:
     """Raise `ConfigurationError` for an attribute of a task's class that looks like a misspelt or a foreign option.
 
-    Other attributes are the user's own. `base` is `onejob.Task`, whose attributes and those of its bases are known, as
-    are the options of another library in `foreign`.
+    Known are the attributes of `base`, which is `onejob.Task`, and another library's options in `foreign`.
     """
     known = foreign.union(dir(base), OWN_NAMES)  # `hasattr` would bind the class to the current app
     for option in _attributes(task, base):
@@ -113,10 +112,7 @@ def check_definition_names(name: str, options: Iterable[str], base: type) -> Non
 
 
 def check_call_options(options: Mapping[str, Any]) -> None:
-    """Raise `InvalidArgumentsError` for an option of a submission that is misspelt, foreign, or one of the task.
-
-    The stamps of a canvas may have any name.
-    """
+    """Raise `InvalidArgumentsError` for an unknown option of a submission that is no stamp, or one of a task."""
     stamps = options.get("stamped_headers") or ()
     for option in options:
         error = _call_error(option)

@@ -158,10 +158,7 @@ def tasks_of(app: Celery) -> dict[str, BoundTask]:
 def resolve_definition(
     name: str, given: Any, body: Any, *, bound: bool, limits: Limits, checked: bool = True
 ) -> tuple[Window | None, ConflictPolicy, Identifier]:
-    """Check the options in the attributes of `given` that do not depend on an app, and return what they mean.
-
-    `bound`: whether the first parameter of the body is the task itself. Raises `ConfigurationError`.
-    """
+    """Check the options in `given` that no app decides, and return what they mean. Raises `ConfigurationError`."""
     permanent = given.permanent_for
     if not isinstance(permanent, tuple) or not all(
         isinstance(each, type) and issubclass(each, Exception) for each in permanent

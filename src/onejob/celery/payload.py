@@ -117,10 +117,7 @@ def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
 
 
 def dumps(value: object, what: str, limits: Limits) -> str:
-    """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
-
-    Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
-    """
+    """Return JSON for every store. Raises `InvalidPayloadError`, naming `what`, for no JSON, too deep or too large."""
     try:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:

@@ -50,10 +50,7 @@ OUTAGE_PAUSE = 5.0
 
 
 class Publisher:
-    """Writes and publishes the messages of one app: for the store, for brokers, and for workers that take jobs.
-
-    `timeout`: seconds until an operation of the broker fails.
-    """
+    """Writes and publishes the messages of one app; `timeout`: seconds until an operation of the broker fails."""
 
     def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
         self._app = app
@@ -77,20 +74,14 @@ class Publisher:
         return self.delivers and not has_receivers()
 
     def is_delivered(self, job: Job | Submission) -> bool:
-        """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it.
-
-        That is so for followers, ended jobs, other routes than a queue's name, and if the application sees messages.
-        """
+        """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it."""
         has_no_run = isinstance(job, Job) and (job.follows_id is not None or job.state.final)
         return self.offers and is_plain(job.route) and not has_no_run
 
     # --- messages that the store pushes, or that a row takes the place of --------------------------------------------
 
     def message_of(self, job: Job | Submission) -> BrokerMessage | None:
-        """Return the message of a job for the store to push; None if it has to be sent afterwards.
-
-        For a job that workers take from the ledger it has no text.
-        """
+        """Return the message of a job for the store to push, without text if workers take the job; None: it cannot."""
         if self.delivers:
             return BrokerMessage(job.route, "") if self.is_delivered(job) else None
         broker = self._shared_broker()
@@ -184,10 +175,7 @@ class Publisher:
         self.try_publish(self._ledger().release(job, reason, message=message), pushed=message)
 
     def publish_stored(self, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception] | None:
-        """Send the messages of jobs, until the broker fails: then None.
-
-        Returns, by job id, the exceptions for the messages that cannot be sent, whatever the state of the broker.
-        """
+        """Publish as `publish_all`; None if the broker fails, and a sweeper publishes what was not sent."""
         try:
             return self.publish_all(jobs, producer)
         except BrokerUnavailableError as error:
@@ -206,8 +194,7 @@ class Publisher:
     def publish(self, job: Job) -> None:
         """Send the message of a job, and wait until the broker has confirmed it, where it does.
 
-        Raises `BrokerUnavailableError` if the broker does not accept messages now, and any other exception if this
-        message cannot be sent.
+        Raises `BrokerUnavailableError` if the broker accepts none now, and any other exception for this message alone.
         """
         for error in self.publish_all([job], confirms=True).values():
             raise error
@@ -304,10 +291,7 @@ class Publisher:
             raise error
 
     def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
-        """Have Celery send the message of a job, along the job's route.
-
-        Raises what the transport raises, and for a malformed payload any exception.
-        """
+        """Have Celery send the message of a job, along the job's route. Raises any exception."""
         message, options = decode(job.payload), self._routing.with_priority(loads(job.options), job.priority_rank)
         for name in TRACE_CONTEXT:  # of the job, whose runs read it there
             options.pop(name, None)
@@ -329,10 +313,7 @@ class Publisher:
     # --- messages that no broker gets -------------------------------------------------------------------------------
 
     def payload_of(self, job: Job, tag: str) -> dict[str, Any]:
-        """Return the message that Celery would publish for a job, as kombu's virtual transports have it.
-
-        Raises what Celery's `send_task` does, and for a malformed payload any exception.
-        """
+        """Return a job's message as Celery would publish it by kombu's virtual transports. Raises any exception."""
         if not job.route:
             job = replace(job, route=self._resolve(decode(job.payload), loads(job.options)))
         composed: AmqpMessage = self._composer.compose(job)

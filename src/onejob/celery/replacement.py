@@ -61,8 +61,7 @@ NEVER = 366 * 86_400.0
 def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable[[Any], object]) -> NoReturn:
     """End a run with the signature that replaces it, which `send` publishes.
 
-    Raises Celery's `Ignore`; `LeaseLost` or `JobCanceled`, before anything is published, if the run has lost its job;
-    and what the publication raises: then the job is not replaced.
+    Raises Celery's `Ignore`; `LeaseLost` or `JobCanceled` before a publication, and what the publication raises.
     """
     run.raise_if_interrupted()
     if run.attempt > 1:
@@ -142,8 +141,7 @@ def replace_and_publish(
 def claim_replaced(claim: Callable[[], Applied], depth: int) -> Applied:
     """Claim a job for a message with its id; `depth`: how often `Task.replace` had passed on the id when it was sent.
 
-    The message of a task that replaces the job may arrive before the run that sent it has ended: waits for that end,
-    for one lease at most.
+    Such a message may arrive before the run that sent it has ended: waits for that end, for one lease at most.
     """
     claimed, began = claim(), time.monotonic()
     while (
@@ -159,10 +157,9 @@ def claim_replaced(claim: Callable[[], Applied], depth: int) -> Applied:
 
 
 def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
-    """Let a job that waits for what replaced it go on as a submission with its id.
+    """Let a job that waits for what replaced it go on as a submission with its id; any other job stays as it is.
 
-    A job that does not wait for one (it has ended, or its replacement was refused) stays as it is. If its run has not
-    ended yet, waits for that end for one lease, and then raises `StoreBusyError`.
+    Waits for the end of its run for one lease, and then raises `StoreBusyError`.
     """
     for _ in range(int(job.lease / PAUSE) + 1):
         if job.state.final or replacement_depth(job.options) >= replacement_depth(submission.options):
@@ -182,10 +179,7 @@ def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
 
 
 def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
-    """Return a job that is canceled, because a task before its replacement was.
-
-    Returns `Ignored` if it ended as the task that replaced it, whose canvas is notified already, or if it waits on.
-    """
+    """Return a job as canceled if a task before its replacement was; `Ignored` if it has ended with it, or waits on."""
     app_state = app_state_of(task.app)
     ledger, limits = app_state.ledger, app_state.settings.limits
     meta = {} if isinstance(task.backend, DisabledBackend) else task.backend.get_task_meta(job.id)

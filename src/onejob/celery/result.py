@@ -302,10 +302,9 @@ PAUSES = (0.002, 0.5)
 
 
 class EndWait:
-    """A wait for the end of a job, as a context manager.
+    """A wait for the end of a job, as a context manager; until that exists, the ends of the `earlier` jobs wake, too.
 
-    `earlier`: the jobs before it in a chain. As long as the job does not exist, their ends wake, too. `may_have_ended`:
-    the first read looks only, since the listening connection is not to be opened for a job that has ended.
+    `may_have_ended`: the first read only looks, since no listening connection is to be opened for an ended job.
     """
 
     def __init__(self, store: Store, job_id: str, earlier: Sequence[str] = (), *, may_have_ended: bool = True) -> None:
@@ -388,10 +387,7 @@ class JobWithValues(Job):
 
 
 def meta_of(job: Job, app: Any) -> dict[str, Any]:
-    """Return the result of a job as the dict that Celery's result backends return, with the value of a `typed` task.
-
-    Raises `InvalidPayloadError` for a value that does not fit the task any more.
-    """
+    """Return a job's result as Celery's backends do. Raises `InvalidPayloadError` if it does not fit its task."""
     failed = job.state is State.FAILED or (job.state is State.RETRYING and job.error is not None)
     error = decode_failure(job.id, job.error) if failed else None
     status, result = CELERY_STATES[job.state], error

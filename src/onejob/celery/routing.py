@@ -84,10 +84,7 @@ class Routing:
     def plan(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], scope: str | None
     ) -> Plan:
-        """Return the plan of a call; a new one where the arguments or the options could be others next time.
-
-        `scope`: the name of a submitter with own jobs. Raises what `resolve` and `encode_options` raise.
-        """
+        """Return the plan of a call, for a submitter's `scope`. Raises what `resolve` and `encode_options` raise."""
         is_static = self.is_static()
         if options.get("expires") is not None or not _OFTEN_ABSENT.isdisjoint(options):
             options = {name: value for name, value in options.items() if name not in _VARYING}
@@ -102,10 +99,7 @@ class Routing:
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
         scope: str | None, key: tuple[Any, ...] | None,
     ) -> Plan:  # fmt: skip
-        """Return a new plan; with a `key` it is kept if its options are simple ones.
-
-        It binds all tasks of the app: a misconfigured one raises its error before any job.
-        """
+        """Return a new plan, kept under a `key`. All tasks are bound: a misconfigured one raises before any job."""
         if not self._app.finalized:
             self._app.finalize(auto=True)
         options = {name: value for name, value in options.items() if value is not None}
@@ -155,8 +149,7 @@ class Routing:
     ) -> tuple[str, dict[str, Any]]:
         """Return the route of a message, encoded, and its options: without the destination, with those of the route.
 
-        Raises Celery's `QueueNotFound` for a queue that is not in `task_queues` and must not be created, and whatever a
-        router function raises.
+        Raises Celery's `QueueNotFound` for an unknown queue that must not be created, and what a router raises.
         """
         given = {name: value for name, value in options.items() if value is not None and name not in TRANSIENT}
         destination = {name: given.pop(name) for name in DESTINATION if name in given}
@@ -173,10 +166,7 @@ class Routing:
     def resolve_retry(
         self, own: str, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> tuple[str, dict[str, Any]]:
-        """Return the same as `resolve` for a retry; its job's own route, unless its options name another one.
-
-        Celery's `Task.retry` adds the destination of the message that it retries.
-        """
+        """Return as `resolve`, for a retry: its job's `own` route, as Celery names it, or what the options name."""
         given = {name: getattr(options.get(name), "name", options.get(name)) for name in DESTINATION}
         route = Route.decode(own)
         is_own = (
@@ -206,10 +196,7 @@ class Routing:
             producer.maybe_declare(entity)
 
     def check_message(self, payload: str, options: Mapping[str, Any]) -> None:
-        """Check that a message can be encoded.
-
-        Raises kombu's `SerializerNotInstalled` or `EncodeError`, and `InvalidArgumentsError` for a compression.
-        """
+        """Raise kombu's `SerializerNotInstalled` or `EncodeError`, or `InvalidArgumentsError` for a compression."""
         serializer, compression = self.encoding(options)
         with noting_unpublishable():
             if compression is not None:

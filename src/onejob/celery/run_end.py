@@ -113,12 +113,10 @@ def apply_end(end: End, task: BoundTask, job: Job) -> None:
 
 
 def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
-    """Repeat an operation of a run until the store carries it out, and return its result, so that no run is in vain.
+    """Repeat an operation of a run until the store carries it out, so that no run is in vain, and return its result.
 
-    Whatever keeps the store from it is waited for: an outage, a full disk, a password that was changed. Only a
-    `StoreRefusedError` is an answer to this very write. The worker's heartbeat renews the lease as soon as the store is
-    back. Raises the latest `StoreError` if the worker shuts down, and what else `operation` raises. A fenced write
-    raises `StaleTokenError` if another run has the job then; for the end of a run, see `end_run`.
+    An outage, a full disk, a changed password: only a `StoreRefusedError` is an answer to this very write. Raises the
+    latest `StoreError` if the worker shuts down, and what else `operation` raises, such as `StaleTokenError`.
     """
     waited = False
     while True:
@@ -135,10 +133,7 @@ def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
 
 
 def end_run(job_id: str, change: Callable[..., T]) -> T:
-    """Apply a change that ends a run, as `wait_for_store` does: one request, also if its reply is lost.
-
-    The body has ended: a soft time limit that passes meanwhile, once per run, does not change how.
-    """
+    """Apply a change that ends a run as `wait_for_store` does: one request; a soft time limit does not change it."""
     operation = partial(change, request_id=new_nonce())
     try:
         return wait_for_store(job_id, operation)
@@ -161,8 +156,7 @@ def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | Non
 def record_retry(run: RunningJob, call: Call) -> Job:
     """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
 
-    Within `Task.replace`, the job goes on as the task of the call. Otherwise another task raises `TaskIdReusedError`,
-    and another route than the job's own what a submission raises.
+    Within `Task.replace` the job goes on as the call's task; otherwise another task raises `TaskIdReusedError`.
     """
     if not run.replaced:
         check_task(run.job, str(call.task.name))

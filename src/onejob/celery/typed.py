@@ -79,10 +79,9 @@ def _to_json(value: Any, where: str) -> bytes:
 
 
 def _is_changed(value: Any, built: Any) -> bool:
-    """Return whether an object, or a part of it, differs from what was built of its JSON.
+    """Return whether an object differs from what was built of its JSON: masked secrets, excluded fields, subclasses.
 
-    A secret is masked there, and a field that is excluded, or one of a subclass, is gone. A value that another type
-    represents, such as a tuple by a list or an object by the JSON that was given for it, has not changed.
+    What another type represents, a tuple as a list or an object as JSON, has not changed.
     """
     if isinstance(value, list | tuple) and isinstance(built, list | tuple):
         return len(value) != len(built) or any(map(_is_changed, value, built))
@@ -159,10 +158,7 @@ def _import_pydantic(user: str) -> None:
 
 
 class TypedBody:
-    """Converts the arguments and the result of one task. Its annotations are evaluated at the first use.
-
-    Raises `ConfigurationError` if pydantic is needed and missing.
-    """
+    """Converts arguments and results of one task. Raises `ConfigurationError` if pydantic is needed and missing."""
 
     def __init__(self, task: str, function: Any, signature: Signature) -> None:
         check_pydantic(task, function)
