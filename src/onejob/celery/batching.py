@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from onejob.stores.protocol import BATCH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -75,16 +75,13 @@ class Batcher(Generic[Item, Result]):
         self._pending.append((item, future))
         if self._consumers < MAX_BATCHES:
             self._consumers += 1
-            self._start(self._consume())
+            task = asyncio.create_task(self._consume(), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         result = await future
         if isinstance(result, Exception):
             raise result
         return result
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _consume(self) -> None:
         try:
@@ -95,13 +92,14 @@ class Batcher(Generic[Item, Result]):
 
     async def _process_next_batch(self) -> None:
         batch, self._pending = self._pending[:BATCH_LIMIT], self._pending[BATCH_LIMIT:]
-        process = partial(self._process_batch, [item for item, _ in batch])
+        loop, process = asyncio.get_running_loop(), partial(self._process_batch, [item for item, _ in batch])
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, or_error, process)
+            found = await loop.run_in_executor(self._threads, or_error, process)
             results = [found] * len(batch) if isinstance(found, Exception) else found
             for (_, future), result in zip(batch, results, strict=True):
                 if isinstance(result, Pending):
-                    self._start(self._resolve_deferred(result, future))
+                    computed = loop.run_in_executor(self._deferred_threads, or_error, result.compute)
+                    computed.add_done_callback(partial(_resolve_by, future))
                 else:
                     _resolve(future, result)
         except BaseException as error:
@@ -109,14 +107,15 @@ class Batcher(Generic[Item, Result]):
                 _resolve(future, RuntimeError(f"the batch was not processed: {error!r}"))
             raise
 
-    async def _resolve_deferred(self, deferred: Pending[Result], future: asyncio.Future[Result | Exception]) -> None:
-        compute = asyncio.get_running_loop().run_in_executor(self._deferred_threads, or_error, deferred.compute)
-        _resolve(future, await compute)
-
 
 def _resolve(future: asyncio.Future[Result], result: Result) -> None:
     if not future.done():  # its coroutine was canceled otherwise
         future.set_result(result)
+
+
+def _resolve_by(future: asyncio.Future[Result], computed: asyncio.Future[Result]) -> None:
+    if not computed.cancelled():  # as at the end of the event loop
+        _resolve(future, computed.result())
 
 
 def or_error(function: Callable[[], T]) -> T | Exception:

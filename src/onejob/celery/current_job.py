@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 from celery.result import ResultBase
 
 from onejob.celery.payload import dumps, loads
-from onejob.celery.typed import build_step, dump_step
+from onejob.celery.typed import Codec, convert_result, result_codec
 from onejob.errors import (
     ConfigurationError,
     InvalidArgumentsError,
@@ -150,13 +150,14 @@ class RunningJob:
         `progress`.
         """
         check_name("a step", name)
-        stored = self._steps().get(name)
+        stored, codec, what = self._steps().get(name), result_codec(fn), f"the value of step {name!r}"
         with tracing.tracer.step(name, memoised=stored is not None):
             if stored is None:
                 self.raise_if_interrupted()
-                value = dumps(dump_step(fn, fn(*args, **kwargs), name), f"the value of step {name!r}", self._limits)
-                stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
-        return cast("T", build_step(fn, loads(stored), name))
+                value = convert_result(Codec.dump, codec, fn(*args, **kwargs), what)
+                stored = self._ledger.keep_step(self._job, name, dumps(value, what, self._limits))
+                self._steps()[name] = stored
+        return cast("T", convert_result(Codec.build, codec, loads(stored), what))
 
     def effect_key(self, name: str) -> str:
         """Return an idempotency key for an effect on a third party: the same in every attempt of this job.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.channel import Source, Taken
+from onejob.celery.channel import Taken
 from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
 from onejob.ledger.publication import note_publication
@@ -138,15 +138,17 @@ class Prefetch:
             self._give_back(answer.jobs)
 
 
-class JobMessages(Source):
+class JobMessages:
     """The source of a transport's messages that are jobs; in a worker, as many as it has free processes for.
 
     `announce` has the consumers take from this source; any thread may call it.
     """
 
     signal = JOB
+    has_loop = False
+    """Whether the consumers' thread runs an event loop, which must not be blocked."""
 
-    def __init__(self, app: Celery, announce: Callable[[Source, Sequence[str]], None]) -> None:
+    def __init__(self, app: Celery, announce: Callable[[JobMessages, Sequence[str]], None]) -> None:
         self._app_state = app_state_of(app)
         self._prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
         self._held: dict[str, Job] = {}

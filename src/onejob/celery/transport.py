@@ -142,9 +142,19 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         return store
 
     @cached_property
-    def sources(self) -> list[Source]:
+    def plain(self) -> PlainMessages:
+        """The source of the messages that are no jobs."""
+        return PlainMessages(self.store, self.hold)
+
+    @cached_property
+    def jobs(self) -> JobMessages:
+        """The source of the messages that are jobs."""
+        return JobMessages(_app_of(self.client), self.announce)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
         """Where the messages come from."""
-        return [PlainMessages(self.store, self.hold), JobMessages(_app_of(self.client), self.announce)]
+        return self.plain, self.jobs
 
     def establish_connection(self) -> Any:
         """Return the connection. Raises `StoreUnavailableError`."""
@@ -159,9 +169,8 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         with suppress(StoreError):
             self.flush()
         super().close_connection(connection)
-        for source in self.sources:
-            with suppress(StoreError):
-                source.close()
+        with suppress(StoreError):
+            self.jobs.close()
         if self._renewal is not None:
             self._renewal.stop()
         if self._waker is not None:
@@ -202,11 +211,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         given = [*tags]
         for source in self.sources if given else ():
             source.requeue(given)
-
-    def size(self, queue: str) -> int | None:
-        """Return how many messages a queue has; None if there is no such queue."""
-        sizes = [size for source in self.sources if (size := source.size(queue)) is not None]
-        return sum(sizes) if sizes else None
 
     def announce(self, source: Source, queues: Sequence[str]) -> None:
         """Have the consumers of queues take from a source, which has found something; any thread may call it."""
@@ -264,8 +268,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         """Deliver in an event loop of kombu, which is a worker's."""
         self._leave_loop()
         self._loop, self._loop_thread = loop, threading.get_ident()
-        for source in self.sources:
-            source.has_loop = True
+        self.jobs.has_loop = True
         loop.add_reader(self._new_waker().reader, self._deliver_all)
         loop.on_tick.add(self._on_tick)
         self.wake()
@@ -273,8 +276,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
     def _leave_loop(self) -> None:
         loop, self._loop, self._loop_thread = self._loop, None, None
         if loop is not None:
-            for source in self.sources:
-                source.has_loop = False
+            self.jobs.has_loop = False
             loop.on_tick.discard(self._on_tick)
             if self._waker is not None:
                 loop.remove_reader(self._waker.reader)
@@ -337,10 +339,9 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self._looked_at = now
             for channel in self.channels:
                 channel.look_everywhere()
-        for source in self.sources:
-            if source.pop_due(now):
-                for channel in self.channels:
-                    channel.look_in(source)
+        if self.jobs.pop_due(now):
+            for channel in self.channels:
+                channel.look_in(self.jobs)
         self._look_at = self._looked_at + self._interval
 
     def _pause(self) -> float:
@@ -352,16 +353,16 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
     def _next_look(self) -> float:
         """Return when the consumers look for messages without a signal, once they have none."""
-        now = time.monotonic()
-        dues = [due_at for source in self.sources if (due_at := source.due_at()) is not None]
-        self._look_at = max(now + SHORTEST_PAUSE, min([self._looked_at + self._interval, *dues]))
+        due_at = self.jobs.due_at()
+        look_at = min(self._looked_at + self._interval, math.inf if due_at is None else due_at)
+        self._look_at = max(time.monotonic() + SHORTEST_PAUSE, look_at)
         return self._look_at
 
     @property
     def _interval(self) -> float:
         """Seconds between two looks. Signals are lost with their connection only, and the next one wakes everybody."""
         interval = float(self.store.signals.interval)
-        is_of_worker = self._loop is not None or any(source.has_limit for source in self.sources)
+        is_of_worker = self._loop is not None or self.jobs.has_limit
         return LOOK_INTERVAL if interval == BACKSTOP and is_of_worker else interval
 
     def _new_waker(self) -> Waker:

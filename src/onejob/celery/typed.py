@@ -115,15 +115,11 @@ def _has_model(annotation: Any, outer: tuple[Any, ...] = ()) -> bool:
         return False
     if dataclasses.is_dataclass(annotation) or hasattr(annotation, "__pydantic_fields__"):
         return True
-    return any(_has_model(each, (*outer, annotation)) for each in _parts_of(annotation) if each is not None)
-
-
-def _parts_of(annotation: Any) -> Iterable[Any]:
-    """Return what an annotation is made of: its arguments, what an alias or a `NewType` names, or typed keys."""
-    if hasattr(annotation, "__total__"):  # also one of `typing_extensions`
-        return hints_of(annotation).values()
-    named = (getattr(annotation, name, None) for name in ("__value__", "__supertype__"))
-    return (get_origin(annotation), *get_args(annotation), *named)
+    parts: Iterable[Any] = (get_origin(annotation), *get_args(annotation))
+    parts = (*parts, *(getattr(annotation, name, None) for name in ("__value__", "__supertype__")))  # of an alias
+    if hasattr(annotation, "__total__"):  # a `TypedDict`, also of `typing_extensions`
+        parts = hints_of(annotation).values()
+    return any(_has_model(each, (*outer, annotation)) for each in parts if each is not None)
 
 
 def hints_of(function: Any) -> dict[str, Any]:
@@ -227,11 +223,11 @@ class TypedBody:
 
     def dump_result(self, value: Any) -> Any:
         """Return the result of the body as JSON. Raises `InvalidPayloadError`."""
-        return _convert_result(Codec.dump, self._result, value, f"the result of task {self._task!r}")
+        return convert_result(Codec.dump, self._result, value, f"the result of task {self._task!r}")
 
     def build_result(self, value: Any) -> Any:
         """Return what the body returned for the result of a job. Raises `InvalidPayloadError`."""
-        return _convert_result(Codec.build, self._result, value, f"the result of task {self._task!r}")
+        return convert_result(Codec.build, self._result, value, f"the result of task {self._task!r}")
 
     def wrap(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Return a body that takes the arguments of a message, and returns its result as JSON."""
@@ -245,17 +241,7 @@ class TypedBody:
         return call
 
 
-def dump_step(function: Any, value: Any, name: str) -> Any:
-    """Return the value of a step as JSON, if its callable says to return a model. Raises `InvalidPayloadError`."""
-    return _convert_result(Codec.dump, _result_codec(function), value, f"the value of step {name!r}")
-
-
-def build_step(function: Any, value: Any, name: str) -> Any:
-    """Return the value of a step for what is stored. Raises `InvalidPayloadError`."""
-    return _convert_result(Codec.build, _result_codec(function), value, f"the value of step {name!r}")
-
-
-def _result_codec(function: Any) -> Codec | None:
+def result_codec(function: Any) -> Codec | None:
     """Return the codec of the return annotation of a callable."""
     function = inspect.unwrap(getattr(function, "func", function))  # of a `functools.partial`
     if not getattr(function, "__annotations__", {}).get("return"):
@@ -268,7 +254,8 @@ def _result_codec(function: Any) -> Codec | None:
         return codec_of(hints_of(function).get("return"))
 
 
-def _convert_result(action: Callable[[Codec, Any, str], Any], codec: Codec | None, value: Any, what: str) -> Any:
+def convert_result(action: Callable[[Codec, Any, str], Any], codec: Codec | None, value: Any, what: str) -> Any:
+    """Return a result or the value of a step as JSON, or built of it. Raises `InvalidPayloadError`, naming `what`."""
     if codec is None:
         return value
     try:
