@@ -51,7 +51,6 @@ LOOK_INTERVAL = 10.0
 TICK_HEADER = "onejob_tick"
 """The header that has the moment of a tick, as RFC 3339."""
 SOURCE = "beat"
-"""The source of the jobs of ticks."""
 OWN_OPTIONS = ("missed", "identity")
 """The options of an entry that are not Celery's."""
 IDENTITIES = (None, "tick", "task")
@@ -309,7 +308,6 @@ class ScheduleEntry:
     name: str
     task: str
     schedule: str
-    """The schedule as text."""
     missed: Missed
     paused: bool
     last_tick_at: float | None

@@ -80,7 +80,6 @@ class Call(NamedTuple):
     """The way in, as the job's `source` shows it."""
     task_id: str | None = None
     key: str | None = None
-    """The idempotency key."""
     on_duplicate: str | None = None
     """Overrides the task's own."""
     webhook_url: str | None = None

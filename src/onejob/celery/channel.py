@@ -187,7 +187,8 @@ class QoS(VirtualQoS):  # type: ignore[misc]
                 transport.requeue([tag])
             else:
                 transport.ack(tag)
-            self.channel.on_free_place()
+            if self.channel.has_due:  # there was no place for all messages; the consumers' thread may be another one
+                transport.wake()
 
 
 class Consumer(NamedTuple):
@@ -209,7 +210,6 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         super().__init__(connection, **options)
         self._consumers: dict[str, Consumer] = {}
         self._pending: deque[tuple[Consumer, Any]] = deque()
-        """What was taken, and not delivered yet."""
         self._due: dict[bool, set[Source]] = {True: set(), False: set()}
         """Where more messages may be, for the consumers that need not acknowledge (True), and for the others."""
 
@@ -354,11 +354,6 @@ class Channel(VirtualChannel):  # type: ignore[misc]
     def look_in(self, source: Source) -> None:
         """Have the thread of the consumers take from a source; any thread may call it."""
         self._due[False].add(source)
-
-    def on_free_place(self) -> None:
-        """Take more if there was no place for all messages; the consumers' thread may be another one."""
-        if self.has_due:
-            self.connection.wake()
 
     def deliver(self) -> bool:
         """Pass one message to its consumer, and return whether there was one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
@@ -84,7 +85,6 @@ class RunningJob:
         self._job = job
         self._ledger = ledger
         self._limits = limits
-        self._cached_steps: dict[str, str] | None = None
         self.ended = False
         """Whether the ledger has ended this run already, with a retry or a replacement."""
         self.replaced = False
@@ -150,13 +150,13 @@ class RunningJob:
         `progress`.
         """
         check_name("a step", name)
-        stored, codec, what = self._steps().get(name), result_codec(fn), f"the value of step {name!r}"
+        stored, codec, what = self._steps.get(name), result_codec(fn), f"the value of step {name!r}"
         with tracing.tracer.step(name, memoised=stored is not None):
             if stored is None:
                 self.raise_if_interrupted()
                 value = convert_result(Codec.dump, codec, fn(*args, **kwargs), what)
                 stored = self._ledger.keep_step(self._job, name, dumps(value, what, self._limits))
-                self._steps()[name] = stored
+                self._steps[name] = stored
         return cast("T", convert_result(Codec.build, codec, loads(stored), what))
 
     def effect_key(self, name: str) -> str:
@@ -246,10 +246,9 @@ class RunningJob:
             with suppress(Exception):
                 session.rollback()
 
+    @cached_property
     def _steps(self) -> dict[str, str]:
-        if self._cached_steps is None:
-            self._cached_steps = dict(self._ledger.steps(self._job))
-        return self._cached_steps
+        return dict(self._ledger.steps(self._job))
 
     def raise_if_draining(self) -> None:
         """Raise `JobReleased` when the worker of this process is shutting down."""

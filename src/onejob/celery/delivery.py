@@ -37,7 +37,6 @@ class Delivered(NamedTuple):
 
     jobs: Sequence[Job]
     is_full: bool
-    """Whether there may be more."""
     due_at: float | None
     """When the next job is due of which no signal tells, on the monotonic clock; None: none is known."""
 
@@ -176,8 +175,11 @@ class JobMessages:
         if not isinstance(found, Delivered):
             return [], found
         self._note_due(queues, found)
-        lacked = [job for job in found.jobs if self._lacks_task(job)]
-        self._refuse(lacked)
+        lacked = [job for job in found.jobs if self._lacks_task(job)]  # offered to the workers that have their tasks
+        for task in sorted({job.task for job in lacked} - self._refused):
+            logger.warning("jobs of %s are left to other workers: this one has no such task", task)
+        self._refused.update(job.task for job in lacked)
+        self._offer(lacked)
         taken = [self._take(job) for job in found.jobs if job not in lacked]
         return [each for each in taken if each is not None], found.is_full or bool(lacked)
 
@@ -240,13 +242,6 @@ class JobMessages:
             return False
         message = read_message(job)
         return message is not None and message.task not in self._tasks
-
-    def _refuse(self, jobs: Sequence[Job]) -> None:
-        """Offer jobs to the workers that have their tasks, and take no others of these tasks."""
-        for task in sorted({job.task for job in jobs} - self._refused):
-            logger.warning("jobs of %s are left to other workers: this one has no such task", task)
-        self._refused.update(job.task for job in jobs)
-        self._offer(jobs)
 
     def _offer(self, jobs: Sequence[Job]) -> None:
         self._app_state.ledger.mark_lost([job.id for job in jobs])

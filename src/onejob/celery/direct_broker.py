@@ -75,7 +75,6 @@ class _Kind:
     form: Any = None
     """A message without the values of its job, made of the first one that Celery has published."""
     first_id: str = ""
-    """The id of its job."""
     is_uniform: bool | None = None
     """Whether another job's values in that form are the message that Celery publishes for it. None: not known yet."""
 

@@ -86,7 +86,6 @@ class TaskOptions:
     expose: bool
     requires_key: bool
     settings: Settings
-    """The app's settings."""
     limits: Limits
     """Of the size and the depth of arguments and results."""
     names_shadow: bool
@@ -96,7 +95,6 @@ class TaskOptions:
     converts: bool
     """Whether arguments may be models, which are converted before they are stored."""
     tags: tuple[str, ...]
-    """The tags of each of its jobs."""
     schedule: Any
     """When the beat schedule submits it, if at all."""
 

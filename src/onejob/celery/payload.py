@@ -12,6 +12,7 @@ import sys
 import traceback
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -214,8 +215,14 @@ def encode_failure(error: BaseException) -> str:
 def decode_failure(job_id: str, text: str | None) -> BaseException:
     """Return the exception in a text of `encode_failure`."""
     failure: dict[str, Any] = json.loads(text) if text else {"type": "unknown", "message": ""}
-    error = _rebuild(failure)
-    return error or JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
+    error_class: object = sys.modules.get(str(failure.get("module")))
+    for part in str(failure.get("type")).split("."):
+        error_class = getattr(error_class, part, None)
+    if isinstance(error_class, type) and issubclass(error_class, Exception):
+        args = failure.get("args")
+        with suppress(Exception):  # a class may reject these arguments
+            return error_class(*args) if args is not None else error_class(failure.get("message"))
+    return JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
 
 
 def _args(error: BaseException) -> list[Any] | None:
@@ -224,16 +231,3 @@ def _args(error: BaseException) -> list[Any] | None:
     except Exception:  # noqa: BLE001 - any exception must be storable, whatever its arguments are
         return None
     return list(error.args) if len(text) <= MESSAGE_LIMIT and clean(text) == text else None
-
-
-def _rebuild(failure: dict[str, Any]) -> BaseException | None:
-    error_class: object = sys.modules.get(str(failure.get("module")))
-    for part in str(failure.get("type")).split("."):
-        error_class = getattr(error_class, part, None)
-    if not (isinstance(error_class, type) and issubclass(error_class, Exception)):
-        return None
-    args = failure.get("args")
-    try:
-        return error_class(*args) if args is not None else error_class(failure.get("message"))
-    except Exception:  # noqa: BLE001 - a class may reject these arguments; the caller gets a JobFailedError then
-        return None

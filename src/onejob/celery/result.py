@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         @property
         def children(self) -> Sequence[Any] | None:
             """The results of what the task has submitted."""
-            raise NotImplementedError
 else:
     from typing import TypeVar
 

@@ -180,8 +180,13 @@ class Routing:
 
     def destination(self, text: str) -> dict[str, Any]:
         """Return the options that send a message by an encoded route, whatever the app's own routes are."""
-        route = Route.decode(text)
-        queue = self._queue(route)
+        route, queues = Route.decode(text), self._app.amqp.queues
+        queue: Queue | None = queues.get(route.queue)
+        if queue is None and route.queue:  # as Celery would create it here
+            if route.queue not in self._queues:
+                creates = queues.create_missing and route.is_direct
+                self._queues[route.queue] = queues.new_missing(route.queue) if creates else None
+            queue = self._queues[route.queue]
         declare: list[Any] = [] if queue is None or isinstance(queue, Broadcast) else [queue]
         is_unknown = route.exchange and (queue is None or queue.exchange.name != route.exchange)
         if is_unknown and self._app.connection_for_write().transport.driver_type == "amqp":
@@ -256,17 +261,6 @@ class Routing:
             exchange = own.name or self._app.amqp.default_exchange
             routing_key = routing_key or queue.routing_key or self._app.conf.task_default_routing_key
         return Route(str(getattr(exchange, "name", exchange)), str(routing_key or ""), queue.name)
-
-    def _queue(self, route: Route) -> Queue | None:
-        """Return the queue of a route, to declare it: one of this app, or as Celery would create it here."""
-        queues = self._app.amqp.queues
-        known: Queue | None = queues.get(route.queue)
-        if known is not None or not route.queue:
-            return known
-        if route.queue not in self._queues:
-            creates = queues.create_missing and route.is_direct
-            self._queues[route.queue] = queues.new_missing(route.queue) if creates else None
-        return self._queues[route.queue]
 
 
 @contextmanager

@@ -298,15 +298,12 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         ) -> Signature[R_co]: ...
         def s(self, *args: Any, **kwargs: Any) -> Signature[R_co]:
             """Return a call to submit later, alone or in a canvas, where the earlier result is its first argument."""
-            raise NotImplementedError
 
         def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R_co]:
             """Return a call to submit later, which gets no earlier result."""
-            raise NotImplementedError
 
         def signature(self, args: Sequence[Any] = (), kwargs: Any = None, **options: Any) -> Signature[R_co]:
             """Return a call to submit later, with options."""
-            raise NotImplementedError
 
     def AsyncResult(self, task_id: str, **options: Any) -> Result[R_co]:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
