@@ -300,7 +300,7 @@ def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, A
     """Return JSON for models in arguments of `typed` and `pydantic=True` tasks. Raises `InvalidArgumentsError`."""
     typed = task._onejob.typed
     if typed is not None:
-        return typed.dump_arguments(args, kwargs) if typed.converts else (args, kwargs)
+        return typed.dump_arguments(args, kwargs) if typed.codecs else (args, kwargs)
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 

@@ -91,15 +91,13 @@ def check_task_options(name: str, task: type, base: type, foreign: frozenset[str
     Known are the attributes of `base`, which is `onejob.Task`, and another library's options in `foreign`.
     """
     known = foreign.union(dir(base), OWN_NAMES)  # `hasattr` would bind the class to the current app
-    for option in _attributes(task, base):
-        if option not in known and (hint := _hint(option, TASK_OPTIONS)) is not None:
-            raise ConfigurationError(f"task {name} has no option {option}{hint}")
+    check_option_names(f"task {name}", (each for each in _attributes(task, base) if each not in known), TASK_OPTIONS)
 
 
-def check_option_names(where: str, options: Iterable[str]) -> None:
+def check_option_names(where: str, options: Iterable[str], names: Collection[str] = (*TASK_OPTIONS, "unique")) -> None:
     """Raise `ConfigurationError` for the name of a task's option that is misspelt, or another library's."""
     for option in options:
-        if (hint := _hint(option, (*TASK_OPTIONS, "unique"))) is not None:
+        if (hint := _hint(option, names)) is not None:
             raise ConfigurationError(f"{where} has no option {option}{hint}")
 
 

@@ -130,7 +130,7 @@ class TaskOptions:
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
             "tags": tags,
-            "converts": getattr(task, _DUMP, None) is not None if typed is None else typed.converts,
+            "converts": getattr(task, _DUMP, None) is not None if typed is None else bool(typed.codecs),
         }
         options = cls(task=name, settings=settings, limits=settings.limits, **values)
         _check_exposed(options)

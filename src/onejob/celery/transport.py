@@ -34,7 +34,7 @@ from onejob.stores.signals import BACKSTOP
 from onejob.stores.signals import Channel as Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from celery import Celery
 
@@ -59,19 +59,19 @@ NO_BROKER = (
 )
 
 
-class Waker:
+class Waker(threading.Event):
     """Ends the wait of a consumers' thread, in an event loop or not. Any thread may call it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.reader, self._writer = socket.socketpair()
         self.reader.settimeout(0)
         self._writer.settimeout(0)
-        self._event = threading.Event()
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
-        if not self._event.is_set():
-            self._event.set()
+        if not self.is_set():
+            self.set()
             with suppress(OSError):  # it is closed, or full
                 self._writer.send(b"x")
 
@@ -79,11 +79,7 @@ class Waker:
         """Begin to look for messages: later calls of `wake` end the next wait."""
         with suppress(OSError):  # there is nothing, or it is closed
             self.reader.recv(4096)
-        self._event.clear()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a call of `wake`."""
-        self._event.wait(seconds)
+        super().clear()
 
     def close(self) -> None:
         """Close the sockets."""
@@ -206,11 +202,10 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self._acks.extendleft(reversed(tags))
             raise
 
-    def requeue(self, tags: Iterable[str]) -> None:
+    def requeue(self, tags: Sequence[str]) -> None:
         """Return messages to their queues."""
-        given = [*tags]
-        for source in self.sources if given else ():
-            source.requeue(given)
+        for source in self.sources if tags else ():
+            source.requeue(tags)
 
     def announce(self, source: Source, queues: Sequence[str]) -> None:
         """Have the consumers of queues take from a source, which has found something; any thread may call it."""

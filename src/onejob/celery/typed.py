@@ -163,15 +163,10 @@ class TypedBody:
         self._parameters = signature.parameters
 
     @cached_property
-    def _codecs(self) -> dict[str, Codec]:
-        """The parameters that have models in them."""
-        found = {name: codec_of(hint) for name, hint in hints_of(self._function).items() if name in self._parameters}
-        return {name: codec for name, codec in found.items() if codec is not None}
-
-    @property
-    def converts(self) -> bool:
-        """Whether a parameter has models in it."""
-        return bool(self._codecs)
+    def codecs(self) -> dict[str, Codec]:
+        """What converts the parameters that have models in them."""
+        hints = hints_of(self._function).items()
+        return {name: Codec(hint) for name, hint in hints if name in self._parameters and _has_model(hint)}
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
@@ -179,9 +174,9 @@ class TypedBody:
         defaults = {
             name: parameter.default
             for name, parameter in self._parameters.items()
-            if name in self._codecs and parameter.kind in NAMED and parameter.default not in (Parameter.empty, None)
+            if name in self.codecs and parameter.kind in NAMED and parameter.default not in (Parameter.empty, None)
         }
-        return {name: self._codecs[name].dump(default, name) for name, default in defaults.items()}
+        return {name: self.codecs[name].dump(default, name) for name, default in defaults.items()}
 
     @cached_property
     def _positional(self) -> list[str]:
@@ -199,7 +194,7 @@ class TypedBody:
 
     def build_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the body for those of a message. Raises `InvalidArgumentsError`."""
-        return self._convert(Codec.build, args, kwargs) if self._codecs else (tuple(args), dict(kwargs))
+        return self._convert(Codec.build, args, kwargs) if self.codecs else (tuple(args), dict(kwargs))
 
     def _convert(
         self, action: Callable[[Codec, Any, str], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -207,7 +202,7 @@ class TypedBody:
         rest, more = self._name_of(Parameter.VAR_POSITIONAL), self._name_of(Parameter.VAR_KEYWORD)
 
         def convert(name: str, value: Any) -> Any:
-            codec = self._codecs.get(name)
+            codec = self.codecs.get(name)
             return value if codec is None else action(codec, value, name)
 
         try:
@@ -231,7 +226,7 @@ class TypedBody:
 
     def wrap(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Return a body that takes the arguments of a message, and returns its result as JSON."""
-        if not self._codecs and self._result is None:
+        if not self.codecs and self._result is None:
             return body
 
         def call(*args: Any, **kwargs: Any) -> Any:
