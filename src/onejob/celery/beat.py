@@ -94,8 +94,13 @@ class Entry:
         return 0.0 if start is None else float(start.timestamp())
 
     def _next_after(self, after: float) -> float | None:
-        for hop in range(HOPS):
-            moment = _next_moment(self.schedule, after + hop * HOP, self._app)
+        """Return when Celery's scheduler would start the entry next that it has started at `after`."""
+        schedule = copy(self.schedule)
+        schedule.app = self._app
+        for started in (after + hop * HOP for hop in range(HOPS)):
+            schedule.nowfun = partial(datetime.fromtimestamp, started, self._app.timezone)
+            remaining: float = schedule.remaining_estimate(schedule.nowfun()).total_seconds()
+            moment = round(started + remaining, 6)
             if moment > after:
                 return moment
         return None
@@ -103,15 +108,6 @@ class Entry:
 
 def _evaluate(value: Any) -> Any:
     return value() if isinstance(value, beat.BeatLazyFunc) else value
-
-
-def _next_moment(schedule: Any, after: float, app: Celery) -> float:
-    """Return when Celery's scheduler would start an entry next that it has started at `after`, to the microsecond."""
-    started_at = datetime.fromtimestamp(after, app.timezone)
-    schedule = copy(schedule)
-    schedule.nowfun, schedule.app = lambda: started_at, app
-    remaining: float = schedule.remaining_estimate(started_at).total_seconds()
-    return round(after + remaining, 6)
 
 
 def describe_schedule(schedule: Any) -> str:
