@@ -202,8 +202,7 @@ def _accept(
         try:
             if call.check_answer is not None:
                 call.check_answer(admission)
-            if _has_webhooks(call):
-                create_webhooks(app_state, call.task, ledger, submission, admission, call.webhook_url)
+            create_webhooks(app_state, call.task, ledger, submission, admission, call.webhook_url)
         except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
             return error
     return admission
