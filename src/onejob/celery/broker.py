@@ -104,7 +104,6 @@ def is_reset(error: BaseException) -> bool:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """Return the transport's error in one of kombu."""
     return error.__cause__ if isinstance(error, OperationalError) and error.__cause__ is not None else error
 
 

@@ -236,7 +236,6 @@ def check_key(call: Call) -> None:
 
 
 def _check_webhook_url(app_state: AppState, caller: Caller, url: str) -> None:
-    """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
     app_state.webhooks.check_usable(caller.submitter.name)
     check_url(url, app_state.webhooks)
 

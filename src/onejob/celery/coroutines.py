@@ -199,13 +199,11 @@ class _Pending:
         return self.context.run(prepare, app_state_of(self.task.app), call)
 
     def stands_alone(self) -> bool:
-        """Return whether the call is submitted by `apply_async`, not in a batch with others."""
         is_own = type(self.task).apply_async is not Task.apply_async
         given = any(self.options.get(name) is not None for name in ALONE)
         return is_own or given or app_state_of(self.task.app).is_eager
 
     def answer(self, prepared: Prepared, admission: Admission | Exception) -> AsyncResult[Any]:
-        """Return the result of the call. Raises its error."""
         if isinstance(admission, Admission):
             self.span.record([admission])
         return answer(prepared, admission)

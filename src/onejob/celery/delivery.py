@@ -149,7 +149,7 @@ class JobMessages:
 
     def __init__(self, app: Celery, announce: Callable[[JobMessages, Sequence[str]], None]) -> None:
         self._app_state = app_state_of(app)
-        self._prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
+        self.prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
         self._held: dict[str, Job] = {}
         """The jobs that no process has accepted, by tag."""
         self._waiting: set[str] = set()
@@ -185,9 +185,9 @@ class JobMessages:
 
     def _collect_or_deliver(self, queues: Sequence[str], limit: int) -> Delivered | bool:
         """Return jobs; without any, whether there may be some: False if their delivery will be announced."""
-        if self._prefetch.queues:
-            is_own = {*self._prefetch.queues} <= {*queues}
-            return (self._prefetch.collect() or False) if is_own else True
+        if self.prefetch.queues:
+            is_own = {*self.prefetch.queues} <= {*queues}
+            return (self.prefetch.collect() or False) if is_own else True
         slots = self._app_state.slots
         if slots is not None:
             limit = slots.count_wanted([job.id for job in [*self._held.values()]])
@@ -198,7 +198,7 @@ class JobMessages:
             return self._deliver(queues, limit)
         if self._held or slots.is_busy:
             self._forget_due(queues)
-            return not self._prefetch.request(queues, limit)
+            return not self.prefetch.request(queues, limit)
         return self._deliver(queues, limit, asks_later=True)
 
     def _deliver(self, queues: Sequence[str], limit: int, *, asks_later: bool = False) -> Delivered:
@@ -268,18 +268,10 @@ class JobMessages:
         """Offer jobs again."""
         self._offer([job for tag in tags if (job := self._held.pop(tag, None)) is not None])
 
-    def note_arrival(self) -> None:
-        """Note that jobs may have come which a delivery that is under way does not find."""
-        self._prefetch.note_arrival()
-
     def cancel(self) -> None:
         """Offer again what no consumer has got yet, and forget what was known of the queues."""
-        self._prefetch.cancel()
+        self.prefetch.cancel()
         self._due_at.clear()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._prefetch.close()
 
     def renew(self, queues: Sequence[str]) -> bool:  # noqa: ARG002 - of the protocol
         """Offer to other workers what has waited here, behind a long run or a rate limit, since the last call."""

@@ -286,7 +286,6 @@ class _RecordingClient(threading.local):
     pushed: list[BrokerMessage]
 
     def lpush(self, key: str, text: str) -> None:
-        """Record a message."""
         self.pushed.append(BrokerMessage(key, text))
 
     def __getattr__(self, name: str) -> Any:
@@ -367,11 +366,9 @@ class _RecordingAmqpChannel:
     connection = None
 
     def prepare_message(self, *args: Any, **options: Any) -> Any:
-        """Return a message of py-amqp, as a channel of kombu does."""
         return AmqpChannel.prepare_message(cast("Any", self), *args, **options)
 
     def basic_publish(self, message: Any, exchange: str, routing_key: str, **options: Any) -> AmqpMessage:
-        """Return a message that is published without further options."""
         if any(options.values()):
             raise NotOneMessageError
         return AmqpMessage("", message, exchange, routing_key)

@@ -404,7 +404,6 @@ def check_duplicate(
 
 
 def _resolve(ledger: Ledger, submission: Submission) -> tuple[Job | None, Outcome]:
-    """Return the job that makes a submission a duplicate, or None, and the outcome."""
     job, now = ledger.store.find_existing(submission.identity, None), ledger.read_clock()
     if job is None or (job.identity_until is not None and job.identity_until <= now):
         return None, Outcome.ADMITTED

@@ -184,7 +184,6 @@ def resolve_definition(
 
 
 def _check_exposed(options: TaskOptions) -> None:
-    """Raise `ConfigurationError` for an exposed task with arguments that cannot be passed by name."""
     if not options.expose:
         return
     for parameter in options.identifier.signature.parameters.values():

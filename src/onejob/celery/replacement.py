@@ -200,7 +200,6 @@ def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
 
 
 def _find_broken(ledger: Ledger, job: Job) -> Job | None:
-    """Return the first task before the replacement that failed or was canceled."""
     ids = decode(job.payload).replaced_by
     earlier = ledger.get_many(ids).values() if ids else ()
     return next((each for each in earlier if each.state in {State.FAILED, State.CANCELED}), None)

@@ -216,7 +216,6 @@ class Routing:
                 dumps((message.args, message.kwargs, {name: options.get(name) for name in CANVAS}), serializer)
 
     def _check_accepted(self, serializer: str) -> None:
-        """Raise `InvalidArgumentsError` for a serializer whose messages no worker of this app accepts."""
         accepted = self._app.conf.accept_content
         content_type = registry.name_to_type.get(serializer)
         if content_type is not None and accepted and content_type not in (prepare_accept_content(accepted) or ()):

@@ -66,7 +66,6 @@ class Slots:
 
 
 def _count_runs() -> int:
-    """Return how many runs the processes of this worker have begun."""
     return int(worker_state.all_total_count[0])
 
 

@@ -209,7 +209,6 @@ def _accept(
 
 
 def _has_webhooks(call: Call) -> bool:
-    """Return whether a webhook is created for the job that answers."""
     return call.webhook_url is not None or call.task._onejob.webhook_url is not None
 
 

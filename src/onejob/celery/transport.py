@@ -166,7 +166,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self.flush()
         super().close_connection(connection)
         with suppress(StoreError):
-            self.jobs.close()
+            self.jobs.prefetch.close()
         if self._renewal is not None:
             self._renewal.stop()
         if self._waker is not None:
@@ -286,7 +286,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self.wake()
 
     def _has_due(self) -> bool:
-        """Return whether more messages may be there, which wait for free places."""
         return any(channel.has_due for channel in self.channels)
 
     def _deliver_all(self) -> None:
@@ -297,7 +296,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self._set_timer(self._loop)
 
     def _deliver_found(self) -> bool:
-        """Deliver what there is, and return whether there was anything."""
         found = False
         while self._deliver_one():
             found = True

@@ -110,7 +110,6 @@ def codec_of(annotation: Any) -> Codec | None:
 
 
 def _has_model(annotation: Any, outer: tuple[Any, ...] = ()) -> bool:
-    """Return whether an annotation has a dataclass or a model in it; `outer`: those in which it was met."""
     if any(annotation is each for each in outer):  # a recursive alias
         return False
     if dataclasses.is_dataclass(annotation) or hasattr(annotation, "__pydantic_fields__"):
@@ -199,7 +198,8 @@ class TypedBody:
     def _convert(
         self, action: Callable[[Codec, Any, str], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rest, more = self._name_of(Parameter.VAR_POSITIONAL), self._name_of(Parameter.VAR_KEYWORD)
+        names_of = {each.kind: name for name, each in self._parameters.items()}
+        rest, more = names_of.get(Parameter.VAR_POSITIONAL, ""), names_of.get(Parameter.VAR_KEYWORD, "")
 
         def convert(name: str, value: Any) -> Any:
             codec = self.codecs.get(name)
@@ -212,9 +212,6 @@ class TypedBody:
         except UnfitValueError as error:
             raise InvalidArgumentsError(f"task {self._task!r} does not accept this call: {error}") from None
         return given, named
-
-    def _name_of(self, kind: Any) -> str:
-        return next((name for name, each in self._parameters.items() if each.kind is kind), "")
 
     def dump_result(self, value: Any) -> Any:
         """Return the result of the body as JSON. Raises `InvalidPayloadError`."""
