@@ -262,10 +262,11 @@ class Watch:
         self.unsubscribe: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
 
-    async def wait_for_change(self, seconds: float) -> None:
-        """Wait until the job changes, for at most so many seconds."""
+    async def wait_for_change(self, seconds: float) -> bool:
+        """Wait until the job changes, for at most so many seconds; return whether it has changed."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            return await asyncio.wait_for(self._changed.wait(), seconds)
+        return False
 
     def update(self, job: Job | None) -> None:
         """Set the job, and notify the waiters if it has changed."""

@@ -81,7 +81,9 @@ class Operation(StrEnum):
     error: type[JobStateError]
     """Raised for a job in another state."""
 
-    def __new__(cls, name: str, done: str, states: frozenset[State], error: type[JobStateError]) -> Self:  # noqa: D102 - of an enum
+    def __new__(  # noqa: D102 - of an enum: type checkers take it for its look-up, too, which has a name only
+        cls, name: str, done: str = "", states: frozenset[State] = FINAL, error: type[JobStateError] = JobStateError
+    ) -> Self:
         operation = str.__new__(cls, name)
         operation._value_, operation.done, operation.states, operation.error = name, done, states, error
         return operation
