@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import kombu
 from celery import current_app
@@ -52,7 +52,7 @@ SHORTEST_PAUSE = 0.001
 PLACE_INTERVAL = 0.01
 """Seconds between two looks for a free place in a worker whose pool tells no event loop of the ends of its runs."""
 APP = "onejob_app"
-"""The transport option with the app of a connection."""
+"""The transport option with the name of a connection's app: pools compare the texts of options."""
 NO_BROKER = (
     "broker_url = 'onejob://' needs a ledger in PostgreSQL or SQLite. With a ledger in Redis, set the URL of that "
     "Redis as broker_url, too: the ledger then pushes the message of each job in the operation that writes the job"
@@ -367,37 +367,28 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
 
 _next_number = count(1)
-_numbers: WeakKeyDictionary[Celery, int] = WeakKeyDictionary()
-"""The numbers of apps. An `id` may be that of an earlier app, whose pool of connections kombu keeps."""
+_names: WeakKeyDictionary[Celery, str] = WeakKeyDictionary()
+_apps: WeakValueDictionary[str, Celery] = WeakValueDictionary()
 
 
-class AppReference(str):
-    """The app of a connection, as a transport option: pools compare the texts of options, and reports show them."""
+def name_of(app: Celery) -> str:
+    """Return the name of an app in this process and its forks: another process has no app with it.
 
-    __slots__ = ("app",)
-    app: Callable[[], Celery | None]
-
-    @classmethod
-    def of(cls, app: Celery) -> AppReference:
-        """Return a reference to an app. A copy of it in another process is a text, and refers to no app."""
-        reference = cls(f"{app.main} {_numbers.setdefault(app, next(_next_number))}")
-        reference.app = ref(app)
-        return reference
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
+    An `id` may be that of an earlier app, whose pool of connections kombu keeps.
+    """
+    name = _names.setdefault(app, f"{app.main} {os.getpid()}-{next(_next_number)}")
+    _apps[name] = app
+    return name
 
 
 def _app_of(client: Any) -> Celery:
-    given = (client.transport_options or {}).get(APP)
-    app = given.app() if isinstance(given, AppReference) else None
-    return app or current_app
+    return _apps.get((client.transport_options or {}).get(APP, "")) or current_app
 
 
 def connect(amqp: Any, hostname: Any = None, *args: Any, **options: Any) -> kombu.Connection:
     """Return a connection, as `AMQP.Connection` does; one to the ledger has the app as an option."""
     if f"{SCHEME}://" in str(hostname):
-        options["transport_options"] = {**(options.get("transport_options") or {}), APP: AppReference.of(amqp.app)}
+        options["transport_options"] = {**(options.get("transport_options") or {}), APP: name_of(amqp.app)}
     return kombu.Connection(hostname, *args, **options)
 
 
