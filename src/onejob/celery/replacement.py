@@ -20,16 +20,7 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.payload import (
-    REPLACED,
-    Ignored,
-    decode,
-    dumps,
-    encode_failure,
-    loads,
-    replacement_depth,
-    to_json,
-)
+from onejob.celery.payload import REPLACED, Ignored, decode, dumps, encode_failure, loads, replacement_depth, to_json
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Outcome

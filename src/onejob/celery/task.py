@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import (
-    Call,
-    check_items,
-    check_key,
-    checked_arguments,
-    is_from_beat,
-    parse_item,
-    prepare_items,
-)
+from onejob.celery.call import Call, check_items, check_key, checked_arguments, is_from_beat, parse_item, prepare_items
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import (
     TASK_OPTIONS,
@@ -44,15 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
-    from onejob.celery.call_types import (
-        CallOptions,
-        CeleryTask,
-        Item,
-        Link,
-        Signature,
-        SubmissionOptions,
-        TaskKeywords,
-    )
+    from onejob.celery.call_types import CallOptions, CeleryTask, Item, Link, Signature, SubmissionOptions, TaskKeywords
 
     P = ParamSpec("P", default=...)
     R_co = TypeVar("R_co", covariant=True, default=Any)
