@@ -197,7 +197,8 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if self.parent is not None and propagate:
             await _await_result(self.parent, deadline)
         if self._cache is None:
-            left, submitted = timeout if self.parent is None else _seconds_until(deadline), None
+            left = timeout if self.parent is None else _seconds_until(deadline)
+            submitted = None
             if self._admission is not None and self.may_be_committed is None:  # not in an open transaction
                 submitted = self._admission.follower or self._admission.job
             self._cache = await wait_for_end(self.app, self.id, self._read, left, submitted)
