@@ -225,7 +225,7 @@ def taking(new_house: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> 
     house = new_house("sqlite", **DELIVERS, onejob_sweep=LONG)
     made = Taking(house, monkeypatch)
     yield house, made
-    made.source.close()
+    made.source.prefetch.close()
 
 
 def test_an_idle_worker_hands_its_job_over_first(taking: tuple[House, Taking]) -> None:

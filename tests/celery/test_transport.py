@@ -21,7 +21,7 @@ from celery.exceptions import TaskRevokedError
 from kombu import Exchange, Queue
 from kombu.asynchronous import Hub
 
-from onejob.celery.transport import NO_BROKER, AppReference
+from onejob.celery.transport import NO_BROKER, name_of
 from onejob.errors import ConfigurationError
 from tests.celery.app import CONFIG
 from tests.celery.harness import DELIVERS, PATIENCE, House, await_, program_environment
@@ -258,10 +258,10 @@ def test_an_app_has_its_own_ledger(ledger_house: House, new_house: Callable[...,
 def test_an_app_has_its_own_connections() -> None:
     """Connections of one app are the same for kombu, and an app never gets those of an earlier one that is gone."""
     app = celery.Celery(set_as_current=False)
-    assert AppReference.of(app) == AppReference.of(app)
-    seen = {str(AppReference.of(app))}
+    assert name_of(app) == name_of(app)
+    seen = {name_of(app)}
     for _ in range(5):
-        seen.add(str(AppReference.of(celery.Celery(set_as_current=False))))
+        seen.add(name_of(celery.Celery(set_as_current=False)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # of apps that earlier tests have left
             gc.collect()

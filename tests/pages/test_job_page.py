@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 import onejob
-from onejob.celery.payload import decode, with_replacement
+from onejob.celery.payload import decode, loads, to_json
 from onejob.jobs.model import Job, Submission
 from onejob.ledger.ledger import NextRun
 from onejob.ledger.sweep import note_publication
@@ -172,7 +172,7 @@ def test_a_member_of_a_canvas_names_what_waits_for_it(browser: Browser, sample: 
     sample.ledger.fail(sample.start(job), ERROR, "E")
     page = browser.posted("/edit/member", args="[]", kwargs='{"project": "x"}', status=422)
     assert "member of a canvas" in page.text
-    submit(sample, "replaced", payload=with_replacement(PAYLOAD, ["task-1"]))
+    submit(sample, "replaced", payload=to_json(loads(PAYLOAD) | {"replaced_by": ["task-1"]}))
     assert "Replaced after task task-1" in browser.page("/jobs/replaced").text
 
 

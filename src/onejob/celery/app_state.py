@@ -89,30 +89,20 @@ class AppState:
         """The app's ledger; another one after Django moved its database, as in tests. Raises `ConfigurationError`."""
         ledger = self._ledger
         if ledger is None or (self._place is not None and self._place != address_of(self.settings.store)):
-            ledger = self._open_ledger()
-        return ledger
-
-    def _open_ledger(self) -> Ledger:
-        moved, store = self._ledger, self.settings.store
-        self._place = None if alias_of(store) is None else address_of(store)
-        self._ledger = ledger = build_ledger(self.settings, self._has_task)
-        if moved is not None:
-            moved.close()
+            moved, store = ledger, self.settings.store
+            self._place = None if alias_of(store) is None else address_of(store)
+            self._ledger = ledger = build_ledger(self.settings, self._has_task)
+            if moved is not None:
+                moved.close()
         return ledger
 
     @cached_property
     def django_alias(self) -> str | None:
-        """The alias of Django's database in whose transactions the ledger takes part; None for a ledger elsewhere.
-
-        Raises `ConfigurationError`.
-        """
+        """The alias of Django's database whose transactions the ledger joins, or None. Raises `ConfigurationError`."""
         return alias_of(self.settings.store)
 
     def use(self, ledger: Ledger, publisher: Publisher, django_alias: str | None) -> None:
-        """Use this ledger and this publisher in place of those that the settings name, as tests do.
-
-        The ledger takes part in the transactions of Django on `django_alias`.
-        """
+        """Use this ledger, in the transactions of Django on `django_alias`, and this publisher, as tests do."""
         self._ledger, self._place, self.publisher, self.django_alias = ledger, None, publisher, django_alias
 
     def close(self) -> None:

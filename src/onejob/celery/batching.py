@@ -7,13 +7,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from onejob.stores.protocol import BATCH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -62,7 +63,7 @@ class Batcher(Generic[Item, Result]):
         self, process_batch: Callable[[Sequence[Item]], Sequence[Result | Pending[Result] | Exception]]
     ) -> None:
         self._process_batch = process_batch
-        self._pending: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._pending: list[tuple[Item, asyncio.Future[Result | Exception]]] = []
         self._consumers = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(MAX_BATCHES, "onejob-batch")
@@ -70,17 +71,17 @@ class Batcher(Generic[Item, Result]):
 
     async def process(self, item: Item) -> Result:
         """Return the result for an item."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
         self._pending.append((item, future))
         if self._consumers < MAX_BATCHES:
             self._consumers += 1
-            self._start(self._consume())
-        return await future
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            task = asyncio.create_task(self._consume(), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        result = await future
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def _consume(self) -> None:
         try:
@@ -91,12 +92,14 @@ class Batcher(Generic[Item, Result]):
 
     async def _process_next_batch(self) -> None:
         batch, self._pending = self._pending[:BATCH_LIMIT], self._pending[BATCH_LIMIT:]
-        items = [item for item, _ in batch]
+        loop, process = asyncio.get_running_loop(), partial(self._process_batch, [item for item, _ in batch])
         try:
-            results = await asyncio.get_running_loop().run_in_executor(self._threads, self._results, items)
+            found = await loop.run_in_executor(self._threads, or_error, process)
+            results = [found] * len(batch) if isinstance(found, Exception) else found
             for (_, future), result in zip(batch, results, strict=True):
                 if isinstance(result, Pending):
-                    self._start(self._resolve_deferred(result, future))
+                    computed = loop.run_in_executor(self._deferred_threads, or_error, result.compute)
+                    computed.add_done_callback(partial(_resolve_by, future))
                 else:
                     _resolve(future, result)
         except BaseException as error:
@@ -104,56 +107,29 @@ class Batcher(Generic[Item, Result]):
                 _resolve(future, RuntimeError(f"the batch was not processed: {error!r}"))
             raise
 
-    async def _resolve_deferred(self, deferred: Pending[Result], future: asyncio.Future[Result]) -> None:
-        compute = raisable(deferred.compute)
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(self._deferred_threads, compute)
-        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of its item
-            _resolve(future, error)
-        else:
-            _resolve(future, result)
 
-    def _results(self, items: list[Item]) -> Sequence[Result | Pending[Result] | Exception]:
-        try:
-            return self._process_batch(items)
-        except Exception as error:  # noqa: BLE001 - it is raised for each item of the batch
-            return [error for _ in items]
-
-
-def _resolve(future: asyncio.Future[Result], result: Result | Exception) -> None:
-    if future.done():
-        return  # its coroutine was canceled
-    if isinstance(result, StopIteration):
-        future.set_exception(_replacement(result))
-    elif isinstance(result, Exception):
-        future.set_exception(result)
-    else:
+def _resolve(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():  # its coroutine was canceled otherwise
         future.set_result(result)
 
 
-def raisable(function: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that raises RuntimeError for StopIteration, which futures refuse before Python 3.12.2."""
-
-    def call() -> T:
-        try:
-            return function()
-        except StopIteration as error:
-            raise _replacement(error) from error
-
-    return call
+def _resolve_by(future: asyncio.Future[Result], computed: asyncio.Future[Result]) -> None:
+    if not computed.cancelled():  # as at the end of the event loop
+        _resolve(future, computed.result())
 
 
-def _replacement(error: StopIteration) -> RuntimeError:
-    replacement = RuntimeError(f"StopIteration: {error}")
-    replacement.__cause__ = error
-    return replacement
+def or_error(function: Callable[[], T]) -> T | Exception:
+    """Return what a function returns or raises. A future takes each of them as its result, also StopIteration."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - the coroutine that has asked for the result raises it
+        return error
 
 
 class TTLCache(Generic[T]):
     """Calls `load` at most once in so many seconds, one call at a time, and caches its value or its exception.
 
-    `cost_factor`: a load that took `t` seconds is cached for `cost_factor * (t - free_seconds)` seconds if that is
-    longer.
+    A load that took `t` seconds is cached for `cost_factor * (t - free_seconds)` seconds if that is longer.
     """
 
     def __init__(
@@ -165,24 +141,17 @@ class TTLCache(Generic[T]):
         self._free_seconds = free_seconds
         self._lock = threading.Lock()
         self._expires_at = float("-inf")
-        self._value: T
-        self._error: Exception | None = None
+        self._loaded: T | Exception
 
     def __call__(self) -> T:
         """Return the value, or raise the exception, that was loaded last."""
         with self._lock:
             started = time.monotonic()
             if started >= self._expires_at:
-                self._refresh()
+                self._loaded = or_error(self._load)
                 now = time.monotonic()
                 cost = now - started - self._free_seconds
                 self._expires_at = now + max(self._seconds, self._cost_factor * cost)
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            return self._value
-
-    def _refresh(self) -> None:
-        try:
-            self._value, self._error = self._load(), None
-        except Exception as error:  # noqa: BLE001 - it is raised for every caller
-            self._error = error
+            if isinstance(self._loaded, Exception):
+                raise self._loaded.with_traceback(None)
+            return self._loaded

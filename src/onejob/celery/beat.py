@@ -11,6 +11,7 @@ import uuid
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import beat, schedules
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.options import BoundTask
     from onejob.jobs.records import ScheduleState
     from onejob.ledger.ledger import Ledger
     from onejob.ledger.schedules import Missed
@@ -51,7 +51,6 @@ LOOK_INTERVAL = 10.0
 TICK_HEADER = "onejob_tick"
 """The header that has the moment of a tick, as RFC 3339."""
 SOURCE = "beat"
-"""The source of the jobs of ticks."""
 OWN_OPTIONS = ("missed", "identity")
 """The options of an entry that are not Celery's."""
 IDENTITIES = (None, "tick", "task")
@@ -95,8 +94,13 @@ class Entry:
         return 0.0 if start is None else float(start.timestamp())
 
     def _next_after(self, after: float) -> float | None:
-        for hop in range(HOPS):
-            moment = _next_moment(self.schedule, after + hop * HOP, self._app)
+        """Return when Celery's scheduler would start the entry next that it has started at `after`."""
+        schedule = copy(self.schedule)
+        schedule.app = self._app
+        for started in (after + hop * HOP for hop in range(HOPS)):
+            schedule.nowfun = partial(datetime.fromtimestamp, started, self._app.timezone)
+            remaining: float = schedule.remaining_estimate(schedule.nowfun()).total_seconds()
+            moment = round(started + remaining, 6)
             if moment > after:
                 return moment
         return None
@@ -104,15 +108,6 @@ class Entry:
 
 def _evaluate(value: Any) -> Any:
     return value() if isinstance(value, beat.BeatLazyFunc) else value
-
-
-def _next_moment(schedule: Any, after: float, app: Celery) -> float:
-    """Return when Celery's scheduler would start an entry next that it has started at `after`, to the microsecond."""
-    started_at = datetime.fromtimestamp(after, app.timezone)
-    schedule = copy(schedule)
-    schedule.nowfun, schedule.app = lambda: started_at, app
-    remaining: float = schedule.remaining_estimate(started_at).total_seconds()
-    return round(after + remaining, 6)
 
 
 def describe_schedule(schedule: Any) -> str:
@@ -130,20 +125,16 @@ def entries_of(app: Celery) -> dict[str, Entry]:
     """
     scheduler: Any = beat.Scheduler(app, schedule={}, lazy=True)
     scheduler.install_default_entries({})
-    scheduler.merge_inplace({**_task_entries(app), **scheduler.schedule, **app.conf.beat_schedule})
+    given = {name: options_of(task).schedule for name, task in tasks_of(app).items()}
+    of_tasks = {
+        name: {**(schedule if isinstance(schedule, dict) else {"schedule": schedule}), "task": name}
+        for name, schedule in given.items()
+        if schedule is not None
+    }
+    scheduler.merge_inplace({**of_tasks, **scheduler.schedule, **app.conf.beat_schedule})
     return {str(entry.name): Entry(app, entry) for entry in scheduler.schedule.values()} | {
         entry.name: entry for entry in _django_entries(app)
     }
-
-
-def _task_entries(app: Celery) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, task in tasks_of(app).items():
-        schedule = options_of(task).schedule
-        if schedule is not None:
-            entry = schedule if isinstance(schedule, dict) else {"schedule": schedule}
-            found[name] = {**entry, "task": name}
-    return found
 
 
 def _django_entries(app: Celery) -> Iterator[Entry]:
@@ -189,8 +180,7 @@ class Beat:
     def look(self) -> float:
         """Submit the ticks that are due, and return the seconds until the next ones, at most `LOOK_INTERVAL`."""
         ledger = app_state_of(self._app).ledger
-        states, now = {state.name: state for state in ledger.store.schedules()}, ledger.read_clock()
-        entries = entries_of(self._app)
+        states, now, entries = _states_of(ledger), ledger.read_clock(), entries_of(self._app)
         following = [self._try_entry(ledger, entry, states.get(name), now) for name, entry in entries.items()]
         forget(ledger, [state for name, state in states.items() if name not in entries], now)
         return max(0.0, min([LOOK_INTERVAL, *(at - now for at in following if at is not None)]))
@@ -232,32 +222,26 @@ class Beat:
         self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
     ) -> ScheduleState | None:
         """Submit a tick, and return the state after it; None if another process has changed it."""
-        task = tasks_of(self._app).get(entry.task)
+        task, job_id = tasks_of(self._app).get(entry.task), ""
         if task is None:
             return self._send(ledger, entry, state, tick, until)
-        return advance(ledger, state, until=until, tick=tick, job_id=self._admit(task, entry, tick))
-
-    def _admit(self, task: BoundTask, entry: Entry, tick: float) -> str:
-        """Submit the job of a tick, which every process may repeat, and return the id of the job that answers."""
-        args, kwargs = entry.arguments
-        call = Call(task, args, kwargs, entry.options)
+        call = Call(task, *entry.arguments, entry.options)
         try:
-            return str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
+            job_id = str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
         except (DuplicateJobError, KeyReuseMismatchError) as error:
-            return error.job_id
+            job_id = error.job_id
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
                 raise
             _log_skipped(entry, tick, error)  # what is wrong with the call is wrong with it later, too
-            return ""
+        return advance(ledger, state, until=until, tick=tick, job_id=job_id)
 
     def _send(
         self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
     ) -> ScheduleState | None:
         """Send the message of a task that is not of class `onejob.Task`, if this process is the first to note its tick.
 
-        Nothing recognises a second message, so it is noted first: the process may die in between. A tick whose message
-        the broker did not get is due again.
+        It is noted first: nothing recognises a second message. If the broker does not get it, its tick is due again.
         """
         task_id = str(uuid.uuid5(uuid.NAMESPACE_OID, tick_id(entry.name, tick)))
         advanced = advance(ledger, state, until=until, tick=tick, job_id=task_id)
@@ -280,10 +264,9 @@ def _log_skipped(entry: Entry, tick: float, error: Exception) -> None:
 
 
 def as_tick(call: Call, entry: Entry, tick: float) -> Call:
-    """Return the call of a tick, which may be repeated.
+    """Return the call of a tick, which may be repeated: a job of its own.
 
-    It is a job of its own, or equal to other calls of its task, if the entry says so or the task has `unique_on`,
-    `unique_for` or the rule of another library.
+    It is equal to other calls of its task if the entry, an option of the task or another library's rule says so.
     """
     identity = tick_id(entry.name, tick)
     options = {name: value for name, value in call.options.items() if name not in OWN_OPTIONS}
@@ -302,11 +285,9 @@ def with_tick(options: Mapping[str, Any], tick: float) -> dict[str, Any]:
 
 def send(app: Celery, entry: Entry, **options: Any) -> Any:
     """Send the call of an entry as Celery's beat does, and return its result; `options` are those of `apply_async`."""
-    args, kwargs = entry.arguments
-    options = {**entry.options, **options}
-    if entry.task in app.tasks:
-        return app.tasks[entry.task].apply_async(tuple(args), kwargs, **options)
-    return app.send_task(entry.task, tuple(args), kwargs, **options)
+    task, (args, kwargs) = app.tasks.get(entry.task), entry.arguments
+    publish = partial(app.send_task, entry.task) if task is None else task.apply_async
+    return publish(tuple(args), kwargs, **{**entry.options, **options})
 
 
 # --- the operations of the HTTP API, the command line and the dashboard -----------------------------------------------
@@ -323,7 +304,6 @@ class ScheduleEntry:
     name: str
     task: str
     schedule: str
-    """The schedule as text."""
     missed: Missed
     paused: bool
     last_tick_at: float | None
@@ -337,7 +317,7 @@ class ScheduleEntry:
 
 def list_entries(app: Celery, ledger: Ledger) -> list[ScheduleEntry]:
     """Return the entries of an app, by name. Raises `ConfigurationError` for an entry that cannot work."""
-    states = {state.name: state for state in ledger.store.schedules()}
+    states = _states_of(ledger)
     return [_describe(entry, states.get(name)) for name, entry in sorted(entries_of(app).items())]
 
 
@@ -356,7 +336,7 @@ def _describe(entry: Entry, state: ScheduleState | None) -> ScheduleEntry:
 
 def find_entry(app: Celery, ledger: Ledger, name: str) -> ScheduleEntry:
     """Return an entry of an app. Raises `ScheduleEntryNotFoundError`."""
-    return _describe(_entry_of(app, name), _state_of(ledger, name))
+    return _describe(_entry_of(app, name), _states_of(ledger).get(name))
 
 
 def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> ScheduleEntry:
@@ -366,13 +346,11 @@ def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> Sched
     """
     entry = _entry_of(app, name)
     for _ in range(CHANGE_TRIES):
-        state = _state_of(ledger, name)
-        state = follow(ledger, entry.timetable, state, ledger.read_clock()) if state is None else state
+        state = _states_of(ledger).get(name) or follow(ledger, entry.timetable, None, ledger.read_clock())
         changed = state and pause(ledger, state, paused=paused)
         if changed is not None:
             return _describe(entry, changed)
-    msg = f"the schedule entry {name!r} changes all the time: try again"
-    raise StoreUnavailableError(msg)
+    raise StoreUnavailableError(f"the schedule entry {name!r} changes all the time: try again")
 
 
 def run_entry(app: Celery, name: str) -> str:
@@ -390,8 +368,8 @@ def run_entry(app: Celery, name: str) -> str:
         raise OneJobError(msg) from error
 
 
-def _state_of(ledger: Ledger, name: str) -> ScheduleState | None:
-    return next((state for state in ledger.store.schedules() if state.name == name), None)
+def _states_of(ledger: Ledger) -> dict[str, ScheduleState]:
+    return {state.name: state for state in ledger.store.schedules()}
 
 
 def _entry_of(app: Celery, name: str) -> Entry:
@@ -427,29 +405,23 @@ class Scheduler(beat.Scheduler):
 def find_tick(call: Call) -> Call:
     """Return a call of Celery's own beat as that of its entry's latest tick, if the workers run the schedule.
 
-    Such a call names neither its entry nor its moment: the entry is one with the same task and arguments, and its tick
-    is the latest one. So a beat that still runs beside the workers submits no job of its own. Raises `OneJobError` for
-    a call, not for a message, of a paused entry.
+    Its entry is one with the same task and arguments. So a beat beside the workers submits no job of its own. Raises
+    `OneJobError` for a call, not for a message, of a paused entry.
     """
     app = call.task.app
     app_state = app_state_of(app)
     if not app_state.settings.beat:
         return call
-    states, now = {state.name: state for state in app_state.ledger.store.schedules()}, app_state.ledger.read_clock()
+    states, now = _states_of(app_state.ledger), app_state.ledger.read_clock()
+    called = call.task.name, [*call.args], {**call.kwargs}
     ticks = [
         (latest_moment(entry.timetable, states[entry.name].since, now), entry)
         for entry in entries_of(app).values()
-        if entry.name in states and _is_of(entry, call)
+        if entry.name in states and (entry.task, *entry.arguments) == called
     ]
     if not ticks:
         return call
     moment, entry = max(ticks, key=lambda tick: tick[0])
     if states[entry.name].paused and not call.is_message:
-        msg = f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it"
-        raise OneJobError(msg)
+        raise OneJobError(f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it")
     return as_tick(call, entry, moment)
-
-
-def _is_of(entry: Entry, call: Call) -> bool:
-    args, kwargs = entry.arguments
-    return entry.task == call.task.name and [*args] == [*call.args] and kwargs == {**call.kwargs}

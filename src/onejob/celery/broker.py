@@ -45,10 +45,7 @@ class Broker:
 
     @contextmanager
     def producer(self, *, confirms: bool = False) -> Iterator[Any]:
-        """Yield a producer of kombu, with a connection of its own.
-
-        `confirms`: on RabbitMQ, each publication waits until the broker has stored or refused the message.
-        """
+        """Yield a producer with its own connection; with `confirms`, RabbitMQ confirms each publication."""
         with self._pool(confirms=confirms).acquire(block=True, timeout=self._timeout) as producer:
             yield producer
 
@@ -62,15 +59,6 @@ class Broker:
     def is_own(self, producer: Any) -> bool:
         """Return whether a given producer sends to this broker: None, or as the one of the members of a group does."""
         return producer is None or _address(producer.connection) == self._address
-
-    @contextmanager
-    def batch(self, producer: Any) -> Iterator[Any]:
-        """Yield a producer whose messages are sent together at the end; None if the transport has none."""
-        if getattr(producer, "supports_batch_publish", False):
-            with producer.batch():
-                yield producer
-        else:
-            yield None
 
     def is_outage(self, error: BaseException) -> bool:
         """Return whether an exception means that the broker accepts no messages now, whatever the message."""
@@ -110,18 +98,12 @@ class Broker:
         return pool
 
 
-def is_ledger(app: Celery) -> bool:
-    """Return whether the ledger of an app is its broker."""
-    return str(app.connection_for_write().transport_cls) == SCHEME
-
-
 def is_reset(error: BaseException) -> bool:
     """Return whether an exception means that the connection was closed, as a server does with an idle one."""
     return "ConnectionError" in {base.__name__ for base in type(_unwrapped(error)).__mro__}
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """Return the transport's error in one of kombu."""
     return error.__cause__ if isinstance(error, OperationalError) and error.__cause__ is not None else error
 
 
@@ -130,10 +112,7 @@ def _address(connection: Any) -> tuple[Any, ...]:
 
 
 def queue_length(connection: Any, name: str) -> int | None:
-    """Return the number of messages in a queue; None if there is no such queue, which on Redis an empty one is.
-
-    Creates nothing. Raises the transport's errors.
-    """
+    """Return the number of messages in a queue, or None if there is none. Raises the transport's errors."""
     try:
         with connection.channel() as channel:  # which an unknown queue closes
             return int(channel.queue_declare(queue=name, passive=True).message_count)
@@ -155,9 +134,8 @@ def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
 def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
     """Return whether messages can be written as Celery would send them by a transport of kombu, and nothing is missed.
 
-    `transport`: its module; `functions`: those of its channel that send. Not if Celery would send an event of each
-    message, or the result backend prepares for each (as `rpc` does); and if code other than theirs takes part: a
-    subclass, another task protocol, or functions replaced by instrumentation.
+    `functions`: those of the channel of `transport` (a module) that send. Not if Celery sends events of messages, the
+    result backend prepares for each (as `rpc` does), or other code takes part: a subclass, a protocol, instrumentation.
     """
     own: Any = app.connection_for_write().transport
     amqp = app.amqp
@@ -175,10 +153,7 @@ def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
         Producer._publish,  # noqa: SLF001 - kombu's
         *(getattr(channel, name) for name in functions),
     )  # fmt: skip
-    return amqp.create_task_message == amqp.as_task_v2 and all(map(_is_own, takes_part))
-
-
-def _is_own(function: Any) -> bool:
-    """Return whether a function is one of Celery and kombu; a wrapper may have copied its name and its module."""
-    function = getattr(function, "__func__", function)
-    return type(function) is FunctionType and function.__globals__["__name__"] in _OWN_MODULES
+    plain = [getattr(each, "__func__", each) for each in takes_part]
+    # A wrapper may have copied the name and the module of a function of Celery or kombu.
+    are_own = all(type(each) is FunctionType and each.__globals__["__name__"] in _OWN_MODULES for each in plain)
+    return are_own and amqp.create_task_message == amqp.as_task_v2

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from celery import Signature
 
 from onejob.celery.option_names import check_call_options, merge_tags
-from onejob.celery.payload import SUBMITTER_HEADER, encode, with_parents
+from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
+from onejob.jobs.on_duplicate import conflict_policy_of
 from onejob.jobs.submitter import NO_QUOTAS, NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
@@ -57,8 +58,7 @@ class Caller(NamedTuple):
     def of(cls, app: Celery) -> Self:
         """Return the caller in this context; without a submitter, that of the run, if it has own jobs.
 
-        So the members of a chain or a chord, which workers submit, have the submitter of its first job. They consume no
-        quota, since the canvas was admitted as a whole.
+        So all members of a canvas have the submitter of its first job; they consume no quota, as it was admitted whole.
         """
         submitter, parent = SUBMITTER.get(), app.current_worker_task
         if parent is None or submitter.name:
@@ -79,7 +79,6 @@ class Call(NamedTuple):
     """The way in, as the job's `source` shows it."""
     task_id: str | None = None
     key: str | None = None
-    """The idempotency key."""
     on_duplicate: str | None = None
     """Overrides the task's own."""
     webhook_url: str | None = None
@@ -144,18 +143,14 @@ def prepare_items(app_state: AppState, call: Call, items: Iterable[object]) -> l
         try:
             submission, terms = _build(app_state, one, caller, shared)
         except (InvalidArgumentsError, InvalidPayloadError) as error:
-            msg = f"item {number}: {error}"
-            raise type(error)(msg) from error
+            raise type(error)(f"item {number}: {error}") from error
         prepared.append(Prepared(one, submission, caller.parent))
         shared = terms if terms.plan.shared and not call.task._onejob.names_shadow else None
     return prepared
 
 
 def build(app_state: AppState, call: Call, caller: Caller | None = None) -> Submission:
-    """Return the submission of a call that needs no checks of its caller; None: that of this context.
-
-    Raises as `prepare`.
-    """
+    """Return the submission of a call without checks of its caller, by default this context's. Raises as `prepare`."""
     return _build(app_state, call, caller or Caller.of(call.task.app))[0]
 
 
@@ -177,11 +172,10 @@ def _build(
     """Return the submission of a call, and its terms; `shared`: those of another one, which has the same."""
     definition, submitter = call.task._onejob, caller.submitter
     if call.task.name != definition.task:
-        msg = (
+        raise ConfigurationError(
             f"task {call.task.name} has its name from an instance, and its class is the task {definition.task}: "
             "give each task a class of its own"
         )
-        raise ConfigurationError(msg)
     scope = None if submitter is NOBODY else submitter.scope
     args, kwargs = call.args, call.kwargs
     if definition.converts:
@@ -189,7 +183,8 @@ def _build(
     terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
     plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
     if call.on_duplicate is not None:
-        conflict_policy = definition.conflict_policy_for(call.on_duplicate)
+        until, lasting = definition.unique_until, definition.unique_for
+        conflict_policy = conflict_policy_of(definition.task, call.on_duplicate, None, until, lasting)
     identity, fingerprint = definition.identifier.both(args, kwargs, scope)
     payload = encode(definition.task, args, kwargs, definition.limits)
     if plan.checked_options is not None:
@@ -215,22 +210,19 @@ def _terms_of(
     options, tags = merge_options(call, args, kwargs, caller.parent), call.task._onejob.tags
     if "tags" in options:
         tags = merge_tags(tags, options["tags"])
-    delay, expires, own = delay_of(options), options.get("expires"), _own_options(options)
+    delay, expires = delay_of(options), options.get("expires")
+    own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}  # not those of its plan
+    if tracing.tracer is not tracing.NO_TRACER:
+        own = {**tracing.tracer.context(), **own}
+    retries = options.get("retries") or 0
+    if not isinstance(retries, int) or retries < 0:
+        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
+        raise InvalidArgumentsError(msg)
     plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
     return _Terms(
-        plan, with_parents(plan.options, own) if own else plan.options, delay,
-        None if expires is None else seconds_until(expires, "expires"),
-        _retries_of(options) if "retries" in options else 0, "\n".join(tags) if tags else None,
+        plan, to_json(loads(plan.options) | own) if own else plan.options, delay,
+        None if expires is None else seconds_until(expires, "expires"), retries, "\n".join(tags) if tags else None,
     )  # fmt: skip
-
-
-def _own_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of one message, besides those of its plan: the ids of its run's tree, and the trace."""
-    own = {}
-    for name in ("root_id", "parent_id"):
-        if options.get(name):
-            own[name] = options[name]
-    return own if tracing.tracer is tracing.NO_TRACER else {**tracing.tracer.context(), **own}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -243,7 +235,6 @@ def check_key(call: Call) -> None:
 
 
 def _check_webhook_url(app_state: AppState, caller: Caller, url: str) -> None:
-    """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
     app_state.webhooks.check_usable(caller.submitter.name)
     check_url(url, app_state.webhooks)
 
@@ -269,8 +260,7 @@ def check_items(app_state: AppState, call: Call) -> None:
         raise InvalidArgumentsError(msg)
     for name in ("task_id", "idempotency_key"):
         if call.options.get(name) is not None:
-            msg = f"{name} identifies one submission, not many: use apply_async for each"
-            raise InvalidArgumentsError(msg)
+            raise InvalidArgumentsError(f"{name} identifies one submission, not many: use apply_async for each")
     check_call_options(call.options)
     if call.webhook_url is not None:
         _check_webhook_url(app_state, Caller.of(call.task.app), call.webhook_url)
@@ -285,45 +275,36 @@ def checked_arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str
         msg = f"args={args!r:.100} is no list of positional arguments: write args=[...], and those with names in kwargs"
         raise InvalidArgumentsError(msg)
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        msg = f"kwargs={kwargs!r:.100} is no dict of arguments by name"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"kwargs={kwargs!r:.100} is no dict of arguments by name")
     return tuple(args or ()), dict(kwargs or {})
 
 
 def parse_item(task: BoundTask, number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the args and kwargs in one item of `submit_many`. Raises `InvalidArgumentsError`."""
-    if isinstance(item, dict):
-        return _parse_signature(task, number, item) if "task" in item and isinstance(item, Signature) else ((), item)
     if isinstance(item, tuple | list):
         return tuple(item), {}
+    if isinstance(item, dict) and not ("task" in item and isinstance(item, Signature)):
+        return (), item
+    if isinstance(item, Signature):
+        if item["task"] != task.name or item["options"]:
+            msg = f"item {number} is {item!r:.200}; as an item, a signature is one of {task.name} and has no options"
+            raise InvalidArgumentsError(msg)
+        return tuple(item["args"]), dict(item["kwargs"])
     msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
     raise InvalidArgumentsError(msg)
 
 
-def _parse_signature(task: BoundTask, number: int, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if item["task"] != task.name or item["options"]:
-        msg = f"item {number} is {item!r:.200}; as an item, a signature is one of {task.name} and has no options"
-        raise InvalidArgumentsError(msg)
-    return tuple(item["args"]), dict(item["kwargs"])
-
-
 def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return arguments without models: those of a `typed` task, and those of a `pydantic=True` task as Celery does.
-
-    Raises `InvalidArgumentsError`, naming the field, for what does not fit the annotations of a `typed` task.
-    """
+    """Return JSON for models in arguments of `typed` and `pydantic=True` tasks. Raises `InvalidArgumentsError`."""
     typed = task._onejob.typed
     if typed is not None:
-        return typed.dump_arguments(args, kwargs) if typed.converts else (args, kwargs)
+        return typed.dump_arguments(args, kwargs) if typed.codecs else (args, kwargs)
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 
 
 def merge_options(call: Call, args: Any, kwargs: Any, parent: Any) -> Mapping[str, Any]:
-    """Return all options of the message of a call, so that any process can publish it later as this one would.
-
-    `parent`: the task in whose run the call is made, if any.
-    """
+    """Return all options of a call's message, with which any process can publish it; `parent`: the submitting task."""
     if call.is_message:
         return call.options
     task = call.task
@@ -349,8 +330,7 @@ def delay_of(options: Mapping[str, Any]) -> float:
 def seconds_until(when: Any, name: str) -> float:
     """Return the seconds to a Celery `countdown` (a number), `eta` (a datetime or ISO 8601 text) or `expires` (any).
 
-    Raises `InvalidArgumentsError`, with the `name` of the option, for anything else, and for a time farther away than
-    `MAX_DELAY`, which not every calendar can represent.
+    Raises `InvalidArgumentsError` with the option's `name` for anything else, and for what is beyond `MAX_DELAY`.
     """
     kinds, forms = TIMES[name]
     seconds = _seconds_until(when) if isinstance(when, kinds) else None
@@ -360,15 +340,6 @@ def seconds_until(when: Any, name: str) -> float:
         msg = f"{name}={when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
         raise InvalidArgumentsError(msg)
     return seconds
-
-
-def _retries_of(options: Mapping[str, Any]) -> int:
-    """Return how often the job was retried. Raises `InvalidArgumentsError` for what is no number of retries."""
-    retries = options.get("retries") or 0
-    if not isinstance(retries, int) or retries < 0:
-        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
-        raise InvalidArgumentsError(msg)
-    return retries
 
 
 def _seconds_until(when: float | str | datetime) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from amqp.protocol import queue_declare_ok_t
@@ -21,9 +21,13 @@ from onejob.stores.signals import MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
+    from onejob.celery.delivery import JobMessages
     from onejob.jobs.records import Delivery
     from onejob.stores.protocol import MessageStore
+
+    Source: TypeAlias = "PlainMessages | JobMessages"
 
 BATCH = 100
 """How many messages are taken together, at most."""
@@ -47,61 +51,6 @@ class Taken(NamedTuple):
     """Whether it takes a place of those that its consumer prefetches."""
 
 
-class Source:
-    """Where messages come from. One transport uses it, from several threads."""
-
-    signal: ClassVar[str]
-    """The payload of the signals that tell of its messages, and of no others."""
-    has_loop = False
-    """Whether the consumers' thread runs an event loop, which must not be blocked."""
-
-    @property
-    def has_limit(self) -> bool:
-        """Whether it limits by itself how many messages a consumer has."""
-        return False
-
-    def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
-        """Return the first messages in these queues, and whether there may be more; `no_ack`: they are acknowledged."""
-        raise NotImplementedError
-
-    def ack(self, tags: Sequence[str]) -> None:
-        """Acknowledge messages; tags of other sources are ignored."""
-        raise NotImplementedError
-
-    def requeue(self, tags: Sequence[str]) -> None:
-        """Return messages to their queues; tags of other sources are ignored."""
-        raise NotImplementedError
-
-    def renew(self, queues: Sequence[str]) -> bool:
-        """Keep what this transport has taken, and the queues from which it consumes. Return whether it has any."""
-        raise NotImplementedError
-
-    def note_arrival(self) -> None:
-        """Note that messages may have come since the latest `take` began; any thread may call it."""
-
-    def cancel(self) -> None:
-        """Return what was taken, and given to no consumer: one of them has ended."""
-
-    def close(self) -> None:
-        """End what the source has started."""
-
-    def due_at(self) -> float | None:
-        """Return when a message becomes due of which no signal tells, on the monotonic clock; None: there is none."""
-        return None
-
-    def pop_due(self, now: float) -> bool:  # noqa: ARG002 - as `due_at`
-        """Return whether one is due, and forget it."""
-        return False
-
-    def size(self, queue: str) -> int | None:  # noqa: ARG002 - for those that have messages in queues
-        """Return how many messages a queue has; None if there is no such queue, or the ledger counts them."""
-        return None
-
-    def purge(self, queue: str) -> int:  # noqa: ARG002 - as `size`
-        """Delete the messages of a queue that nobody has taken, and return how many there were; no jobs."""
-        return 0
-
-
 def take_from(
     sources: Sequence[Source], queues: Sequence[str], limit: int, *, no_ack: bool
 ) -> tuple[list[Taken], list[Source]]:
@@ -122,10 +71,13 @@ def take_from(
     return taken, left
 
 
-class PlainMessages(Source):
-    """The source of the messages that are no jobs."""
+class PlainMessages:
+    """The source of the messages that are no jobs. One transport uses it, from several threads."""
 
     signal = MESSAGE
+    """The payload of the signals that tell of its messages, and of no others."""
+    has_limit = False
+    """Whether it limits by itself how many messages a consumer has."""
 
     def __init__(self, store: MessageStore, hold: float) -> None:
         self._store = store
@@ -135,7 +87,7 @@ class PlainMessages(Source):
         self._held: set[int] = set()
 
     def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
-        """Take messages."""
+        """Return the first messages in these queues, and whether there may be more; `no_ack`: they are acknowledged."""
         hold = 0.0 if no_ack else self._hold
         found = self._store.take_messages(queues, limit=limit, consumer=self._consumer, hold=hold)
         if not no_ack:
@@ -143,28 +95,28 @@ class PlainMessages(Source):
         return [Taken(f"{each.id}", each.queue, _payload(each)) for each in found], len(found) == limit
 
     def ack(self, tags: Sequence[str]) -> None:
-        """Delete messages."""
+        """Delete messages; tags of jobs are ignored."""
         if ids := self._held_of(tags):
             self._store.delete_messages(ids, consumer=self._consumer)
             self._held.difference_update(ids)
 
     def requeue(self, tags: Sequence[str]) -> None:
-        """Return messages to their places."""
+        """Return messages to their places; tags of jobs are ignored."""
         if ids := self._held_of(tags):
             self._store.release_messages(ids, consumer=self._consumer)
             self._held.difference_update(ids)
 
     def renew(self, queues: Sequence[str]) -> bool:
-        """Extend the deadlines of all messages that are held."""
+        """Extend the deadlines of these queues and of all messages that are held; return whether there are any."""
         self._store.renew_messages([*self._held], queues, consumer=self._consumer, hold=self._hold)
         return bool(self._held)
 
     def size(self, queue: str) -> int | None:
-        """Count the messages that nobody has taken."""
+        """Return how many messages of a queue nobody has taken; None if there is no such queue."""
         return self._store.queue_size(queue)
 
     def purge(self, queue: str) -> int:
-        """Delete the messages that nobody has taken."""
+        """Delete the messages of a queue that nobody has taken, and return how many there were."""
         return self._store.purge_queue(queue)
 
     def _held_of(self, tags: Sequence[str]) -> list[int]:
@@ -235,7 +187,8 @@ class QoS(VirtualQoS):  # type: ignore[misc]
                 transport.requeue([tag])
             else:
                 transport.ack(tag)
-            self.channel.on_free_place()
+            if self.channel.has_due:  # there was no place for all messages; the consumers' thread may be another one
+                transport.wake()
 
 
 class Consumer(NamedTuple):
@@ -257,7 +210,6 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         super().__init__(connection, **options)
         self._consumers: dict[str, Consumer] = {}
         self._pending: deque[tuple[Consumer, Any]] = deque()
-        """What was taken, and not delivered yet."""
         self._due: dict[bool, set[Source]] = {True: set(), False: set()}
         """Where more messages may be, for the consumers that need not acknowledge (True), and for the others."""
 
@@ -265,49 +217,34 @@ class Channel(VirtualChannel):  # type: ignore[misc]
 
     def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
         """Return the arguments of a queue, as RabbitMQ names them."""
-        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments or {}, **options)
-        return prepared
+        return to_rabbitmq_queue_arguments(arguments or {}, **options)  # type: ignore[no-any-return] # missing types
 
     def queue_declare(self, queue: str | None = None, *, passive: bool = False, **options: Any) -> queue_declare_ok_t:
         """Create a queue; with `passive` only look for it. Raises `ChannelError` 404 if there is none."""
         name = queue or f"amq.gen-{uuid4()}"
-        size = self.connection.size(name)
+        size = self.connection.plain.size(name)
         if not passive:
-            self._new_queue(name, **options)
+            given = options.get("arguments") or {}
+            expires, ttl = given.get("x-expires"), given.get("x-message-ttl")
+            ends_with_consumer = options.get("auto_delete") or options.get("exclusive")
+            is_temporary = ends_with_consumer or expires is not None
+            if ends_with_consumer:
+                self.connection.deleted_at_end.add(name)
+            self.connection.store.declare_queue(
+                name,
+                expires_after=max(self.connection.hold, (expires or 0) / 1000) if is_temporary else None,
+                message_ttl=None if ttl is None else ttl / 1000,
+            )
         elif size is None:
-            msg = f"NOT_FOUND - no queue {name!r}"
-            raise ChannelError(msg, (50, 10), "Channel.queue_declare", 404)
+            raise ChannelError(f"NOT_FOUND - no queue {name!r}", (50, 10), "Channel.queue_declare", 404)
         return queue_declare_ok_t(name, size or 0, 0)
 
-    def _new_queue(
-        self,
-        queue: str,
-        *,
-        arguments: dict[str, Any] | None = None,
-        auto_delete: bool = False,
-        exclusive: bool = False,
-        **_: Any,
-    ) -> None:
-        given = arguments or {}
-        expires, ttl = given.get("x-expires"), given.get("x-message-ttl")
-        is_temporary = auto_delete or exclusive or expires is not None
-        if auto_delete or exclusive:
-            self.connection.deleted_at_end.add(queue)
-        self.connection.store.declare_queue(
-            queue,
-            expires_after=max(self.connection.hold, (expires or 0) / 1000) if is_temporary else None,
-            message_ttl=None if ttl is None else ttl / 1000,
-        )
-
-    def _size(self, queue: str) -> int:
-        return self.connection.size(queue) or 0
-
     def _purge(self, queue: str) -> int:
-        return sum(source.purge(queue) for source in self.connection.sources)
+        return int(self.connection.plain.purge(queue))
 
     def queue_delete(self, queue: str, *_: Any, if_empty: bool = False, **__: Any) -> None:
         """Delete a queue."""
-        if not (if_empty and self._size(queue)):
+        if not (if_empty and self.connection.plain.size(queue)):
             self.connection.store.delete_queue(queue)
 
     def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "", **_: Any) -> None:
@@ -377,8 +314,8 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         if consumer is None:
             return
         consumer.unsubscribe()
+        self.connection.jobs.cancel()
         for source in self.connection.sources:
-            source.cancel()
             self.connection.announce(source, self.connection.consumed())  # the others look for what was returned
         if consumer.queue in self.connection.deleted_at_end:
             self.connection.deleted_at_end.discard(consumer.queue)
@@ -404,8 +341,8 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         if self.connection is None:  # it was closed while a signal arrived
             return
         sources = [source for source in self.connection.sources if payload in {"", source.signal}]
-        for source in sources:
-            source.note_arrival()
+        if self.connection.jobs in sources:
+            self.connection.jobs.prefetch.note_arrival()
         self._due[no_ack].update(sources)
         self.connection.wake()
 
@@ -417,11 +354,6 @@ class Channel(VirtualChannel):  # type: ignore[misc]
     def look_in(self, source: Source) -> None:
         """Have the thread of the consumers take from a source; any thread may call it."""
         self._due[False].add(source)
-
-    def on_free_place(self) -> None:
-        """Take more if there was no place for all messages; the consumers' thread may be another one."""
-        if self.has_due:
-            self.connection.wake()
 
     def deliver(self) -> bool:
         """Pass one message to its consumer, and return whether there was one."""

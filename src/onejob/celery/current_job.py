@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
 
 from celery.result import ResultBase
 
-from onejob.celery.payload import dumps, encode_state, loads
-from onejob.celery.typed import build_step, dump_step
+from onejob.celery.payload import dumps, loads
+from onejob.celery.typed import Codec, convert_result, result_codec
 from onejob.errors import (
     ConfigurationError,
     InvalidArgumentsError,
@@ -59,10 +60,7 @@ def current_job() -> RunningJob:
 
 
 def claim_of(message: str, pid: int) -> str:
-    """Return the nonce of the claim that a process makes for a message, given the nonce of its parent's request.
-
-    The parent can compute it. It differs by process, because a pool may give a message to a second child.
-    """
+    """Return the nonce of a process's claim for a message. Its parent can compute it; each child has another."""
     return f"{message[:8]}{pid:08x}"
 
 
@@ -87,7 +85,6 @@ class RunningJob:
         self._job = job
         self._ledger = ledger
         self._limits = limits
-        self._cached_steps: dict[str, str] | None = None
         self.ended = False
         """Whether the ledger has ended this run already, with a retry or a replacement."""
         self.replaced = False
@@ -127,12 +124,18 @@ class RunningJob:
         Raises `InvalidArgumentsError` unless 0 <= done <= total, or for a stage of more than `STAGE_LIMIT` characters;
         `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop: do not catch them.
         """
-        _check_progress(done, total, stage)
+        if not _is_amount(done) or not (total is None or (_is_amount(total) and done <= total)):
+            msg = f"progress takes numbers with 0 <= done <= total, not done={done!r:.100}, total={total!r:.100}"
+            raise InvalidArgumentsError(msg)
+        if not isinstance(stage, str) or len(stage) > STAGE_LIMIT:
+            size = f"{len(stage)} characters" if isinstance(stage, str) else type(stage).__name__
+            msg = f"the stage of a progress is a text of at most {STAGE_LIMIT} characters, not {size}"
+            raise InvalidArgumentsError(msg)
         self._report({"done": done, "total": total, "stage": stage})
 
     def report_state(self, state: str, meta: object) -> None:
         """Report a state of the application's own, with its `meta`, as the progress. Raises as `progress`."""
-        self._report(encode_state(state, meta))
+        self._report({"state": state, "meta": meta})
 
     def _report(self, value: object) -> None:
         self.raise_if_draining()
@@ -147,13 +150,14 @@ class RunningJob:
         `progress`.
         """
         check_name("a step", name)
-        stored = self._steps().get(name)
+        stored, codec, what = self._steps.get(name), result_codec(fn), f"the value of step {name!r}"
         with tracing.tracer.step(name, memoised=stored is not None):
             if stored is None:
                 self.raise_if_interrupted()
-                value = dumps(dump_step(fn, fn(*args, **kwargs), name), f"the value of step {name!r}", self._limits)
-                stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
-        return cast("T", build_step(fn, loads(stored), name))
+                value = convert_result(Codec.dump, codec, fn(*args, **kwargs), what)
+                stored = self._ledger.keep_step(self._job, name, dumps(value, what, self._limits))
+                self._steps[name] = stored
+        return cast("T", convert_result(Codec.build, codec, loads(stored), what))
 
     def effect_key(self, name: str) -> str:
         """Return an idempotency key for an effect on a third party: the same in every attempt of this job.
@@ -193,14 +197,10 @@ class RunningJob:
         try:
             self._ledger.in_transaction(transaction).complete(self._job, text, keep=self._retention)
         except StaleTokenError as error:
-            raise self._explain_refusal(error) from None
+            if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
+                raise OneJobError("complete_in was called twice in one transaction: a job ends once") from None
+            raise LeaseLost(self.id) from None
         self._sessions.append(session)
-
-    def _explain_refusal(self, error: StaleTokenError) -> BaseException:
-        """Return the exception for a refused completion: a lost lease, or an error of the body."""
-        if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
-            return OneJobError("complete_in was called twice in one transaction: a job ends once")
-        return LeaseLost(self.id)
 
     @contextmanager
     def transaction(self, session_factory: Callable[[], S]) -> Iterator[S]:
@@ -246,15 +246,9 @@ class RunningJob:
             with suppress(Exception):
                 session.rollback()
 
-    @property
-    def kept_steps(self) -> frozenset[str]:
-        """The names of the steps whose values are stored."""
-        return frozenset(self._steps())
-
+    @cached_property
     def _steps(self) -> dict[str, str]:
-        if self._cached_steps is None:
-            self._cached_steps = dict(self._ledger.steps(self._job))
-        return self._cached_steps
+        return dict(self._ledger.steps(self._job))
 
     def raise_if_draining(self) -> None:
         """Raise `JobReleased` when the worker of this process is shutting down."""
@@ -269,17 +263,6 @@ class RunningJob:
             raise LeaseLost(self.id)
         if now.cancel is not Cancel.NO:
             raise JobCanceled(self.id)
-
-
-def _check_progress(done: object, total: object, stage: object) -> None:
-    """Raise `InvalidArgumentsError` unless this is a progress that a bar can show; 0 of 0 is one, of nothing to do."""
-    if not _is_amount(done) or not (total is None or (_is_amount(total) and done <= total)):  # type: ignore[operator]
-        msg = f"progress takes numbers with 0 <= done <= total, not done={done!r:.100}, total={total!r:.100}"
-        raise InvalidArgumentsError(msg)
-    if not isinstance(stage, str) or len(stage) > STAGE_LIMIT:
-        size = f"{len(stage)} characters" if isinstance(stage, str) else type(stage).__name__
-        msg = f"the stage of a progress is a text of at most {STAGE_LIMIT} characters, not {size}"
-        raise InvalidArgumentsError(msg)
 
 
 def _is_amount(value: object) -> bool:

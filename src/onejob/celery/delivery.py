@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.channel import Source, Taken
+from onejob.celery.channel import Taken
 from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
 from onejob.ledger.sweep import note_publication
@@ -37,7 +37,6 @@ class Delivered(NamedTuple):
 
     jobs: Sequence[Job]
     is_full: bool
-    """Whether there may be more."""
     due_at: float | None
     """When the next job is due of which no signal tells, on the monotonic clock; None: none is known."""
 
@@ -55,8 +54,7 @@ class Request:
 class Prefetch:
     """Takes jobs in a thread, one statement at a time, so that a worker's event loop serves its processes meanwhile.
 
-    `deliver` takes jobs, `give_back` offers jobs again, and `announce` is called with the queues of an answer. Any
-    thread may call its methods.
+    `announce` is called with the queues of an answer. Any thread may call its methods.
     """
 
     def __init__(
@@ -139,19 +137,19 @@ class Prefetch:
             self._give_back(answer.jobs)
 
 
-class JobMessages(Source):
-    """The source of a transport's messages that are jobs.
-
-    In a worker the free processes limit how many it takes, and not `worker_prefetch_multiplier`.
+class JobMessages:
+    """The source of a transport's messages that are jobs; in a worker, as many as it has free processes for.
 
     `announce` has the consumers take from this source; any thread may call it.
     """
 
     signal = JOB
+    has_loop = False
+    """Whether the consumers' thread runs an event loop, which must not be blocked."""
 
-    def __init__(self, app: Celery, announce: Callable[[Source, Sequence[str]], None]) -> None:
+    def __init__(self, app: Celery, announce: Callable[[JobMessages, Sequence[str]], None]) -> None:
         self._app_state = app_state_of(app)
-        self._prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
+        self.prefetch = Prefetch(self._deliver, self._offer, partial(announce, self))
         self._held: dict[str, Job] = {}
         """The jobs that no process has accepted, by tag."""
         self._waiting: set[str] = set()
@@ -169,10 +167,6 @@ class JobMessages(Source):
         """Whether a worker takes the jobs."""
         return self._app_state.slots is not None
 
-    @property
-    def _store(self) -> DeliveringStore:
-        return cast("DeliveringStore", self._app_state.ledger.store)
-
     def take(self, queues: Sequence[str], limit: int, *, no_ack: bool) -> tuple[list[Taken], bool]:
         """Take due jobs of these queues, and tell whether there may be more; none with `no_ack`, as of replies."""
         if no_ack or not queues:
@@ -181,16 +175,19 @@ class JobMessages(Source):
         if not isinstance(found, Delivered):
             return [], found
         self._note_due(queues, found)
-        lacked = [job for job in found.jobs if self._lacks_task(job)]
-        self._refuse(lacked)
+        lacked = [job for job in found.jobs if self._lacks_task(job)]  # offered to the workers that have their tasks
+        for task in sorted({job.task for job in lacked} - self._refused):
+            logger.warning("jobs of %s are left to other workers: this one has no such task", task)
+        self._refused.update(job.task for job in lacked)
+        self._offer(lacked)
         taken = [self._take(job) for job in found.jobs if job not in lacked]
         return [each for each in taken if each is not None], found.is_full or bool(lacked)
 
     def _collect_or_deliver(self, queues: Sequence[str], limit: int) -> Delivered | bool:
         """Return jobs; without any, whether there may be some: False if their delivery will be announced."""
-        if self._prefetch.queues:
-            is_own = {*self._prefetch.queues} <= {*queues}
-            return (self._prefetch.collect() or False) if is_own else True
+        if self.prefetch.queues:
+            is_own = {*self.prefetch.queues} <= {*queues}
+            return (self.prefetch.collect() or False) if is_own else True
         slots = self._app_state.slots
         if slots is not None:
             limit = slots.count_wanted([job.id for job in [*self._held.values()]])
@@ -201,17 +198,18 @@ class JobMessages(Source):
             return self._deliver(queues, limit)
         if self._held or slots.is_busy:
             self._forget_due(queues)
-            return not self._prefetch.request(queues, limit)
+            return not self.prefetch.request(queues, limit)
         return self._deliver(queues, limit, asks_later=True)
 
     def _deliver(self, queues: Sequence[str], limit: int, *, asks_later: bool = False) -> Delivered:
         """Take jobs, and find out when the next one is due; `asks_later`: not before these are with their processes."""
         refused = [task for task in [*self._refused] if task not in self._tasks]
-        deliver = partial(self._store.deliver, queues, limit=limit, refused=refused)
+        store = cast("DeliveringStore", self._app_state.ledger.store)
+        deliver = partial(store.deliver, queues, limit=limit, refused=refused)
         jobs, seconds = deliver(), None
         if len(jobs) < limit and not (jobs and asks_later):
             try:
-                seconds = self._store.next_delivery(queues, refused=refused)
+                seconds = store.next_delivery(queues, refused=refused)
                 is_locked = not jobs and seconds is not None and seconds <= 0
                 if is_locked:  # as by a client that begins to wait for it
                     jobs = deliver()
@@ -245,13 +243,6 @@ class JobMessages(Source):
         message = read_message(job)
         return message is not None and message.task not in self._tasks
 
-    def _refuse(self, jobs: Sequence[Job]) -> None:
-        """Offer jobs to the workers that have their tasks, and take no others of these tasks."""
-        for task in sorted({job.task for job in jobs} - self._refused):
-            logger.warning("jobs of %s are left to other workers: this one has no such task", task)
-        self._refused.update(job.task for job in jobs)
-        self._offer(jobs)
-
     def _offer(self, jobs: Sequence[Job]) -> None:
         self._app_state.ledger.mark_lost([job.id for job in jobs])
 
@@ -277,24 +268,13 @@ class JobMessages(Source):
         """Offer jobs again."""
         self._offer([job for tag in tags if (job := self._held.pop(tag, None)) is not None])
 
-    def note_arrival(self) -> None:
-        """Note that jobs may have come which a delivery that is under way does not find."""
-        self._prefetch.note_arrival()
-
     def cancel(self) -> None:
         """Offer again what no consumer has got yet, and forget what was known of the queues."""
-        self._prefetch.cancel()
+        self.prefetch.cancel()
         self._due_at.clear()
 
-    def close(self) -> None:
-        """End the thread."""
-        self._prefetch.close()
-
     def renew(self, queues: Sequence[str]) -> bool:  # noqa: ARG002 - of the protocol
-        """Offer jobs to other workers that have waited here since the last renewal, behind a long run or a rate limit.
-
-        Whoever claims such a job first runs it. Nothing else is renewed: the worker registers the jobs that it holds.
-        """
+        """Offer to other workers what has waited here, behind a long run or a rate limit, since the last call."""
         held = {**self._held}
         late = [job for tag, job in held.items() if tag in self._waiting]
         self._waiting = held.keys() - self._waiting

@@ -7,46 +7,39 @@ the time of `send_task`: routing, which the job has already, pools, and a round 
 
 from __future__ import annotations
 
-import os
 import re
 import threading
-import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, repeat
 from json.encoder import encode_basestring_ascii as quote
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import amqp
 from celery import signals
-from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.nodenames import anon_nodename
 from kombu.messaging import Producer
 from kombu.transport.pyamqp import Channel as AmqpChannel
 from kombu.utils.functional import maybe_list
 from kombu.utils.uuid import uuid
 from redis import exceptions
-from redis.crc import key_slot
 
-from onejob.celery.broker import TRIES, Broker, is_ledger, is_reset, is_writable
+from onejob.celery.broker import TRIES, Broker, is_writable
 from onejob.celery.payload import MARK, Message, decode, loads, to_json
-from onejob.jobs.model import BrokerMessage, Job, is_plain
+from onejob.jobs.model import BrokerMessage, Job
 from onejob.observability.tracing import TRACE_CONTEXT
-from onejob.stores.protocol import MessagePushingStore
 from onejob.stores.redis.address import address_of
 from onejob.stores.redis.connection import Connections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from celery import Celery
 
     from onejob.celery.routing import Routing
     from onejob.jobs.model import Submission
-    from onejob.ledger.ledger import Ledger
 
 _CACHE_SIZE = 512
 """How many kinds of messages (task, options, route, priority) are remembered."""
@@ -82,7 +75,6 @@ class _Kind:
     form: Any = None
     """A message without the values of its job, made of the first one that Celery has published."""
     first_id: str = ""
-    """The id of its job."""
     is_uniform: bool | None = None
     """Whether another job's values in that form are the message that Celery publishes for it. None: not known yet."""
 
@@ -103,10 +95,7 @@ class DirectBroker:
         self._kind_of = lru_cache(_CACHE_SIZE)(self._new_kind)
 
     def write(self, job: Job | Submission) -> Any:
-        """Return the message of a job, to be pushed; None for one that only Celery can send.
-
-        Raises what Celery's `send_task` does, and the transport's errors if the broker cannot be reached.
-        """
+        """Return the message of a job to push; None if only Celery can send it. Raises as Celery's `send_task` does."""
         if not job.route or has_receivers():
             return None
         try:
@@ -115,16 +104,18 @@ class DirectBroker:
             return None
 
     def compose(self, job: Job | Submission) -> Any:
-        """Return the message of a job with a route; receivers of Celery's signals get it as any publication.
-
-        Raises `NotOneMessageError`, and as `write` does.
-        """
-        options, parents = _split_parents(job.options)
+        """Return the message of a job with a route. Raises `NotOneMessageError`, and as `write` does."""
+        options = job.options
+        single: dict[str, Any] = {}
+        if _HAS_OWN(options):  # what single jobs have: the ids of a run, and the trace, which runs read in the job
+            given = loads(options)
+            single = {name: given.pop(name) for name in (*_PARENTS, *TRACE_CONTEXT) if name in given}
+            options = to_json(given)
         call = decode(job.payload)
         kind = self._kind_of(call.task, options, job.route, job.priority_rank)
         shown = self._shown(call.args, call.kwargs)
         own = {
-            "id": job.id, "root_id": parents.get("root_id") or job.id, "parent_id": parents.get("parent_id"),
+            "id": job.id, "root_id": single.get("root_id") or job.id, "parent_id": single.get("parent_id"),
             "retries": job.retries, "reply_to": self._app.thread_oid, **shown,
         }  # fmt: skip
         for name in kind.content.keys() & own.keys():
@@ -179,32 +170,14 @@ class DirectBroker:
         return _Kind(content, publication, headers, is_uniform=None if is_json else False)
 
     def _shown(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, str]:
-        """Return the texts that Celery shows of arguments, if they are what `repr` returns: Celery takes longer.
-
-        They are not for long or deep values, and for strings with escapes.
-        """
+        """Return the texts that Celery shows of arguments, which takes long, if they are those of `repr`."""
         shown = {"argsrepr": repr(args or ()), "kwargsrepr": repr(kwargs)}  # Celery replaces an empty list
         for text in shown.values():
-            if (
-                len(text) >= self._shown_size
-                or "\\" in text
-                or '"' in text
-                or text.count("[") + text.count("{") > self._shown_levels
-            ):
+            if len(text) >= self._shown_size or "\\" in text or '"' in text:
+                return {}
+            if text.count("[") + text.count("{") > self._shown_levels:
                 return {}
         return shown
-
-
-def _split_parents(options: str) -> tuple[str, dict[str, Any]]:
-    """Return publish options (JSON) without what single jobs have, and the ids of the run that has submitted the job.
-
-    The trace context goes, too: runs read it in the job.
-    """
-    if not _HAS_OWN(options):
-        return options, {}
-    given = loads(options)
-    own = {name: given.pop(name) for name in (*_PARENTS, *TRACE_CONTEXT) if name in given}
-    return to_json(given), {name: own[name] for name in _PARENTS if name in own}
 
 
 def has_receivers() -> bool:
@@ -242,10 +215,7 @@ class RedisBroker(DirectBroker):
 
     @staticmethod
     def is_of(app: Celery) -> bool:
-        """Return whether an app's messages are pushed to one Redis by Celery's and kombu's own functions alone.
-
-        Not if it is for Sentinel, or fails over to others.
-        """
+        """Return whether Celery and kombu alone push an app's messages to one Redis, without Sentinel and failover."""
         functions = ("basic_publish", "prepare_message", "_put")
         return is_writable(app, "kombu.transport.redis", functions) and len(app.connection_for_write().alt) <= 1
 
@@ -313,11 +283,9 @@ class RedisBroker(DirectBroker):
 class _RecordingClient(threading.local):
     """In place of the Redis client of a channel: keeps what a thread pushes, and refuses all other commands."""
 
-    def __init__(self) -> None:
-        self.pushed: list[BrokerMessage] = []
+    pushed: list[BrokerMessage]
 
     def lpush(self, key: str, text: str) -> None:
-        """Record a message."""
         self.pushed.append(BrokerMessage(key, text))
 
     def __getattr__(self, name: str) -> Any:
@@ -356,10 +324,7 @@ class AmqpBroker(DirectBroker):
         """Do nothing: the connections are those of the broker's pool."""
 
     def push(self, messages: Sequence[AmqpMessage]) -> None:
-        """Write messages to the broker's socket, in their order; repeat all of them once on a new connection.
-
-        Raises the transport's errors.
-        """
+        """Write messages to the socket, in order; all once more on a new connection. Raises the transport's errors."""
         with self._broker.producer() as producer:
             producer.connection.ensure(producer, self._push, **TRIES)(producer, messages)
 
@@ -401,149 +366,9 @@ class _RecordingAmqpChannel:
     connection = None
 
     def prepare_message(self, *args: Any, **options: Any) -> Any:
-        """Return a message of py-amqp, as a channel of kombu does."""
         return AmqpChannel.prepare_message(cast("Any", self), *args, **options)
 
     def basic_publish(self, message: Any, exchange: str, routing_key: str, **options: Any) -> AmqpMessage:
-        """Return a message that is published without further options."""
         if any(options.values()):
             raise NotOneMessageError
         return AmqpMessage("", message, exchange, routing_key)
-
-
-# --- the messages of an app -----------------------------------------------------------------------------------------
-
-
-OUTAGE_PAUSE = 5.0
-"""Seconds after an outage in which no message is written for the store."""
-
-
-class MessageWriter:
-    """Writes the messages of one app: for the store, for brokers, and for workers that take a job from the ledger.
-
-    `timeout`: seconds until an operation of the broker fails.
-    """
-
-    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
-        self._app = app
-        self._routing = routing
-        self._ledger = ledger
-        self._broker = Broker(app, timeout)
-        self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
-        self._away_until = 0.0
-
-    # --- jobs that the ledger delivers: workers take them, and nothing is sent ---------------------------------------
-
-    @cached_property
-    def delivers(self) -> bool:
-        """Whether workers take jobs from the ledger (`broker_url="onejob://"`)."""
-        return is_ledger(self._app) and not self._app.conf.task_send_sent_event
-
-    @property
-    def offers(self) -> bool:
-        """Whether jobs are offered to workers; not if the application wants to see each message that is published."""
-        return self.delivers and not has_receivers()
-
-    def is_delivered(self, job: Job | Submission) -> bool:
-        """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it.
-
-        That is so for followers, ended jobs, other routes than a queue's name, and if the application sees messages.
-        """
-        return (
-            self.offers
-            and is_plain(job.route)
-            and not (isinstance(job, Job) and (job.follows_id is not None or job.state.final))
-        )
-
-    # --- messages that the store pushes, or that a row takes the place of --------------------------------------------
-
-    def message_of(self, job: Job | Submission) -> BrokerMessage | None:
-        """Return the message of a job for the store to push; None if it has to be sent afterwards.
-
-        For a job that workers take from the ledger it has no text.
-        """
-        if self.delivers:
-            return BrokerMessage(job.route, "") if self.is_delivered(job) else None
-        broker = self._shared_broker()
-        if broker is None:
-            return None
-        try:
-            message: BrokerMessage | None = broker.write(job)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
-            if not is_reset(error):  # as a server does with an idle connection
-                self._note_outage(error)
-            return None
-        if message is None or (broker.is_cluster and not self._is_in_slot(message)):
-            return None
-        return message
-
-    def _is_in_slot(self, message: BrokerMessage) -> bool:
-        """Return whether a message's list is in the ledger's slot of a cluster: one script can write both."""
-        store = self._ledger().store
-        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
-
-    def _shared_broker(self) -> RedisBroker | None:
-        """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
-        if self.shared_address is None or time.monotonic() < self._away_until:
-            return None
-        try:
-            broker = self._direct_broker()
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
-            self._note_outage(error)
-            return None
-        return broker if isinstance(broker, RedisBroker) and broker.address == self.shared_address else None
-
-    def _note_outage(self, error: Exception) -> None:
-        """Let no message be written for a while if the broker is away."""
-        if self._broker.is_outage(error):
-            self._away_until = time.monotonic() + OUTAGE_PAUSE
-
-    @cached_property
-    def shared_address(self) -> str | None:
-        """The address at which the store can push messages; None: it cannot, wherever the broker is."""
-        store = self._ledger().store
-        return store.address if isinstance(store, MessagePushingStore) else None
-
-    def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
-        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
-        pid = os.getpid()
-        if pid not in self._direct_brokers:
-            kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
-            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing)
-        return self._direct_brokers[pid]
-
-    # --- messages that no broker gets -------------------------------------------------------------------------------
-
-    def payload_of(self, job: Job, tag: str) -> dict[str, Any]:
-        """Return the message that Celery would publish for a job, as kombu's virtual transports have it.
-
-        Raises what Celery's `send_task` does, and for a malformed payload any exception.
-        """
-        if not job.route:
-            job = replace(job, route=self._resolve(decode(job.payload), loads(job.options)))
-        composed: AmqpMessage = self._composer.compose(job)
-        properties = dict(composed.message.properties)
-        where = {"exchange": composed.exchange, "routing_key": composed.routing_key}
-        return {
-            "body": composed.message.body,
-            "content-type": properties.pop("content_type", None),
-            "content-encoding": properties.pop("content_encoding", None),
-            "headers": properties.pop("application_headers"),
-            "properties": {
-                **properties, "delivery_tag": tag, "delivery_info": {**where, "priority": properties.get("priority")},
-            },
-        }  # fmt: skip
-
-    @cached_property
-    def _composer(self) -> AmqpBroker:
-        return AmqpBroker(self._app, self._broker, self._routing)
-
-    def _resolve(self, message: Message, options: Mapping[str, Any]) -> str:
-        """Return the route of a job whose submitter resolved none: another version of onejob."""
-        task = self._app.tasks.get(message.task)
-        named = task if task is not None else SimpleNamespace(name=message.task)
-        return self._routing.resolve(named, message.args, message.kwargs, options)[0]

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Self
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import queue_length, timeout_options
@@ -67,50 +67,35 @@ WEBHOOK_LIMIT = 100
 class Operation(StrEnum):
     """An operation on a job."""
 
-    CANCEL = "cancel"
-    FORCE_CANCEL = "force_cancel"
-    RUN_NOW = "run_now"
-    REDRIVE = "redrive"
-    DELETE = "delete"
+    CANCEL = "cancel", "canceled", frozenset(State) - FINAL, JobEndedError
+    FORCE_CANCEL = "force_cancel", "canceled", frozenset(State) - FINAL, JobEndedError
+    RUN_NOW = "run_now", "made due", RULES[Transition.RUN_NOW].sources, NotWaitingError
+    REDRIVE = "redrive", "redriven", RULES[Transition.REDRIVE].sources, NoDeadLetterError
+    DELETE = "delete", "deleted", FINAL, JobNotEndedError
 
-    @property
-    def states(self) -> frozenset[State]:
-        """The states of the jobs that it applies to."""
-        return _FACTS[self].states
+    done: str
+    """What a job is after it, as a participle."""
+    states: frozenset[State]
+    """The states of the jobs that it applies to."""
+    error: type[JobStateError]
+    """Raised for a job in another state."""
+
+    def __new__(  # noqa: D102 - of an enum: type checkers take it for its look-up, too, which has a name only
+        cls, name: str, done: str = "", states: frozenset[State] = FINAL, error: type[JobStateError] = JobStateError
+    ) -> Self:
+        operation = str.__new__(cls, name)
+        operation._value_, operation.done, operation.states, operation.error = name, done, states, error
+        return operation
 
     @property
     def permission(self) -> str:
         """The action that a caller must be permitted."""
         return str(Operation.CANCEL if self is Operation.FORCE_CANCEL else self)
 
-    @property
-    def done(self) -> str:
-        """What a job is after it, as a participle."""
-        return _FACTS[self].done
-
     def check(self, job: Job) -> None:
         """Raise the error of this operation for a job in a state that it does not apply to."""
         if job.state not in self.states:
-            raise _FACTS[self].error(job.id, job.state)
-
-
-class _Facts(NamedTuple):
-    done: str
-    states: frozenset[State]
-    error: type[JobStateError]
-
-
-_FACTS = {
-    Operation.CANCEL: _Facts("canceled", frozenset(State) - FINAL, JobEndedError),
-    Operation.FORCE_CANCEL: _Facts("canceled", frozenset(State) - FINAL, JobEndedError),
-    Operation.RUN_NOW: _Facts("made due", RULES[Transition.RUN_NOW].sources, NotWaitingError),
-    Operation.REDRIVE: _Facts("redriven", RULES[Transition.REDRIVE].sources, NoDeadLetterError),
-    Operation.DELETE: _Facts("deleted", FINAL, JobNotEndedError),
-}
-
-
-def _permit_all(_action: str, _job: Job) -> None:
-    pass
+            raise self.error(job.id, job.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,18 +109,15 @@ class Operator:
     """Where the operations come from, and whose they are, for the history ("over HTTP by ops")."""
     reader: JobReader | None = None
     """Reads the jobs that the operator sees; None: all."""
-    check: Callable[[str, Job], object] = _permit_all
+    check: Callable[[str, Job], object] = lambda _action, _job: None
     """Raises `OneJobError` for an action on one of many jobs that the operator is not permitted."""
 
     def operate(self, operation: Operation, job: Job, *, forget_steps: bool = False) -> Job | None:
         """Carry out an operation, and return the job afterwards; None after a deletion.
 
-        `job` may be without its `LARGE_FIELDS`, and may have changed. `forget_steps`: a redriven job runs its completed
-        steps again.
-
-        Raises `JobNotFoundError`; what `Operation.check` raises for a job in another state, `NotWaitingError` also for
-        one that waits for another job; `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError`
-        for a deletion.
+        `job` may be without its `LARGE_FIELDS`, and outdated. `forget_steps`: a redriven job runs its steps again.
+        Raises `JobNotFoundError`; what `Operation.check` raises, `NotWaitingError` also for one that waits for a job;
+        `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError` for a deletion.
         """
         app, ledger, reason = self.app, self.ledger, f"{operation.done} {self.origin}"
         match operation:
@@ -153,10 +135,7 @@ class Operator:
         self, operation: Operation, selection: Selection, *, forget_steps: bool = False, dry_run: bool = False,
         is_over: Callable[[], bool] | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Carry out an operation on each selected job in a state that it applies to; another one refuses it.
-
-        `forget_steps` as for `operate`; `dry_run`, `is_over` and the errors as for `bulk_apply`.
-        """
+        """Carry out an operation on each selected job that it applies to. Raises as `operate` and `bulk_apply` do."""
 
         def check(job: Job) -> None:
             self.check(operation.permission, job)
@@ -178,9 +157,11 @@ def _cancel(app: Celery | None, ledger: Ledger, operation: Operation, job: Job, 
     canceled = ledger.cancel(job.id, force=forced, reason=reason)
     if canceled.state.final and canceled.state is not State.CANCELED:
         raise JobEndedError(canceled.id, canceled.state)
-    if forced and app is not None and not canceled.state.final:
-        error = broadcast_cancel(app, job.id)
-        if error is not None:
+    if forced and app is not None and not canceled.state.final:  # otherwise the run polls the ledger
+        try:
+            with connect_to_broker(app) as connection:
+                app.control.revoke(job.id, terminate=True, connection=connection)
+        except Exception as error:  # noqa: BLE001 - any transport error: the cancellation is in the ledger
             log_warning(
                 "job %s is canceled, which its worker will see at its next heartbeat, since the broker failed: %s",
                 job.id,
@@ -262,11 +243,9 @@ def parse_arguments(text: str, name: str, kind: type) -> Any:
     try:
         value = loads(text)
     except INVALID_JSON as error:
-        msg = f"{name} is not valid JSON ({error}): write a JSON {expected}"
-        raise InvalidArgumentsError(msg) from error
+        raise InvalidArgumentsError(f"{name} is not valid JSON ({error}): write a JSON {expected}") from error
     if not isinstance(value, kind):
-        msg = f"{name} must be a JSON {expected}"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"{name} must be a JSON {expected}")
     return value
 
 
@@ -280,29 +259,22 @@ BROKER_TIMEOUT = 2.0
 def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
     """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
 
-    Raises `SupersededError` if the task replaces arguments or runs again, and newer ones have run since, or will: the
-    last arguments would not be the last to run. Without the app of the task, its policy is not known.
-
-    The store pushes its message if it can, and if `ledger` is that of `app`; otherwise a sweeper publishes it.
+    Raises `SupersededError` if the app's task replaces arguments or runs again, and newer ones have run, or will run. A
+    sweeper publishes the message unless the store pushes it, as that of `app` can.
     """
     task = None if app is None else tasks_of(app).get(job.task)
     if task is not None and options_of(task).conflict_policy.queue_next and job.state is State.FAILED:
-        _check_last(ledger, job)
+        query = Query(
+            task=job.task, identity=job.identity, states=frozenset(State) - {State.FAILED, State.CANCELED},
+            since=job.created_at, limit=1, light=True,
+        )  # fmt: skip
+        windows = iter(range(NEWER_LIMIT // WINDOW - 1))
+        for newer in search(ledger, query, is_over=lambda: next(windows, None) is None).jobs:
+            if newer.fingerprint != job.fingerprint:
+                raise SupersededError(job.id, newer.id, newer.state)
     canvas = has_canvas(loads(job.options))
     message = push_message(app, ledger, replace(job, retries=0))
     return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
-
-
-def _check_last(ledger: Ledger, job: Job) -> None:
-    """Raise `SupersededError` if the last equal job that has completed, or may, is later and has other arguments."""
-    query = Query(
-        task=job.task, identity=job.identity, states=frozenset(State) - {State.FAILED, State.CANCELED},
-        since=job.created_at, limit=1, light=True,
-    )  # fmt: skip
-    windows = iter(range(NEWER_LIMIT // WINDOW - 1))
-    for newer in search(ledger, query, is_over=lambda: next(windows, None) is None).jobs:
-        if newer.fingerprint != job.fingerprint:
-            raise SupersededError(job.id, newer.id, newer.state)
 
 
 def push_message(app: Celery | None, ledger: Ledger, job: Job) -> BrokerMessage | None:
@@ -310,19 +282,6 @@ def push_message(app: Celery | None, ledger: Ledger, job: Job) -> BrokerMessage 
     if app is None or job.publisher_task is not None or not app_state_of(app).owns(ledger):
         return None
     return app_state_of(app).publisher.message_of(job)
-
-
-def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
-    """Tell the workers to kill a run that was canceled by force now, instead of at their next heartbeat.
-
-    Returns the error if the broadcast failed. Without force no broadcast is necessary: the run polls the ledger.
-    """
-    try:
-        with connect_to_broker(app) as connection:
-            app.control.revoke(job_id, terminate=True, connection=connection)
-    except Exception as error:  # noqa: BLE001 - any transport error: the cancellation is in the ledger
-        return error
-    return None
 
 
 @contextmanager
@@ -342,10 +301,7 @@ logger = logging.getLogger("onejob")
 
 
 def queue_lengths(app: Celery, names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages in each queue; None where the broker cannot tell, or has no such queue.
-
-    Nothing is created. Without a connection to the broker within `control.BROKER_TIMEOUT`, all numbers are None.
-    """
+    """Return the number of messages in each queue; None where the broker cannot tell, or has no such queue."""
     lengths: dict[str, int | None] = dict.fromkeys(names)
     try:
         with connect_to_broker(app) as connection:
@@ -368,10 +324,7 @@ IMPORTS = {
 
 
 def python_call(job: Job) -> str:
-    """Return Python code that submits a call with the job's arguments, after the imports that it needs, if any.
-
-    `app` is the Celery app.
-    """
+    """Return Python code, with its imports, that submits a call with the job's arguments to the Celery app `app`."""
     message = decode(job.payload)
     call = f"app.tasks[{message.task!r}].apply_async(args={message.args!r}, kwargs={message.kwargs!r})"
     imports = [line for begin, line in IMPORTS.items() if begin in call]
@@ -381,8 +334,7 @@ def python_call(job: Job) -> str:
 def curl_call(job: Job, base_url: str, *, parameters: Sequence[str] = ()) -> str | None:
     """Return a shell command that submits a call with the job's arguments over HTTP, with the API key in `$KEY`.
 
-    `parameters`: the names of the task's parameters, by which positional arguments are passed. None if they do not
-    suffice, or if JSON has no such values: then the API cannot submit this call.
+    `parameters` names positional arguments. None if they do not suffice, or if JSON has no such values.
     """
     message = decode(job.payload)
     if len(message.args) > len(parameters):
@@ -432,14 +384,12 @@ def check_duplicate(
 ) -> DuplicateCheck:  # fmt: skip
     """Return how a submission of this call would be answered now, without an idempotency key.
 
-    `submitter`: None for that of this context. `on_duplicate` overrides the task's own. `ledger`: None for the app's.
-    Raises `InvalidArgumentsError` also for an unknown task, and otherwise as `apply_async` does before anything is
-    stored.
+    By default as of this context's submitter, by the task's `on_duplicate`, in the app's ledger. Raises
+    `InvalidArgumentsError` also for an unknown task, and otherwise as `apply_async` before anything is stored.
     """
     task = tasks_of(app).get(task_name)
     if task is None:
-        msg = f"the app has no onejob task named {task_name!r}"
-        raise InvalidArgumentsError(msg)
+        raise InvalidArgumentsError(f"the app has no onejob task named {task_name!r}")
     with nullcontext() if submitter is None else submitting_as(submitter):
         app_state, caller = app_state_of(app), Caller.of(app)
         call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
@@ -447,33 +397,24 @@ def check_duplicate(
         plain, named = dump_models(task, call.args, call.kwargs, {})
         text = options_of(task).identifier.describe(plain, named, caller.submitter.scope)
     existing, outcome = _resolve(ledger or app_state.ledger, submission)
-    return DuplicateCheck(
-        task_name, submission.identity, text, submission.fingerprint, existing, outcome, _describe(existing, outcome)
-    )
+    reason = SENTENCES[outcome]
+    if existing is not None:
+        until = "it is purged" if existing.identity_until is None else format_timestamp(existing.identity_until)
+        reason = reason.format(id=existing.id, state=existing.state, until=until)
+    return DuplicateCheck(task_name, submission.identity, text, submission.fingerprint, existing, outcome, reason)
 
 
 def _resolve(ledger: Ledger, submission: Submission) -> tuple[Job | None, Outcome]:
-    """Return the job that makes a submission a duplicate, or None, and the outcome."""
     job, now = ledger.store.find_existing(submission.identity, None), ledger.read_clock()
     if job is None or (job.identity_until is not None and job.identity_until <= now):
         return None, Outcome.ADMITTED
     outcome = resolve(job, submission, now=now).outcome
-    if outcome is Outcome.QUEUED_NEXT and (queued := _find_queued_next(ledger, job)) is not None:
-        return queued, resolve(queued, submission, now=now).outcome
+    if outcome is Outcome.QUEUED_NEXT:
+        query = Query(identity=job.identity, task=job.task, states=frozenset({State.QUEUED}), since=job.created_at)
+        for behind in ledger.find(query):
+            if behind.queued_next:
+                return behind, resolve(behind, submission, now=now).outcome
     has_expired = not job.state.final and job.expires_at is not None and job.expires_at <= now
     if has_expired and outcome in {Outcome.ATTACHED, Outcome.REJECTED}:
         return None, Outcome.ADMITTED  # it is canceled, and the call is submitted again
     return job, outcome
-
-
-def _find_queued_next(ledger: Ledger, holder: Job) -> Job | None:
-    """Return the job that is queued behind the holder of its identity; None if there is none."""
-    query = Query(identity=holder.identity, task=holder.task, states=frozenset({State.QUEUED}), since=holder.created_at)
-    return next((job for job in ledger.find(query) if job.queued_next), None)
-
-
-def _describe(job: Job | None, outcome: Outcome) -> str:
-    if job is None:
-        return SENTENCES[outcome]
-    until = format_timestamp(job.identity_until) if job.identity_until is not None else "it is purged"
-    return SENTENCES[outcome].format(id=job.id, state=job.state, until=until)

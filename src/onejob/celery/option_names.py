@@ -79,8 +79,7 @@ def check_setting_names(conf: Any) -> None:
         name = key.removeprefix(prefix).lower()
         is_ours = name.startswith("onejob_") and (in_namespace or not prefix or key.islower())
         if is_ours and name not in SETTINGS:
-            msg = f"there is no setting {key}{_did_you_mean(name, SETTINGS, cutoff=0.6)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"there is no setting {key}{_did_you_mean(name, SETTINGS, cutoff=0.6)}")
         if name in SETTINGS and name not in conf:
             msg = f"the setting {key} is not read: write {prefix + name.upper() if prefix else name}"
             raise ConfigurationError(msg)
@@ -89,22 +88,17 @@ def check_setting_names(conf: Any) -> None:
 def check_task_options(name: str, task: type, base: type, foreign: frozenset[str] = frozenset()) -> None:
     """Raise `ConfigurationError` for an attribute of a task's class that looks like a misspelt or a foreign option.
 
-    Other attributes are the user's own. `base` is `onejob.Task`, whose attributes and those of its bases are known, as
-    are the options of another library in `foreign`.
+    Known are the attributes of `base`, which is `onejob.Task`, and another library's options in `foreign`.
     """
     known = foreign.union(dir(base), OWN_NAMES)  # `hasattr` would bind the class to the current app
-    for option in _attributes(task, base):
-        if option not in known and (hint := _hint(option, TASK_OPTIONS)) is not None:
-            msg = f"task {name} has no option {option}{hint}"
-            raise ConfigurationError(msg)
+    check_option_names(f"task {name}", (each for each in _attributes(task, base) if each not in known), TASK_OPTIONS)
 
 
-def check_option_names(where: str, options: Iterable[str]) -> None:
+def check_option_names(where: str, options: Iterable[str], names: Collection[str] = (*TASK_OPTIONS, "unique")) -> None:
     """Raise `ConfigurationError` for the name of a task's option that is misspelt, or another library's."""
     for option in options:
-        if (hint := _hint(option, (*TASK_OPTIONS, "unique"))) is not None:
-            msg = f"{where} has no option {option}{hint}"
-            raise ConfigurationError(msg)
+        if (hint := _hint(option, names)) is not None:
+            raise ConfigurationError(f"{where} has no option {option}{hint}")
 
 
 def check_definition_names(name: str, options: Iterable[str], base: type) -> None:
@@ -112,15 +106,11 @@ def check_definition_names(name: str, options: Iterable[str], base: type) -> Non
     for option in options:
         if option not in CELERY_OPTIONS and not hasattr(base, option):
             hint = _hint(option, TASK_OPTIONS) or ". An attribute of your own belongs in a class: base=..."
-            msg = f"task {name} has no option {option}{hint}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"task {name} has no option {option}{hint}")
 
 
 def check_call_options(options: Mapping[str, Any]) -> None:
-    """Raise `InvalidArgumentsError` for an option of a submission that is misspelt, foreign, or one of the task.
-
-    The stamps of a canvas may have any name.
-    """
+    """Raise `InvalidArgumentsError` for an unknown option of a submission that is no stamp, or one of a task."""
     stamps = options.get("stamped_headers") or ()
     for option in options:
         error = _call_error(option)
@@ -128,11 +118,10 @@ def check_call_options(options: Mapping[str, Any]) -> None:
             raise InvalidArgumentsError(error)
     for option in OF_ONE_PROCESS:
         if options.get(option) is not None:
-            msg = (
+            raise InvalidArgumentsError(
                 f"{option}={options[option]!r:.100} is not kept: any process may send the job's message, to the app's "
                 "broker, and as `task_routes` or the option `queue` say"
             )
-            raise InvalidArgumentsError(msg)
     if "tags" in options:
         merge_tags((), options["tags"])
 
@@ -146,22 +135,18 @@ def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
     """Return the tags of a task, and those that are given besides; None: none. Raises `InvalidArgumentsError`."""
     if given is None:
         return own
-    tags = tuple(dict.fromkeys([*own, *given])) if isinstance(given, list | tuple) and _are_tags(given) else None
-    if tags is None or len(tags) > TAG_COUNT:
-        own_count = f", with the {len(own)} of the task" if own else ""
-        msg = (
-            f"tags={given!r:.500} is not a list of tags: write at most {TAG_COUNT}{own_count}, each of 1 to "
-            f"{TAG_LENGTH} printable characters without a space at an end"
-        )
-        raise InvalidArgumentsError(msg)
-    return tags
-
-
-def _are_tags(given: Iterable[object]) -> bool:
-    return all(
+    are_tags = isinstance(given, list | tuple) and all(
         isinstance(each, str) and 1 <= len(each) <= TAG_LENGTH and each.isprintable() and each == each.strip()
         for each in given
     )
+    tags = tuple(dict.fromkeys([*own, *given])) if are_tags else ()  # type: ignore[misc] # a list or a tuple then
+    if not are_tags or len(tags) > TAG_COUNT:
+        own_count = f", with the {len(own)} of the task" if own else ""
+        raise InvalidArgumentsError(
+            f"tags={given!r:.500} is not a list of tags: write at most {TAG_COUNT}{own_count}, each of 1 to "
+            f"{TAG_LENGTH} printable characters without a space at an end"
+        )
+    return tags
 
 
 MAX_PRIORITY = 255
@@ -191,8 +176,7 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     for name, (kinds, expected) in MESSAGE_OPTIONS.items():
         given = options.get(name)
         if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):
-            msg = f"{name}={given!r:.100} is not {expected}"
-            raise InvalidArgumentsError(msg)
+            raise InvalidArgumentsError(f"{name}={given!r:.100} is not {expected}")
 
 
 @lru_cache(maxsize=256)
@@ -221,8 +205,7 @@ def _hint(option: str, known: Collection[str]) -> str | None:
         return None
     if option in FOREIGN:
         return f", which is another library's: {FOREIGN[option]}"
-    near = [name for name in known if abs(len(name) - len(option)) <= 1]
-    return _did_you_mean(option, near, cutoff=SIMILAR) or None
+    return _did_you_mean(option, [name for name in known if abs(len(name) - len(option)) <= 1], cutoff=SIMILAR) or None
 
 
 def _did_you_mean(name: str, known: Collection[str], *, cutoff: float) -> str:
@@ -238,8 +221,7 @@ def check_schedule(task: str, given: Any) -> None:
     is_number = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
     is_interval = isinstance(given, timedelta) and given > timedelta(0)
     if not (is_number or is_interval or isinstance(given, BaseSchedule)):
-        msg = (
+        raise ConfigurationError(
             f"schedule of task {task} must be a schedule of Celery, such as crontab(hour=3, minute=0), a number of "
             f"seconds, a timedelta, or an entry as in beat_schedule without its task, not {given!r:.200}"
         )
-        raise ConfigurationError(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from inspect import Parameter, getattr_static, iscoroutinefunction
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from celery import Task as CeleryTask
 
@@ -22,7 +22,7 @@ from onejob.celery.typed import TypedBody
 from onejob.config import check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
 from onejob.jobs.on_duplicate import conflict_policy_of
-from onejob.jobs.policy import Limits, check_seconds
+from onejob.jobs.policy import check_seconds
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.uniqueness.identity import Identifier
 from onejob.uniqueness.window import window_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onejob.config import Settings
     from onejob.jobs.model import Admission, Job, Retention
     from onejob.jobs.on_duplicate import ConflictPolicy
+    from onejob.jobs.policy import Limits
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor, Window
     from onejob.webhooks.settings import WebhookSettings
@@ -85,7 +86,6 @@ class TaskOptions:
     expose: bool
     requires_key: bool
     settings: Settings
-    """The app's settings."""
     limits: Limits
     """Of the size and the depth of arguments and results."""
     names_shadow: bool
@@ -95,7 +95,6 @@ class TaskOptions:
     converts: bool
     """Whether arguments may be models, which are converted before they are stored."""
     tags: tuple[str, ...]
-    """The tags of each of its jobs."""
     schedule: Any
     """When the beat schedule submits it, if at all."""
 
@@ -109,35 +108,34 @@ class TaskOptions:
             check_seconds(f"lease of task {name}", task.lease)
             check_lease(task.lease, settings.heartbeat)
         body, bound = body_of(task)
-        resolved = _resolve(name, task, body, bound=bound, limits=settings.limits, checked=task.typing is not False)
-        _check_message_options(name, task)
-        if resolved.window is not None:
-            settings.check_window(name, resolved.window.longest)
-        typed = TypedBody(name, body, resolved.identifier.signature) if task.typed else None
+        window, conflict_policy, identifier = resolve_definition(
+            name, task, body, bound=bound, limits=settings.limits, checked=task.typing is not False
+        )
+        try:  # the defaults of options of calls, with which jobs are submitted
+            tags = merge_tags((), task.tags)
+            check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
+        except InvalidArgumentsError as error:
+            raise ConfigurationError(f"task {name}: {error}") from None
+        if window is not None:
+            settings.check_window(name, window.longest)
+        typed = TypedBody(name, body, identifier.signature) if task.typed else None
         values = {option: getattr(task, option) for option in TASK_OPTIONS if option in cls.__dataclass_fields__}
         values |= {
-            **resolved._asdict(),
+            "window": window,
+            "conflict_policy": conflict_policy,
+            "identifier": identifier,
             "attaches_by_default": task.on_duplicate is None,
             "lease": task.lease or settings.lease,
             "permanent": (PermanentError, InvalidPayloadError, *task.permanent_for),
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
-            "tags": merge_tags((), task.tags),
-            "converts": getattr(task, _DUMP, None) is not None if typed is None else typed.converts,
+            "tags": tags,
+            "converts": getattr(task, _DUMP, None) is not None if typed is None else bool(typed.codecs),
         }
         options = cls(task=name, settings=settings, limits=settings.limits, **values)
         _check_exposed(options)
         _check_webhook(options, app_state.webhooks)
         return options
-
-    def conflict_policy_for(self, on_duplicate: str | None) -> ConflictPolicy:
-        """Return the conflict policy of one submission; `on_duplicate`, if given, overrides the task's own.
-
-        Raises `ConfigurationError` if it cannot be combined with the other options.
-        """
-        if on_duplicate is None:
-            return self.conflict_policy
-        return conflict_policy_of(self.task, on_duplicate, None, self.unique_until, self.unique_for)
 
     def retention_of(self, job: Job) -> Retention | None:
         """Return how long a job holds its identity after its success; None: not at all."""
@@ -155,16 +153,10 @@ def tasks_of(app: Celery) -> dict[str, BoundTask]:
     return {name: task for name, task in sorted(tasks.items()) if hasattr(task, "_onejob")}
 
 
-class _Resolved(NamedTuple):
-    """What some options of a task together mean."""
-
-    window: Window | None
-    conflict_policy: ConflictPolicy
-    identifier: Identifier
-
-
-def _resolve(name: str, given: Any, body: Any, *, bound: bool, limits: Limits, checked: bool = True) -> _Resolved:
-    """Check the options in the attributes of `given` that do not depend on an app. Raises `ConfigurationError`."""
+def resolve_definition(
+    name: str, given: Any, body: Any, *, bound: bool, limits: Limits, checked: bool = True
+) -> tuple[Window | None, ConflictPolicy, Identifier]:
+    """Check the options in `given` that no app decides, and return what they mean. Raises `ConfigurationError`."""
     permanent = given.permanent_for
     if not isinstance(permanent, tuple) or not all(
         isinstance(each, type) and issubclass(each, Exception) for each in permanent
@@ -175,45 +167,31 @@ def _resolve(name: str, given: Any, body: Any, *, bound: bool, limits: Limits, c
         check_schedule(name, given.schedule)
     for option in FLAGS:
         if not isinstance(flag := getattr(given, option), bool):
-            msg = f"{option} of task {name} must be True or False, not {flag!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{option} of task {name} must be True or False, not {flag!r}")
     if given.typed and getattr(given, _DUMP, None) is not None:
         msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
         raise ConfigurationError(msg)
     if iscoroutinefunction(body):  # no worker would await its coroutine
-        msg = (
+        raise ConfigurationError(
             f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
             "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
         )
-        raise ConfigurationError(msg)
-    return _Resolved(
+    return (
         window_of(name, given.unique_until, given.unique_for),
         conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for),
         Identifier(name, body, given.unique_on, bound=bound, limits=limits, checked=checked),
     )
 
 
-def _check_message_options(name: str, task: Any) -> None:
-    """Raise `ConfigurationError` for a default of an option of calls with which no job could be submitted."""
-    try:
-        merge_tags((), task.tags)
-        check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
-    except InvalidArgumentsError as error:
-        msg = f"task {name}: {error}"
-        raise ConfigurationError(msg) from None
-
-
 def _check_exposed(options: TaskOptions) -> None:
-    """Raise `ConfigurationError` for an exposed task with arguments that cannot be passed by name."""
     if not options.expose:
         return
     for parameter in options.identifier.signature.parameters.values():
         if parameter.kind not in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}:
-            msg = (
+            raise ConfigurationError(
                 f"task {options.task} is exposed, so each of its arguments needs a name: "
                 f"{str(parameter).partition(':')[0]} has none. Name the arguments, or drop expose"
             )
-            raise ConfigurationError(msg)
 
 
 def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
@@ -227,16 +205,7 @@ def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
     try:
         check_url(options.webhook_url, settings)
     except InvalidArgumentsError as error:
-        msg = f"task {options.task}: {error}"
-        raise ConfigurationError(msg) from error
-
-
-def check_definition(name: str, given: Any, body: Any, *, bound: bool) -> None:
-    """Raise `ConfigurationError` for options that cannot work whatever the app's settings are, before it binds a task.
-
-    `given` has the options as attributes; `bound`: whether the first parameter of the body is the task itself.
-    """
-    _resolve(name, given, body, bound=bound, limits=Limits())
+        raise ConfigurationError(f"task {options.task}: {error}") from error
 
 
 def body_of(task: Any) -> tuple[Any, bool]:

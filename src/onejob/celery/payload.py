@@ -12,10 +12,12 @@ import sys
 import traceback
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from json import JSONDecoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
 from kombu.utils import json
 
@@ -24,7 +26,7 @@ from onejob.errors import InvalidPayloadError, JobFailedError, clean, message_of
 from onejob.uniqueness.canonical_json import plain_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onejob.jobs.model import Job
     from onejob.jobs.policy import Limits
@@ -88,8 +90,7 @@ def preview(arguments: Any) -> str:
     """Return arguments on one line, as in a call, cut to `PREVIEW` characters."""
     match arguments:
         case {"args": list(args), "kwargs": dict(kwargs)}:
-            words = [_plain(value) for value in args] + [f"{name}={_plain(value)}" for name, value in kwargs.items()]
-            text = ", ".join(words)
+            text = ", ".join([*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in kwargs.items())])
         case None | str():
             text = arguments or ""
         case _:
@@ -98,46 +99,33 @@ def preview(arguments: Any) -> str:
 
 
 def _plain(value: object) -> str:
-    return plain_json.dumps(value, ensure_ascii=False, default=_as_stored)
-
-
-def _as_stored(value: object) -> str:
-    """Return a value as text, a time as kombu stores it, so that a search for what is shown finds it."""
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def with_replacement(payload: str, earlier: list[str]) -> str:
-    """Return the payload of a job that waits for what replaced it; `earlier`: the ids of the tasks that come before."""
-    return str(json.dumps({**json.loads(payload), "replaced_by": earlier}))
+    """Return a value as JSON, a time in it as kombu stores it, so that a search for what is shown finds it."""
+    return plain_json.dumps(
+        value, ensure_ascii=False, default=lambda each: each.isoformat() if isinstance(each, datetime) else str(each)
+    )
 
 
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
-    stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    stored = {
+        name: value.name if isinstance(value, Exchange | Queue) else value
+        for name, value in options.items()
+        if name not in TRANSIENT and value is not None
+    }
     if isinstance(headers := stored.get("headers"), Mapping):  # a retry copies those of its message
         stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     return dumps(stored, "the options", limits)
 
 
-def with_parents(options: str, parents: Mapping[str, str]) -> str:
-    """Return publish options (JSON) with the ids of the submitting run and of the first job of its tree, or a trace."""
-    return str(json.dumps(loads(options) | parents))
-
-
-MODELS = ". Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
-
-
 def dumps(value: object, what: str, limits: Limits) -> str:
-    """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
-
-    Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
-    """
+    """Return JSON for every store. Raises `InvalidPayloadError`, naming `what`, for no JSON, too deep or too large."""
     try:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
-        hint = MODELS if "is not JSON serializable" in str(error) else ""
-        msg = f"{what} cannot be stored as JSON: {error}{hint}"
-        raise InvalidPayloadError(msg) from error
+        hint = ""
+        if "is not JSON serializable" in str(error):
+            hint = ". Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
+        raise InvalidPayloadError(f"{what} cannot be stored as JSON: {error}{hint}") from error
     if ("\\u0000" in text or "\\ud" in text) and any(escape["bad"] for escape in _ESCAPE.finditer(text)):
         msg = f"{what} cannot be stored with a NUL character or a lone surrogate: remove it, or encode the bytes"
         raise InvalidPayloadError(msg)
@@ -145,11 +133,10 @@ def dumps(value: object, what: str, limits: Limits) -> str:
         msg = f"{what} cannot be stored: nested deeper than {limits.depth} levels, which not every JSON parser accepts"
         raise InvalidPayloadError(msg)
     if len(text) > limits.size:
-        msg = (
+        raise InvalidPayloadError(
             f"{what} cannot be stored: {len(text)} bytes as JSON, and the limit is {limits.size}: "
             "store them elsewhere and pass a reference"
         )
-        raise InvalidPayloadError(msg)
     return text
 
 
@@ -189,24 +176,8 @@ class _Encoder(json.JSONEncoder):
         return super().default(o)
 
 
-_decode_json = JSONDecoder(object_hook=json.object_hook).decode
-
-
-def loads(text: str) -> Any:
-    """Return the value of a JSON text of `dumps`, as kombu's `json.loads`, which builds its decoder for each text."""
-    return _decode_json(text)
-
-
-def encode_state(state: str, meta: object) -> dict[str, object]:
-    """Return the progress of a job that is in a state of the application's own, as set by `Task.update_state`."""
-    return {"state": state, "meta": meta}
-
-
-def decode_state(progress: Any) -> tuple[str | None, Any]:
-    """Return the state and the meta in a progress, or None and the progress itself."""
-    if isinstance(progress, dict) and progress.keys() == {"state", "meta"}:
-        return progress["state"], progress["meta"]
-    return None, progress
+loads: Callable[[str], Any] = JSONDecoder(object_hook=json.object_hook).decode
+"""Returns the value of a JSON text of `dumps`, as kombu's `json.loads`, which builds its decoder for each text."""
 
 
 def replacement_depth(options: str) -> int:
@@ -217,12 +188,6 @@ def replacement_depth(options: str) -> int:
 def has_canvas(options: Mapping[str, Any]) -> bool:
     """Return whether a canvas (links, chain, chord) waits for the end of a job with these options."""
     return any(options.get(name) for name in CANVAS)
-
-
-def _to_name(value: Any) -> Any:
-    """Return the name of a kombu queue or exchange, and any other value as it is."""
-    name = getattr(value, "name", None)
-    return name if isinstance(name, str) and hasattr(value, "declare") else value
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -240,25 +205,24 @@ class Ignored(NamedTuple):
 
 def encode_failure(error: BaseException) -> str:
     """Return the JSON of an exception: module, type, message, args (when JSON has them) and traceback."""
-    text = "".join(traceback.format_exception(error))
-    return str(
-        json.dumps(
-            {
-                "module": type(error).__module__,
-                "type": type(error).__qualname__,
-                "message": message_of(error)[:MESSAGE_LIMIT],
-                "args": _args(error),
-                "traceback": clean(text)[-TRACEBACK_LIMIT:],
-            }
-        )
-    )
+    return to_json({
+        "module": type(error).__module__, "type": type(error).__qualname__,
+        "message": message_of(error)[:MESSAGE_LIMIT], "args": _args(error),
+        "traceback": clean("".join(traceback.format_exception(error)))[-TRACEBACK_LIMIT:],
+    })  # fmt: skip
 
 
 def decode_failure(job_id: str, text: str | None) -> BaseException:
     """Return the exception in a text of `encode_failure`."""
     failure: dict[str, Any] = json.loads(text) if text else {"type": "unknown", "message": ""}
-    error = _rebuild(failure)
-    return error or JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
+    error_class: object = sys.modules.get(str(failure.get("module")))
+    for part in str(failure.get("type")).split("."):
+        error_class = getattr(error_class, part, None)
+    if isinstance(error_class, type) and issubclass(error_class, Exception):
+        args = failure.get("args")
+        with suppress(Exception):  # a class may reject these arguments
+            return error_class(*args) if args is not None else error_class(failure.get("message"))
+    return JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
 
 
 def _args(error: BaseException) -> list[Any] | None:
@@ -267,16 +231,3 @@ def _args(error: BaseException) -> list[Any] | None:
     except Exception:  # noqa: BLE001 - any exception must be storable, whatever its arguments are
         return None
     return list(error.args) if len(text) <= MESSAGE_LIMIT and clean(text) == text else None
-
-
-def _rebuild(failure: dict[str, Any]) -> BaseException | None:
-    error_class: object = sys.modules.get(str(failure.get("module")))
-    for part in str(failure.get("type")).split("."):
-        error_class = getattr(error_class, part, None)
-    if not (isinstance(error_class, type) and issubclass(error_class, Exception)):
-        return None
-    args = failure.get("args")
-    try:
-        return error_class(*args) if args is not None else error_class(failure.get("message"))
-    except Exception:  # noqa: BLE001 - a class may reject these arguments; the caller gets a JobFailedError then
-        return None

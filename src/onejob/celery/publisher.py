@@ -7,38 +7,128 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
+from redis.crc import key_slot
 
-from onejob.celery.broker import TRIES, queue_length
-from onejob.celery.direct_broker import MessageWriter
-from onejob.celery.payload import MARK, decode, loads
-from onejob.celery.routing import ResolvedRouter
+from onejob.celery.broker import SCHEME, TRIES, Broker, is_reset, queue_length
+from onejob.celery.direct_broker import AmqpBroker, RedisBroker, has_receivers
+from onejob.celery.payload import MARK, Message, decode, loads
 from onejob.errors import BrokerUnavailableError, StoreError, describe
+from onejob.jobs.model import BrokerMessage, Job, is_plain
 from onejob.ledger.sweep import note_unsent
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import TRACE_CONTEXT
+from onejob.stores.protocol import MessagePushingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from onejob.celery.direct_broker import AmqpBroker, RedisBroker
-    from onejob.jobs.model import BrokerMessage, Job
-    from onejob.ledger.ledger import NextRun
+    from celery import Celery
 
+    from onejob.celery.direct_broker import AmqpMessage
+    from onejob.celery.routing import Routing
+    from onejob.jobs.model import Submission
+    from onejob.ledger.ledger import Ledger, NextRun
+
+T = TypeVar("T")
 logger = logging.getLogger("onejob")
 DECLARE: dict[str, Any] = {"retry": True, "retry_policy": TRIES}
 NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
 """Options for a message whose queue was declared for an earlier message."""
 PRECONDITION_FAILED = 406
 """The code of RabbitMQ's channel error for a queue that exists with other arguments than this app declares."""
+OUTAGE_PAUSE = 5.0
+"""Seconds after an outage in which no message is written for the store."""
 
 
-class Publisher(MessageWriter):
-    """Publishes the messages of one app."""
+class Publisher:
+    """Writes and publishes the messages of one app; `timeout`: seconds until an operation of the broker fails."""
+
+    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
+        self._app = app
+        self._routing = routing
+        self._ledger = ledger
+        self._broker = Broker(app, timeout)
+        self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
+        self._away_until = 0.0
+
+    # --- jobs that the ledger delivers: workers take them, and nothing is sent ---------------------------------------
+
+    @cached_property
+    def delivers(self) -> bool:
+        """Whether workers take jobs from the ledger (`broker_url="onejob://"`)."""
+        transport = self._app.connection_for_write().transport_cls
+        return str(transport) == SCHEME and not self._app.conf.task_send_sent_event
+
+    @property
+    def offers(self) -> bool:
+        """Whether jobs are offered to workers; not if the application wants to see each message that is published."""
+        return self.delivers and not has_receivers()
+
+    def is_delivered(self, job: Job | Submission) -> bool:
+        """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it."""
+        has_no_run = isinstance(job, Job) and (job.follows_id is not None or job.state.final)
+        return self.offers and is_plain(job.route) and not has_no_run
+
+    # --- messages that the store pushes, or that a row takes the place of --------------------------------------------
+
+    def message_of(self, job: Job | Submission) -> BrokerMessage | None:
+        """Return the message of a job for the store to push, without text if workers take the job; None: it cannot."""
+        if self.delivers:
+            return BrokerMessage(job.route, "") if self.is_delivered(job) else None
+        broker = self._shared_broker()
+        if broker is None:
+            return None
+        try:
+            message: BrokerMessage | None = broker.write(job)
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            if not is_reset(error):  # as a server does with an idle connection
+                self._note_outage(error)
+            return None
+        if message is not None and broker.is_cluster:  # one script can write to one slot
+            store = self._ledger().store
+            if not isinstance(store, MessagePushingStore) or key_slot(message.destination.encode()) != store.slot:
+                return None
+        return message
+
+    def _shared_broker(self) -> RedisBroker | None:
+        """Return the broker if it is the store's Redis; None, too, while it cannot be reached."""
+        if self.shared_address is None or time.monotonic() < self._away_until:
+            return None
+        try:
+            broker = self._direct_broker()
+        except Exception as error:  # noqa: BLE001 - what sends it afterwards raises it
+            self._note_outage(error)
+            return None
+        return broker if isinstance(broker, RedisBroker) and broker.address == self.shared_address else None
+
+    def _note_outage(self, error: Exception) -> None:
+        """Let no message be written for a while if the broker is away."""
+        if isinstance(error, SoftTimeLimitExceeded):
+            raise error
+        if self._broker.is_outage(error):
+            self._away_until = time.monotonic() + OUTAGE_PAUSE
+
+    @cached_property
+    def shared_address(self) -> str | None:
+        """The address at which the store can push messages; None: it cannot, wherever the broker is."""
+        store = self._ledger().store
+        return store.address if isinstance(store, MessagePushingStore) else None
+
+    def _direct_broker(self) -> RedisBroker | AmqpBroker | None:
+        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
+        pid = os.getpid()
+        if pid not in self._direct_brokers:
+            kind = next((each for each in (RedisBroker, AmqpBroker) if each.is_of(self._app)), None)
+            self._direct_brokers[pid] = kind and kind(self._app, self._broker, self._routing)
+        return self._direct_brokers[pid]
 
     def is_own(self, producer: Any) -> bool:
         """Return whether a producer that a caller gives sends to this app's broker. None does."""
@@ -84,10 +174,7 @@ class Publisher(MessageWriter):
         self.try_publish(self._ledger().release(job, reason, message=message), pushed=message)
 
     def publish_stored(self, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception] | None:
-        """Send the messages of jobs, until the broker fails: then None.
-
-        Returns, by job id, the exceptions for the messages that cannot be sent, whatever the state of the broker.
-        """
+        """Publish as `publish_all`; None if the broker fails, and a sweeper publishes what was not sent."""
         try:
             return self.publish_all(jobs, producer)
         except BrokerUnavailableError as error:
@@ -106,8 +193,7 @@ class Publisher(MessageWriter):
     def publish(self, job: Job) -> None:
         """Send the message of a job, and wait until the broker has confirmed it, where it does.
 
-        Raises `BrokerUnavailableError` if the broker does not accept messages now, and any other exception if this
-        message cannot be sent.
+        Raises `BrokerUnavailableError` if the broker accepts none now, and any other exception for this message alone.
         """
         for error in self.publish_all([job], confirms=True).values():
             raise error
@@ -131,8 +217,7 @@ class Publisher(MessageWriter):
         except Exception as error:
             if not self._broker.is_outage(error):
                 return {job.id: error for job in jobs}
-            msg = f"the broker did not accept a message: {describe(error)}"
-            raise BrokerUnavailableError(msg) from error
+            raise BrokerUnavailableError(f"the broker did not accept a message: {describe(error)}") from error
 
     def _offer(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Offer to workers what they take from the ledger, and return the other jobs."""
@@ -145,14 +230,11 @@ class Publisher(MessageWriter):
 
     def _push(self, jobs: Sequence[Job], *, confirms: bool) -> Sequence[Job]:
         """Push messages without Celery, in one write where there is one; return the jobs that Celery has to send."""
-        try:
-            broker = self._direct_broker()
-        except Exception as error:  # noqa: BLE001 - Celery may be able to send what cannot be written here
-            self._raise_outage(error)
-            return jobs
+        broker = self._unless_failing(self._direct_broker)
         if broker is None or (confirms and not broker.confirms):
             return jobs
-        messages = {job.id: message for job in jobs if (message := self._write(broker, job)) is not None}
+        written = {job.id: self._unless_failing(partial(broker.write, job)) for job in jobs}
+        messages = {job_id: message for job_id, message in written.items() if message is not None}
         if not messages:
             return jobs
         try:
@@ -163,35 +245,30 @@ class Publisher(MessageWriter):
             return jobs
         return [job for job in jobs if job.id not in messages]
 
-    def _write(self, broker: RedisBroker | AmqpBroker, job: Job) -> Any:
+    def _unless_failing(self, write: Callable[[], T]) -> T | None:
         try:
-            return broker.write(job)
-        except Exception as error:  # noqa: BLE001 - Celery raises it again
+            return write()
+        except Exception as error:  # noqa: BLE001 - Celery may be able to send what cannot be written here
             self._raise_outage(error)
             return None
 
     def _send_all(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
         """Have Celery send messages, in one batch where the transport supports it."""
-        return {} if len(jobs) > 1 and self._send_batch(jobs, producer) else self._send_each(jobs, producer)
-
-    def _send_batch(self, jobs: Sequence[Job], producer: Any) -> bool:
-        """Send messages in one batch; False if there are none, or for an error that may concern one message only."""
-        try:
-            with self._broker.batch(producer) as batch:
-                for job, is_first in _mark_first(jobs) if batch else ():
-                    self._send(job, batch, DECLARE if is_first else NO_DECLARE)
-                return batch is not None
-        except Exception as error:  # noqa: BLE001 - each is sent alone, and raises it again
-            # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
-            self._raise_outage(error)
-            logger.info("%d messages are sent again: %s", len(jobs), error)
-            return False
-
-    def _send_each(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
-        errors: dict[str, Exception] = {}
-        for job, is_first in _mark_first(jobs):
+        if len(jobs) > 1 and getattr(producer, "supports_batch_publish", False):
             try:
-                self._send_or_repeat(job, producer, DECLARE if is_first else NO_DECLARE)
+                with producer.batch():
+                    for job, publish_options in _with_declarations(jobs):
+                        self._send(job, producer, publish_options)
+            except Exception as error:  # noqa: BLE001 - each is sent alone, and raises it again
+                # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
+                self._raise_outage(error)
+                logger.info("%d messages are sent again: %s", len(jobs), error)
+            else:
+                return {}
+        errors: dict[str, Exception] = {}
+        for job, publish_options in _with_declarations(jobs):
+            try:
+                self._send_or_repeat(job, producer, publish_options)
             except Exception as error:  # noqa: BLE001 - it is returned
                 self._raise_outage(error)
                 errors[job.id] = error
@@ -213,15 +290,13 @@ class Publisher(MessageWriter):
             raise error
 
     def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
-        """Have Celery send the message of a job, along the job's route.
-
-        Raises what the transport raises, and for a malformed payload any exception.
-        """
+        """Have Celery send the message of a job, along the job's route. Raises any exception."""
         message, options = decode(job.payload), self._routing.with_priority(loads(job.options), job.priority_rank)
         for name in TRACE_CONTEXT:  # of the job, whose runs read it there
             options.pop(name, None)
         route = job.route or self._resolve(message, options)
-        router: Any = ResolvedRouter({**self._routing.destination(route), **publish_options})
+        destination = {**self._routing.destination(route), **publish_options}
+        router: Any = SimpleNamespace(route=lambda given, *_: {**given, **destination})
         self._app.send_task(
             message.task,
             message.args,
@@ -234,10 +309,39 @@ class Publisher(MessageWriter):
             **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
         )
 
+    # --- messages that no broker gets -------------------------------------------------------------------------------
 
-def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:
-    """Yield the jobs, each with whether it is the first one with its route, whose queue is to be declared."""
+    def payload_of(self, job: Job, tag: str) -> dict[str, Any]:
+        """Return a job's message as Celery would publish it by kombu's virtual transports. Raises any exception."""
+        if not job.route:
+            job = replace(job, route=self._resolve(decode(job.payload), loads(job.options)))
+        composed: AmqpMessage = self._composer.compose(job)
+        properties = dict(composed.message.properties)
+        where = {"exchange": composed.exchange, "routing_key": composed.routing_key}
+        return {
+            "body": composed.message.body,
+            "content-type": properties.pop("content_type", None),
+            "content-encoding": properties.pop("content_encoding", None),
+            "headers": properties.pop("application_headers"),
+            "properties": {
+                **properties, "delivery_tag": tag, "delivery_info": {**where, "priority": properties.get("priority")},
+            },
+        }  # fmt: skip
+
+    @cached_property
+    def _composer(self) -> AmqpBroker:
+        return AmqpBroker(self._app, self._broker, self._routing)
+
+    def _resolve(self, message: Message, options: Mapping[str, Any]) -> str:
+        """Return the route of a job whose submitter resolved none: another version of onejob."""
+        task = self._app.tasks.get(message.task)
+        named = task if task is not None else SimpleNamespace(name=message.task)
+        return self._routing.resolve(named, message.args, message.kwargs, options)[0]
+
+
+def _with_declarations(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Yield the jobs, each with the options that declare its queue if it is the first one with its route."""
     seen: set[str] = set()
     for job in jobs:
-        yield job, not job.route or job.route not in seen
+        yield job, NO_DECLARE if job.route and job.route in seen else DECLARE
         seen.add(job.route)

@@ -20,15 +20,7 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.payload import (
-    REPLACED,
-    Ignored,
-    decode,
-    dumps,
-    encode_failure,
-    replacement_depth,
-    with_replacement,
-)
+from onejob.celery.payload import REPLACED, Ignored, decode, dumps, encode_failure, loads, replacement_depth, to_json
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Outcome
@@ -60,8 +52,7 @@ NEVER = 366 * 86_400.0
 def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable[[Any], object]) -> NoReturn:
     """End a run with the signature that replaces it, which `send` publishes.
 
-    Raises Celery's `Ignore`; `LeaseLost` or `JobCanceled`, before anything is published, if the run has lost its job;
-    and what the publication raises: then the job is not replaced.
+    Raises Celery's `Ignore`; `LeaseLost` or `JobCanceled` before a publication, and what the publication raises.
     """
     run.raise_if_interrupted()
     if run.attempt > 1:
@@ -81,13 +72,14 @@ def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable
 
 def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     """Let the job wait for the task that has its id now; or end it, if nobody will know the end of that task."""
-    ledger, job = app_state_of(task.app).ledger, run.job
+    app_state, job = app_state_of(task.app), run.job
+    ledger = app_state.ledger
     earlier, last = _path_to(run.id, signature)
     if _keeps_end(task, last):
-        payload = with_replacement(job.payload, earlier)
         waiting = NextRun(
-            payload=payload, options=job.options, retries=0, wake_after=FIRST_POLL, withheld=_is_withheld(task)
-        )
+            payload=to_json(loads(job.payload) | {"replaced_by": earlier}), options=job.options, retries=0,
+            wake_after=FIRST_POLL, withheld=app_state.publisher.delivers,  # so that no worker takes it meanwhile
+        )  # fmt: skip
         ledger.replace(job, waiting, canvas=job.canvas_pending, reason=REPLACED)
     else:
         ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
@@ -140,8 +132,7 @@ def replace_and_publish(
 def claim_replaced(claim: Callable[[], Applied], depth: int) -> Applied:
     """Claim a job for a message with its id; `depth`: how often `Task.replace` had passed on the id when it was sent.
 
-    The message of a task that replaces the job may arrive before the run that sent it has ended: waits for that end,
-    for one lease at most.
+    Such a message may arrive before the run that sent it has ended: waits for that end, for one lease at most.
     """
     claimed, began = claim(), time.monotonic()
     while (
@@ -157,10 +148,9 @@ def claim_replaced(claim: Callable[[], Applied], depth: int) -> Applied:
 
 
 def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
-    """Let a job that waits for what replaced it go on as a submission with its id.
+    """Let a job that waits for what replaced it go on as a submission with its id; any other job stays as it is.
 
-    A job that does not wait for one (it has ended, or its replacement was refused) stays as it is. If its run has not
-    ended yet, waits for that end for one lease, and then raises `StoreBusyError`.
+    Waits for the end of its run for one lease, and then raises `StoreBusyError`.
     """
     for _ in range(int(job.lease / PAUSE) + 1):
         if job.state.final or replacement_depth(job.options) >= replacement_depth(submission.options):
@@ -173,18 +163,14 @@ def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
                 return Admission(_replacing(ledger, claimed.job, submission)(NextRun.of(submission)), Outcome.ADMITTED)
         time.sleep(PAUSE)
         job = ledger.get(job.id)
-    msg = f"job {job.id} is running, and cannot go on as {submission.task} yet"
-    raise StoreBusyError(msg)
+    raise StoreBusyError(f"job {job.id} is running, and cannot go on as {submission.task} yet")
 
 
 # --- while the job waits --------------------------------------------------------------------------------------------
 
 
 def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
-    """Return a job that is canceled, because a task before its replacement was.
-
-    Returns `Ignored` if it ended as the task that replaced it, whose canvas is notified already, or if it waits on.
-    """
+    """Return a job as canceled if a task before its replacement was; `Ignored` if it has ended with it, or waits on."""
     app_state = app_state_of(task.app)
     ledger, limits = app_state.ledger, app_state.settings.limits
     meta = {} if isinstance(task.backend, DisabledBackend) else task.backend.get_task_meta(job.id)
@@ -205,7 +191,6 @@ def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
 
 
 def _find_broken(ledger: Ledger, job: Job) -> Job | None:
-    """Return the first task before the replacement that failed or was canceled."""
     ids = decode(job.payload).replaced_by
     earlier = ledger.get_many(ids).values() if ids else ()
     return next((each for each in earlier if each.state in {State.FAILED, State.CANCELED}), None)
@@ -213,16 +198,11 @@ def _find_broken(ledger: Ledger, job: Job) -> Job | None:
 
 def _wait_on(task: BoundTask, job: Job) -> Job:
     """Release a job to the queue; fail it when its replacement cannot end any more."""
-    ledger, waited = app_state_of(task.app).ledger, (job.started_at or 0.0) - job.run_at
+    app_state, waited = app_state_of(task.app), (job.started_at or 0.0) - job.run_at
     expires = task.app.conf.result_expires
     limit = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or NEVER)
     if waited > max(limit, job.lease):
         error = TimeoutError(f"nothing is known of the task that replaced job {job.id} {waited:.0f} s ago")
-        return ledger.fail(job, encode_failure(error), str(error))
+        return app_state.ledger.fail(job, encode_failure(error), str(error))
     wake_after = min(max(waited, FIRST_POLL), POLL_LEASES * job.lease)
-    return ledger.release(job, REPLACED, wake_after=wake_after, withheld=_is_withheld(task))
-
-
-def _is_withheld(task: BoundTask) -> bool:
-    """Return whether workers would take from the ledger what is to wait."""
-    return app_state_of(task.app).publisher.delivers
+    return app_state.ledger.release(job, REPLACED, wake_after=wake_after, withheld=app_state.publisher.delivers)

@@ -18,7 +18,7 @@ from vine import promise
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.payload import REPLACED, decode_failure, decode_state, loads
+from onejob.celery.payload import REPLACED, decode_failure, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         @property
         def children(self) -> Sequence[Any] | None:
             """The results of what the task has submitted."""
-            raise NotImplementedError
 else:
     from typing import TypeVar
 
@@ -129,7 +128,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
 
     async def ajob(self) -> JobWithValues:
         """Return `job`, without blocking the event loop."""
-        from onejob.celery.async_reads import read_job
+        from onejob.celery.coroutines import read_job
 
         return JobWithValues.of(await read_job(self.app, self._job_id))
 
@@ -191,7 +190,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
 
         All waits of one event loop share one reader. Canceling the coroutine ends the wait, not the job.
         """
-        from onejob.celery.async_reads import wait_for_end
+        from onejob.celery.coroutines import wait_for_end
 
         celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -199,7 +198,10 @@ class AsyncResult(CeleryResult, Generic[R_co]):
             await _await_result(self.parent, deadline)
         if self._cache is None:
             left = timeout if self.parent is None else _seconds_until(deadline)
-            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, left, self._submitted())
+            submitted = None
+            if self._admission is not None and self.may_be_committed is None:  # not in an open transaction
+                submitted = self._admission.follower or self._admission.job
+            self._cache = await wait_for_end(self.app, self.id, self._read, left, submitted)
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
     def _await_end(
@@ -217,17 +219,10 @@ class AsyncResult(CeleryResult, Generic[R_co]):
                 if ended:
                     return
                 if (remaining := deadline - time.monotonic()) <= 0:
-                    msg = f"job {self.id} is {self.state} after {timeout} s"
-                    raise TimeoutError(msg)
+                    raise TimeoutError(f"job {self.id} is {self.state} after {timeout} s")
                 if on_interval is not None:
                     on_interval()
                 wait.wait(min(remaining, interval))
-
-    def _submitted(self) -> Job | None:
-        """Return the job as the submission has returned it; None in an open transaction."""
-        if self._admission is None or self.may_be_committed is not None:
-            return None
-        return self._admission.follower or self._admission.job
 
     @staticmethod
     def _value_of(meta: dict[str, Any], *, propagate: bool) -> Any:
@@ -274,16 +269,12 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         if not isinstance(self.backend, DisabledBackend):
             meta = dict(self.backend.get_task_meta(self.id))
         if job is None and meta["status"] not in states.READY_STATES:
-            purged = self._meta_of_purged()
-            if purged is None and not may_appear:
+            error = app_state_of(self.app).ledger.why_missing(self.id)
+            if isinstance(error, JobPurgedError):
+                return _meta(self.id, CELERY_STATES[State(error.state)], error)
+            if not may_appear:
                 raise JobNotFoundError(self.id)
-            return purged or meta
         return meta
-
-    def _meta_of_purged(self) -> dict[str, Any] | None:
-        """Return the result of a job that was purged: its final state, and the error; None for an unknown id."""
-        error = app_state_of(self.app).ledger.why_missing(self.id)
-        return _meta(self.id, CELERY_STATES[State(error.state)], error) if isinstance(error, JobPurgedError) else None
 
 
 async def _await_result(result: Any, deadline: float | None) -> None:
@@ -311,10 +302,9 @@ PAUSES = (0.002, 0.5)
 
 
 class EndWait:
-    """A wait for the end of a job, as a context manager.
+    """A wait for the end of a job, as a context manager; until that exists, the ends of the `earlier` jobs wake, too.
 
-    `earlier`: the jobs before it in a chain. As long as the job does not exist, their ends wake, too. `may_have_ended`:
-    the first read looks only, since the listening connection is not to be opened for a job that has ended.
+    `may_have_ended`: the first read only looks, since no listening connection is to be opened for an ended job.
     """
 
     def __init__(self, store: Store, job_id: str, earlier: Sequence[str] = (), *, may_have_ended: bool = True) -> None:
@@ -397,20 +387,20 @@ class JobWithValues(Job):
 
 
 def meta_of(job: Job, app: Any) -> dict[str, Any]:
-    """Return the result of a job as the dict that Celery's result backends return, with the value of a `typed` task.
-
-    Raises `InvalidPayloadError` for a value that does not fit the task any more.
-    """
+    """Return a job's result as Celery's backends do. Raises `InvalidPayloadError` if it does not fit its task."""
     failed = job.state is State.FAILED or (job.state is State.RETRYING and job.error is not None)
     error = decode_failure(job.id, job.error) if failed else None
     status, result = CELERY_STATES[job.state], error
     if job.state is State.COMPLETED and job.result is not None:
-        result = _build_result(app.tasks.get(job.task), loads(job.result))
+        task, result = app.tasks.get(job.task), loads(job.result)
+        if hasattr(task, "_onejob") and (typed := options_of(task).typed) is not None:
+            result = typed.build_result(result)
     elif job.state is State.CANCELED:
         result = TaskRevokedError(job.reason)
     elif job.state is State.RUNNING and job.progress:
-        own, result = decode_state(loads(job.progress))
-        status = own or status
+        result = loads(job.progress)
+        if isinstance(result, dict) and result.keys() == {"state", "meta"}:  # as `RunningJob.report_state` stores them
+            status, result = result["state"] or status, result["meta"]
     return _meta(job.id, status, result) | {
         "name": job.task,
         "traceback": loads(job.error)["traceback"] if error and job.error else None,
@@ -421,9 +411,3 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
 
 def _meta(job_id: str, status: str, result: Any = None) -> dict[str, Any]:
     return {"status": status, "result": result, "task_id": job_id, "traceback": None, "children": []}
-
-
-def _build_result(task: Any, value: Any) -> Any:
-    """Return what the body of a task returned; the JSON of another app's task."""
-    typed = options_of(task).typed if hasattr(task, "_onejob") else None
-    return value if typed is None else typed.build_result(value)

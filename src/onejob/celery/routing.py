@@ -76,17 +76,15 @@ class Routing:
         except KeyError:
             with noting_unpublishable():
                 router = self._app.amqp.router
-        if router is not self._router:
-            self._use_router(router)
+        if router is not self._router:  # a change of the settings has replaced it
+            self._router, self._cache, self._plans = router, {}, {}
+            self._is_static = all(isinstance(each, MapRoute) for each in router.routes)
         return self._is_static
 
     def plan(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], scope: str | None
     ) -> Plan:
-        """Return the plan of a call; a new one where the arguments or the options could be others next time.
-
-        `scope`: the name of a submitter with own jobs. Raises what `resolve` and `encode_options` raise.
-        """
+        """Return the plan of a call, for a submitter's `scope`. Raises what `resolve` and `encode_options` raise."""
         is_static = self.is_static()
         if options.get("expires") is not None or not _OFTEN_ABSENT.isdisjoint(options):
             options = {name: value for name, value in options.items() if name not in _VARYING}
@@ -101,24 +99,26 @@ class Routing:
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
         scope: str | None, key: tuple[Any, ...] | None,
     ) -> Plan:  # fmt: skip
-        """Return a new plan; with a `key` it is kept if its options are simple ones.
-
-        It binds all tasks of the app: a misconfigured one raises its error before any job.
-        """
+        """Return a new plan, kept under a `key`. All tasks are bound: a misconfigured one raises before any job."""
         if not self._app.finalized:
             self._app.finalize(auto=True)
         options = {name: value for name, value in options.items() if value is not None}
         check_option_values(options)
-        _check_time_limits(task, options)
+        soft, hard = options.get("soft_time_limit"), options.get("time_limit")
+        if soft and hard and soft > hard:  # Celery raises a `ValueError`, too
+            msg = f"task {task.name}: soft_time_limit must be less than or equal to time_limit, not {soft} and {hard}"
+            raise InvalidPayloadError(msg)
         shared = key is not None and _SIMPLE.issuperset(map(type, options.values()))
         if scope is not None:
             options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
         route, sent_options = self.resolve(task, args, kwargs, options)
-        self._check_accepted(sent_options)
+        serializer, compression = self.encoding(sent_options)
+        self._check_accepted(serializer)
+        always_encodes = compression is None and serializer in _ALWAYS_ENCODE
         plan = Plan(
             route=route, options=encode_options(sent_options, self._limits),
             priority_rank=self.priority_rank(sent_options), canvas=has_canvas(options),
-            checked_options=None if self._always_encodes(sent_options) else sent_options, host=gethostname(),
+            checked_options=None if always_encodes else sent_options, host=gethostname(),
             shared=shared,
         )  # fmt: skip
         if shared:
@@ -149,8 +149,7 @@ class Routing:
     ) -> tuple[str, dict[str, Any]]:
         """Return the route of a message, encoded, and its options: without the destination, with those of the route.
 
-        Raises Celery's `QueueNotFound` for a queue that is not in `task_queues` and must not be created, and whatever a
-        router function raises.
+        Raises Celery's `QueueNotFound` for an unknown queue that must not be created, and what a router raises.
         """
         given = {name: value for name, value in options.items() if value is not None and name not in TRANSIENT}
         destination = {name: given.pop(name) for name in DESTINATION if name in given}
@@ -167,10 +166,7 @@ class Routing:
     def resolve_retry(
         self, own: str, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> tuple[str, dict[str, Any]]:
-        """Return the same as `resolve` for a retry; its job's own route, unless its options name another one.
-
-        Celery's `Task.retry` adds the destination of the message that it retries.
-        """
+        """Return as `resolve`, for a retry: its job's `own` route, as Celery names it, or what the options name."""
         given = {name: getattr(options.get(name), "name", options.get(name)) for name in DESTINATION}
         route = Route.decode(own)
         is_own = (
@@ -184,11 +180,17 @@ class Routing:
 
     def destination(self, text: str) -> dict[str, Any]:
         """Return the options that send a message by an encoded route, whatever the app's own routes are."""
-        route = Route.decode(text)
-        queue = self._queue(route)
+        route, queues = Route.decode(text), self._app.amqp.queues
+        queue: Queue | None = queues.get(route.queue)
+        if queue is None and route.queue:  # as Celery would create it here
+            if route.queue not in self._queues:
+                creates = queues.create_missing and route.is_direct
+                self._queues[route.queue] = queues.new_missing(route.queue) if creates else None
+            queue = self._queues[route.queue]
         declare: list[Any] = [] if queue is None or isinstance(queue, Broadcast) else [queue]
-        if queue is None or (queue.exchange.name != route.exchange and route.exchange):
-            declare += self._exchanges(route.exchange)
+        is_unknown = route.exchange and (queue is None or queue.exchange.name != route.exchange)
+        if is_unknown and self._app.connection_for_write().transport.driver_type == "amqp":
+            declare.append(Exchange(route.exchange, passive=True))  # RabbitMQ refuses an unknown one now, not later
         # Celery sends by the exchange and the routing key as they are given, unless it regards the exchange as direct.
         given = {"exchange": route.exchange, "routing_key": route.routing_key, "exchange_type": "topic"}
         return {"queue": queue, "declare": declare} | given
@@ -198,36 +200,30 @@ class Routing:
         for entity in self.destination(text)["declare"]:
             producer.maybe_declare(entity)
 
-    def _always_encodes(self, options: Mapping[str, Any]) -> bool:
-        """Return whether messages with these options can be encoded, whatever their arguments are."""
-        serializer, compression = self.encoding(options)
-        return compression is None and serializer in _ALWAYS_ENCODE
-
     def check_message(self, payload: str, options: Mapping[str, Any]) -> None:
-        """Check that a message can be encoded.
-
-        Raises kombu's `SerializerNotInstalled` or `EncodeError`, and `InvalidArgumentsError` for a compression.
-        """
+        """Raise kombu's `SerializerNotInstalled` or `EncodeError`, or `InvalidArgumentsError` for a compression."""
         serializer, compression = self.encoding(options)
         with noting_unpublishable():
             if compression is not None:
-                _check_compression(compression)
+                try:
+                    get_encoder(compression)
+                except (KeyError, TypeError):
+                    known = ", ".join(sorted(map(str, encoders())))
+                    msg = f"compression={compression!r:.100} is unknown here: use one of {known}, or none"
+                    raise InvalidArgumentsError(msg) from None
             if serializer not in _ALWAYS_ENCODE:
                 message = decode(payload)
                 dumps((message.args, message.kwargs, {name: options.get(name) for name in CANVAS}), serializer)
 
-    def _check_accepted(self, options: Mapping[str, Any]) -> None:
-        """Raise `InvalidArgumentsError` for a serializer whose messages no worker of this app accepts."""
-        serializer, _ = self.encoding(options)
+    def _check_accepted(self, serializer: str) -> None:
         accepted = self._app.conf.accept_content
         content_type = registry.name_to_type.get(serializer)
         if content_type is not None and accepted and content_type not in (prepare_accept_content(accepted) or ()):
             with noting_unpublishable():
-                msg = (
+                raise InvalidArgumentsError(
                     f"serializer={serializer!r} is not in accept_content={sorted(accepted)}, so workers refuse such "
                     "messages: use 'json', in which arguments are stored anyway, or add it to accept_content"
                 )
-                raise InvalidArgumentsError(msg)
 
     def encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
         """Return the serializer and the compression of a message with these options."""
@@ -237,11 +233,6 @@ class Routing:
     def _defaults(self) -> tuple[str, str | None]:
         """The app's serializer and compression, which Celery reads once, too: `conf` is slow."""
         return self._app.conf.task_serializer, self._app.conf.task_compression
-
-    def _use_router(self, router: Any) -> None:
-        """Forget the routes of an earlier router: a change of the settings replaces it."""
-        self._router, self._cache, self._plans = router, {}, {}
-        self._is_static = all(isinstance(each, MapRoute) for each in router.routes)
 
     def _route(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]
@@ -270,41 +261,6 @@ class Routing:
             routing_key = routing_key or queue.routing_key or self._app.conf.task_default_routing_key
         return Route(str(getattr(exchange, "name", exchange)), str(routing_key or ""), queue.name)
 
-    def _queue(self, route: Route) -> Queue | None:
-        """Return the queue of a route, to declare it: one of this app, or as Celery would create it here."""
-        queues = self._app.amqp.queues
-        known: Queue | None = queues.get(route.queue)
-        if known is not None or not route.queue:
-            return known
-        if route.queue not in self._queues:
-            creates = queues.create_missing and route.is_direct
-            self._queues[route.queue] = queues.new_missing(route.queue) if creates else None
-        return self._queues[route.queue]
-
-    def _exchanges(self, name: str) -> list[Exchange]:
-        """Return what to declare so that RabbitMQ refuses an unknown exchange now, not at a later message."""
-        amqp = self._app.connection_for_write().transport.driver_type == "amqp"
-        return [Exchange(name, passive=True)] if amqp and name else []
-
-
-class ResolvedRouter:
-    """A router for `send_task` that adds a resolved destination."""
-
-    def __init__(self, destination: Mapping[str, Any]) -> None:
-        self._destination = destination
-
-    def route(self, options: Mapping[str, Any], *_: Any) -> dict[str, Any]:
-        """Return options with the destination."""
-        return {**options, **self._destination}
-
-
-def _check_time_limits(task: Any, options: Mapping[str, Any]) -> None:
-    """Raise `InvalidPayloadError`, a `ValueError` as Celery's, for limits of which the soft one is never reached."""
-    soft, hard = options.get("soft_time_limit"), options.get("time_limit")
-    if soft and hard and soft > hard:
-        msg = f"task {task.name}: soft_time_limit must be less than or equal to time_limit, not {soft} and {hard}"
-        raise InvalidPayloadError(msg)
-
 
 @contextmanager
 def noting_unpublishable() -> Iterator[None]:
@@ -319,13 +275,3 @@ def noting_unpublishable() -> Iterator[None]:
 def is_unpublishable(error: BaseException) -> bool:
     """Return whether an exception was raised because the message of a job cannot be sent."""
     return UNPUBLISHABLE in getattr(error, "__notes__", ())
-
-
-def _check_compression(name: Any) -> None:
-    try:
-        get_encoder(name)
-    except (KeyError, TypeError):
-        msg = (
-            f"compression={name!r:.100} is unknown here: use one of {', '.join(sorted(map(str, encoders())))}, or none"
-        )
-        raise InvalidArgumentsError(msg) from None

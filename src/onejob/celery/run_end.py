@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, delay_of, dump_models, merge_options
 from onejob.celery.current_job import RunningJob, draining
-from onejob.celery.payload import encode, encode_failure, encode_options, with_parents
+from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
 from onejob.celery.replacement import replace_and_publish
 from onejob.celery.submit import check_task
 from onejob.errors import (
@@ -103,7 +103,8 @@ def apply_end(end: End, task: BoundTask, job: Job) -> None:
     elif end.transition is Transition.ABANDON:
         end_run(job.id, partial(ledger.abandon, job, end.reason))
     elif end.transition is Transition.RETRY:
-        end_run(job.id, partial(_run_again, task, job, end.delay or 0.0, retries=job.retries + end.counts))
+        again = NextRun.again(job, delay=end.delay or 0.0, retries=job.retries + end.counts)
+        end_run(job.id, partial(_retry_job, task, job, again, error=None))
     elif end.transition is Transition.RELEASE:
         wait_for_store(job.id, partial(ledger.release, job, end.reason, wake_after=end.delay))
 
@@ -112,12 +113,10 @@ def apply_end(end: End, task: BoundTask, job: Job) -> None:
 
 
 def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
-    """Repeat an operation of a run until the store carries it out, and return its result, so that no run is in vain.
+    """Repeat an operation of a run until the store carries it out, so that no run is in vain, and return its result.
 
-    Whatever keeps the store from it is waited for: an outage, a full disk, a password that was changed. Only a
-    `StoreRefusedError` is an answer to this very write. The worker's heartbeat renews the lease as soon as the store is
-    back. Raises the latest `StoreError` if the worker shuts down, and what else `operation` raises. A fenced write
-    raises `StaleTokenError` if another run has the job then; for the end of a run, see `end_run`.
+    An outage, a full disk, a changed password: only a `StoreRefusedError` is an answer to this very write. Raises the
+    latest `StoreError` if the worker shuts down, and what else `operation` raises, such as `StaleTokenError`.
     """
     waited = False
     while True:
@@ -134,10 +133,7 @@ def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
 
 
 def end_run(job_id: str, change: Callable[..., T]) -> T:
-    """Apply a change that ends a run, as `wait_for_store` does: one request, also if its reply is lost.
-
-    The body has ended: a soft time limit that passes meanwhile, once per run, does not change how.
-    """
+    """Apply a change that ends a run as `wait_for_store` does: one request; a soft time limit does not change it."""
     operation = partial(change, request_id=new_nonce())
     try:
         return wait_for_store(job_id, operation)
@@ -148,14 +144,11 @@ def end_run(job_id: str, change: Callable[..., T]) -> T:
 # --- one more run -----------------------------------------------------------------------------------------------------
 
 
-def _run_again(task: BoundTask, job: Job, delay: float, *, retries: int, request_id: str) -> None:
-    next_run = NextRun.again(job, delay=delay, retries=retries)
-    _retry_job(task, job, next_run, error=None, request_id=request_id)
-
-
 def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | None, request_id: str) -> Job:
-    """Have a job wait for its next run, and publish it if that is due."""
-    app_state, reason = app_state_of(task.app), _retry_reason(next_run.delay)
+    """Have a job wait for its next run, and publish it if that is due; the reason has what is being handled."""
+    app_state, cause = app_state_of(task.app), sys.exc_info()[1]
+    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
+    reason = f"runs again {f'in {next_run.delay:g} s' if next_run.delay > 0 else 'at once'}{because}"
     retry = partial(app_state.ledger.retry, job, error=error, reason=reason, request_id=request_id)
     return app_state.publisher.run_next(job, next_run, retry)
 
@@ -163,8 +156,7 @@ def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | Non
 def record_retry(run: RunningJob, call: Call) -> Job:
     """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
 
-    Within `Task.replace`, the job goes on as the task of the call. Otherwise another task raises `TaskIdReusedError`,
-    and another route than the job's own what a submission raises.
+    Within `Task.replace` the job goes on as the call's task; otherwise another task raises `TaskIdReusedError`.
     """
     if not run.replaced:
         check_task(run.job, str(call.task.name))
@@ -191,20 +183,9 @@ def _retry(call: Call, job: Job, *, request_id: str) -> Job:
     app_state.routing.check_message(payload, sent_options)
     encoded = encode_options(sent_options, app_state.settings.limits)
     if trace := tracing.trace_of(job.options):
-        encoded = with_parents(encoded, trace)
+        encoded = to_json(loads(encoded) | trace)
     retries = options.get("retries") or 0
     next_run = NextRun(payload=payload, options=encoded, route=route, retries=retries, delay=delay_of(options))
-    return _retry_job(task, job, next_run, error=_encode_current_error(), request_id=request_id)
-
-
-def _retry_reason(delay: float) -> str:
-    """Return the reason of a retry, with the exception that is being handled."""
     cause = sys.exc_info()[1]
-    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
-    return f"runs again in {delay:g} s{because}" if delay > 0 else f"runs again at once{because}"
-
-
-def _encode_current_error() -> str | None:
-    """Return the JSON of the exception that is being handled."""
-    cause = sys.exc_info()[1]
-    return encode_failure(cause) if isinstance(cause, Exception) else None
+    error = encode_failure(cause) if isinstance(cause, Exception) else None
+    return _retry_job(task, job, next_run, error=error, request_id=request_id)

@@ -25,10 +25,7 @@ SMOOTHING = 0.5
 
 
 class Slots:
-    """How many more jobs a worker can run, for its consumer's thread.
-
-    `rate_limited` returns the ids of the jobs that wait in the worker for their rate limits.
-    """
+    """How many more jobs a worker can run. `rate_limited` returns the ids of jobs that wait for their rate limits."""
 
     def __init__(
         self, worker: Any, rate_limited: Callable[[], set[str]], clock: Callable[[], float] = time.monotonic
@@ -48,8 +45,7 @@ class Slots:
     def count_wanted(self, held: Collection[str]) -> int:
         """Return how many jobs to take; `held`: the ids of those that were taken and may wait for a process.
 
-        None until half of the window is free, so that short jobs are taken several at once. Some jobs may wait for
-        their rate limit besides.
+        None until half of the window is free, so that short jobs are taken several at once.
         """
         processes = int(getattr(self._worker.pool, "num_processes", 0) or self._worker.concurrency or 1)
         self._observe(processes)
@@ -70,7 +66,6 @@ class Slots:
 
 
 def _count_runs() -> int:
-    """Return how many runs the processes of this worker have begun."""
     return int(worker_state.all_total_count[0])
 
 

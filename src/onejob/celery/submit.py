@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from onejob.celery.options import BoundTask
     from onejob.jobs.model import Job, MessageOf, Submission
     from onejob.ledger.ledger import Ledger
-    from onejob.observability.events import JobEvent
-    from onejob.transactions.sessions import OpenTransaction
 
     Results = list[Admission | Exception]
 
@@ -106,11 +104,7 @@ def admit(
 
 
 def answer(prepared: Prepared, admission: Admission | Exception, session: object = None) -> AsyncResult[Any]:
-    """Return the result of a call, as `result_of` does.
-
-    Raises the error of a submission that was not admitted; `KeyReuseMismatchError` or `DuplicateJobError` for one that
-    was rejected.
-    """
+    """Return the result of a call. Raises the error of one that was not admitted, and as `check_accepted` does."""
     if isinstance(admission, Exception):
         raise admission
     check_accepted(prepared.call, admission)
@@ -126,10 +120,7 @@ def check_accepted(call: Call, admission: Admission) -> None:
 
 
 def result_of(prepared: Prepared, admission: Admission, session: object = None) -> AsyncResult[Any]:
-    """Return the result of a submission, and add it to the children of the run in which it was made, if any.
-
-    `session`: in whose transaction it was submitted, if any.
-    """
+    """Return the result of a submission, in a session's transaction if any; its run, if any, gets it as a child."""
     call, parent = prepared.call, prepared.parent
     result: AsyncResult[Any] = AsyncResult.of(admission, call.task.app)
     if session is not None:
@@ -203,10 +194,7 @@ def _settle(ledger: Ledger, submission: Submission, admission: Admission) -> Adm
 def _accept(
     app_state: AppState, call: Call, submission: Submission, admission: Admission, inner: Ledger | None = None
 ) -> Admission | Exception:
-    """Create the webhooks of a call that was admitted, and return the admission, or the error if one was refused.
-
-    `inner`: the ledger of the transaction in which it was, if any.
-    """
+    """Create the webhooks of a call in the ledger, or `inner`; return its admission, or the error of a refused one."""
     if admission.outcome in _BY_ANOTHER:
         _warn_of_unused_arguments(app_state, call.task, submission, admission)
     if call.check_answer is not None or _has_webhooks(call):
@@ -214,15 +202,13 @@ def _accept(
         try:
             if call.check_answer is not None:
                 call.check_answer(admission)
-            if _has_webhooks(call):
-                create_webhooks(app_state, call.task, ledger, submission, admission, call.webhook_url)
+            create_webhooks(app_state, call.task, ledger, submission, admission, call.webhook_url)
         except Exception as error:  # noqa: BLE001 - the result of this call; the others go on
             return error
     return admission
 
 
 def _has_webhooks(call: Call) -> bool:
-    """Return whether a webhook is created for the job that answers."""
     return call.webhook_url is not None or call.task._onejob.webhook_url is not None
 
 
@@ -261,8 +247,7 @@ def create_webhooks(
 ) -> None:
     """Create the webhooks of a submission: one to its own URL, and for a new job one to the task's URL.
 
-    A duplicate that adds a webhook to its job is charged as for a new job. Raises `QuotaExceededError`, and
-    `TooManyWebhooksError` if duplicates may add no more; a URL that the job has already is none.
+    One that a duplicate adds is charged as a new job. Raises `QuotaExceededError` and `TooManyWebhooksError`.
     """
     if admission.outcome is Outcome.REJECTED:
         return
@@ -307,10 +292,7 @@ def needs_message(submission: Submission, admission: Admission) -> bool:
 
 
 def _publish(app_state: AppState, due: Mapping[str, tuple[Call, Admission]], producer: Any) -> dict[str, Exception]:
-    """Publish the jobs that are due now because of their submissions; return the errors of the withdrawn ones, by id.
-
-    A job whose message cannot be sent, whatever the state of the broker, is withdrawn if its submission made it.
-    """
+    """Publish the jobs that are due because of their submissions; return the errors of the withdrawn ones, by id."""
     errors = app_state.publisher.publish_stored([admission.job for _, admission in due.values()], producer) or {}
     withdrawn: dict[str, Exception] = {}
     for job_id, error in errors.items():
@@ -326,11 +308,7 @@ def _publish(app_state: AppState, due: Mapping[str, tuple[Call, Admission]], pro
 
 
 def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool) -> bool:
-    """Undo the admission of a job whose message cannot be sent; False if a worker has claimed it nevertheless.
-
-    It fails, so that the duplicates and webhooks that are attached to it already have an end, too. Without any, no row
-    is left.
-    """
+    """Fail a job whose message cannot be sent, and remove it if it is alone; False if a worker has claimed it."""
     applied = fail_unpublishable(ledger, job, f"its message could not be sent: {describe(error)}")
     if not applied.applied or applied.job is None:
         return False
@@ -346,7 +324,8 @@ def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool)
 def _admit_in_session(app_state: AppState, prepared: Sequence[Prepared], session: object) -> Results:
     transaction = transaction_of(session)
     ledger, has_hook = app_state.ledger, transaction.reports_commit
-    inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
+    emit = (lambda event: transaction.after_commit(partial(ledger.emit, event))) if has_hook else None
+    inner = ledger.in_transaction(transaction, emit)
     publishes = has_hook and not app_state.publisher.offers
     admitted: Results = [_submit_inside(inner, each.submission, None if publishes else 0.0) for each in prepared]
     results: Results = []
@@ -372,10 +351,6 @@ def _submit_inside(ledger: Ledger, submission: Submission, wake_after: float | N
     except (QuotaExceededError, TaskIdReusedError) as error:
         return error
     return admission
-
-
-def _emit_after_commit(transaction: OpenTransaction, ledger: Ledger, event: JobEvent) -> None:
-    transaction.after_commit(partial(ledger.emit, event))
 
 
 def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admission) -> None:

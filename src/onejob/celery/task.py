@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import (
-    Call,
-    check_items,
-    check_key,
-    checked_arguments,
-    is_from_beat,
-    parse_item,
-    prepare_items,
-)
+from onejob.celery.call import Call, check_items, check_key, checked_arguments, is_from_beat, parse_item, prepare_items
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import (
     TASK_OPTIONS,
@@ -27,7 +19,7 @@ from onejob.celery.option_names import (
     check_definition_names,
     check_task_options,
 )
-from onejob.celery.options import TaskOptions, check_definition
+from onejob.celery.options import TaskOptions, resolve_definition
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.run_end import record_retry
@@ -36,6 +28,7 @@ from onejob.celery.typed import check_pydantic
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, trace_message
 from onejob.errors import ConfigurationError
+from onejob.jobs.policy import Limits
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
@@ -43,15 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
-    from onejob.celery.call_types import (
-        CallOptions,
-        CeleryTask,
-        Item,
-        Link,
-        Signature,
-        SubmissionOptions,
-        TaskKeywords,
-    )
+    from onejob.celery.call_types import CallOptions, CeleryTask, Item, Link, Signature, SubmissionOptions, TaskKeywords
 
     P = ParamSpec("P", default=...)
     R_co = TypeVar("R_co", covariant=True, default=Any)
@@ -255,18 +240,15 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
         Once it has been awaited, the job is submitted, also if the coroutine is canceled meanwhile.
         """
-        from onejob.celery.async_submissions import submit as submit_in_thread
+        from onejob.celery.coroutines import submit as submit_in_thread
 
-        alone = type(self).apply_async is not Task.apply_async
-        result: Result[R_co] = await submit_in_thread(self, args, kwargs, options, alone=alone)
-        return result
+        return await submit_in_thread(self, args, kwargs, options)
 
     async def asubmit_many(self, items: Iterable[Item], **options: Unpack[SubmissionOptions]) -> list[Result[R_co]]:
         """Submit many jobs as `submit_many` does, without blocking the event loop."""
-        from onejob.celery.async_submissions import submit_many as submit_many_in_thread
+        from onejob.celery.coroutines import submit_many as submit_many_in_thread
 
-        results: list[Result[R_co]] = await submit_many_in_thread(self, items, options)
-        return results
+        return await submit_many_in_thread(self, items, options)
 
     # --- submitting after Django's commit ---------------------------------------------------------------------------
 
@@ -298,15 +280,12 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         ) -> Signature[R_co]: ...
         def s(self, *args: Any, **kwargs: Any) -> Signature[R_co]:
             """Return a call to submit later, alone or in a canvas, where the earlier result is its first argument."""
-            raise NotImplementedError
 
         def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R_co]:
             """Return a call to submit later, which gets no earlier result."""
-            raise NotImplementedError
 
         def signature(self, args: Sequence[Any] = (), kwargs: Any = None, **options: Any) -> Signature[R_co]:
             """Return a call to submit later, with options."""
-            raise NotImplementedError
 
     def AsyncResult(self, task_id: str, **options: Any) -> Result[R_co]:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
@@ -399,14 +378,12 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
     return type of the body. Raises `ConfigurationError`, as a task's definition does.
     """
     if app is not None and not isinstance(app, Celery):
-        msg = (
+        raise ConfigurationError(
             f"onejob.task takes a Celery app, not {app!r:.200}: write @onejob.task(app), or @onejob.task() for any app"
         )
-        raise ConfigurationError(msg)
     base = options.pop("base", None) or Task
     if not (isinstance(base, type) and issubclass(base, Task)):
-        msg = f"base of a onejob.task must be a subclass of onejob.Task, not {base!r:.200}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"base of a onejob.task must be a subclass of onejob.Task, not {base!r:.200}")
     if not options.get("pydantic") and not any(
         "typed" in vars(kind) for kind in base.__mro__ if kind not in Task.__mro__
     ):
@@ -418,7 +395,8 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
         name = str(options.get("name") or f"{body.__module__}.{body.__name__}")
         check_definition_names(name, options, base)
         given = {option: options.get(option, getattr(base, option)) for option in TASK_OPTIONS}
-        check_definition(name, SimpleNamespace(**given), body, bound=bind)  # Celery binds the task at its first use
+        # Celery binds the task at its first use, and the settings of its app are not known before.
+        resolve_definition(name, SimpleNamespace(**given), body, bound=bind, limits=Limits())
         if given["typed"]:
             check_pydantic(name, body)
         return decorator(body)

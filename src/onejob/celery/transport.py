@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import kombu
 from celery import current_app
@@ -34,7 +34,7 @@ from onejob.stores.signals import BACKSTOP
 from onejob.stores.signals import Channel as Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from celery import Celery
 
@@ -52,26 +52,26 @@ SHORTEST_PAUSE = 0.001
 PLACE_INTERVAL = 0.01
 """Seconds between two looks for a free place in a worker whose pool tells no event loop of the ends of its runs."""
 APP = "onejob_app"
-"""The transport option with the app of a connection."""
+"""The transport option with the name of a connection's app: pools compare the texts of options."""
 NO_BROKER = (
     "broker_url = 'onejob://' needs a ledger in PostgreSQL or SQLite. With a ledger in Redis, set the URL of that "
     "Redis as broker_url, too: the ledger then pushes the message of each job in the operation that writes the job"
 )
 
 
-class Waker:
+class Waker(threading.Event):
     """Ends the wait of a consumers' thread, in an event loop or not. Any thread may call it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.reader, self._writer = socket.socketpair()
         self.reader.settimeout(0)
         self._writer.settimeout(0)
-        self._event = threading.Event()
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
-        if not self._event.is_set():
-            self._event.set()
+        if not self.is_set():
+            self.set()
             with suppress(OSError):  # it is closed, or full
                 self._writer.send(b"x")
 
@@ -79,11 +79,7 @@ class Waker:
         """Begin to look for messages: later calls of `wake` end the next wait."""
         with suppress(OSError):  # there is nothing, or it is closed
             self.reader.recv(4096)
-        self._event.clear()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a call of `wake`."""
-        self._event.wait(seconds)
+        super().clear()
 
     def close(self) -> None:
         """Close the sockets."""
@@ -142,9 +138,19 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         return store
 
     @cached_property
-    def sources(self) -> list[Source]:
+    def plain(self) -> PlainMessages:
+        """The source of the messages that are no jobs."""
+        return PlainMessages(self.store, self.hold)
+
+    @cached_property
+    def jobs(self) -> JobMessages:
+        """The source of the messages that are jobs."""
+        return JobMessages(_app_of(self.client), self.announce)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
         """Where the messages come from."""
-        return [PlainMessages(self.store, self.hold), JobMessages(_app_of(self.client), self.announce)]
+        return self.plain, self.jobs
 
     def establish_connection(self) -> Any:
         """Return the connection. Raises `StoreUnavailableError`."""
@@ -159,9 +165,8 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         with suppress(StoreError):
             self.flush()
         super().close_connection(connection)
-        for source in self.sources:
-            with suppress(StoreError):
-                source.close()
+        with suppress(StoreError):
+            self.jobs.prefetch.close()
         if self._renewal is not None:
             self._renewal.stop()
         if self._waker is not None:
@@ -197,16 +202,10 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self._acks.extendleft(reversed(tags))
             raise
 
-    def requeue(self, tags: Iterable[str]) -> None:
+    def requeue(self, tags: Sequence[str]) -> None:
         """Return messages to their queues."""
-        given = [*tags]
-        for source in self.sources if given else ():
-            source.requeue(given)
-
-    def size(self, queue: str) -> int | None:
-        """Return how many messages a queue has; None if there is no such queue."""
-        sizes = [size for source in self.sources if (size := source.size(queue)) is not None]
-        return sum(sizes) if sizes else None
+        for source in self.sources if tags else ():
+            source.requeue(tags)
 
     def announce(self, source: Source, queues: Sequence[str]) -> None:
         """Have the consumers of queues take from a source, which has found something; any thread may call it."""
@@ -246,14 +245,12 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
     def wake(self) -> None:
         """Have the consumers' thread deliver."""
-        waker = self._waker
-        if waker is not None:
+        if (waker := self._waker) is not None:
             waker.wake()
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's signature
         """Deliver one message. Raises `TimeoutError`."""
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        waker = self._new_waker()
+        deadline, waker = math.inf if timeout is None else time.monotonic() + timeout, self._new_waker()
         waker.clear()
         while not self._deliver_one():
             left = min(deadline - time.monotonic(), self._pause())
@@ -266,8 +263,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         """Deliver in an event loop of kombu, which is a worker's."""
         self._leave_loop()
         self._loop, self._loop_thread = loop, threading.get_ident()
-        for source in self.sources:
-            source.has_loop = True
+        self.jobs.has_loop = True
         loop.add_reader(self._new_waker().reader, self._deliver_all)
         loop.on_tick.add(self._on_tick)
         self.wake()
@@ -275,8 +271,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
     def _leave_loop(self) -> None:
         loop, self._loop, self._loop_thread = self._loop, None, None
         if loop is not None:
-            for source in self.sources:
-                source.has_loop = False
+            self.jobs.has_loop = False
             loop.on_tick.discard(self._on_tick)
             if self._waker is not None:
                 loop.remove_reader(self._waker.reader)
@@ -291,7 +286,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self.wake()
 
     def _has_due(self) -> bool:
-        """Return whether more messages may be there, which wait for free places."""
         return any(channel.has_due for channel in self.channels)
 
     def _deliver_all(self) -> None:
@@ -302,7 +296,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self._set_timer(self._loop)
 
     def _deliver_found(self) -> bool:
-        """Deliver what there is, and return whether there was anything."""
         found = False
         while self._deliver_one():
             found = True
@@ -339,34 +332,30 @@ class Transport(VirtualTransport):  # type: ignore[misc]
             self._looked_at = now
             for channel in self.channels:
                 channel.look_everywhere()
-        for source in self.sources:
-            if source.pop_due(now):
-                for channel in self.channels:
-                    channel.look_in(source)
+        if self.jobs.pop_due(now):
+            for channel in self.channels:
+                channel.look_in(self.jobs)
         self._look_at = self._looked_at + self._interval
 
     def _pause(self) -> float:
         """Return for how many seconds the consumers wait for a signal, once they have no messages."""
         pause = self._next_look() - time.monotonic()
-        return min(pause, PLACE_INTERVAL) if self._has_due() and not self._hears_ends else pause
+        # Processes send their results to the event loop: the end of each run begins a round.
+        hears_ends = self._loop is not None and app_state_of(_app_of(self.client)).can_kill
+        return min(pause, PLACE_INTERVAL) if self._has_due() and not hears_ends else pause
 
     def _next_look(self) -> float:
         """Return when the consumers look for messages without a signal, once they have none."""
-        now = time.monotonic()
-        dues = [due_at for source in self.sources if (due_at := source.due_at()) is not None]
-        self._look_at = max(now + SHORTEST_PAUSE, min([self._looked_at + self._interval, *dues]))
+        due_at = self.jobs.due_at()
+        look_at = min(self._looked_at + self._interval, math.inf if due_at is None else due_at)
+        self._look_at = max(time.monotonic() + SHORTEST_PAUSE, look_at)
         return self._look_at
-
-    @property
-    def _hears_ends(self) -> bool:
-        """Whether the end of each run begins a round of the event loop: processes send their results to it."""
-        return self._loop is not None and app_state_of(_app_of(self.client)).can_kill
 
     @property
     def _interval(self) -> float:
         """Seconds between two looks. Signals are lost with their connection only, and the next one wakes everybody."""
         interval = float(self.store.signals.interval)
-        is_of_worker = self._loop is not None or any(source.has_limit for source in self.sources)
+        is_of_worker = self._loop is not None or self.jobs.has_limit
         return LOOK_INTERVAL if interval == BACKSTOP and is_of_worker else interval
 
     def _new_waker(self) -> Waker:
@@ -378,37 +367,28 @@ class Transport(VirtualTransport):  # type: ignore[misc]
 
 
 _next_number = count(1)
-_numbers: WeakKeyDictionary[Celery, int] = WeakKeyDictionary()
-"""The numbers of apps. An `id` may be that of an earlier app, whose pool of connections kombu keeps."""
+_names: WeakKeyDictionary[Celery, str] = WeakKeyDictionary()
+_apps: WeakValueDictionary[str, Celery] = WeakValueDictionary()
 
 
-class AppReference(str):
-    """The app of a connection, as a transport option: pools compare the texts of options, and reports show them."""
+def name_of(app: Celery) -> str:
+    """Return the name of an app in this process and its forks: another process has no app with it.
 
-    __slots__ = ("app",)
-    app: Callable[[], Celery | None]
-
-    @classmethod
-    def of(cls, app: Celery) -> AppReference:
-        """Return a reference to an app. A copy of it in another process is a text, and refers to no app."""
-        reference = cls(f"{app.main} {_numbers.setdefault(app, next(_next_number))}")
-        reference.app = ref(app)
-        return reference
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
+    An `id` may be that of an earlier app, whose pool of connections kombu keeps.
+    """
+    name = _names.setdefault(app, f"{app.main} {os.getpid()}-{next(_next_number)}")
+    _apps[name] = app
+    return name
 
 
 def _app_of(client: Any) -> Celery:
-    given = (client.transport_options or {}).get(APP)
-    app = given.app() if isinstance(given, AppReference) else None
-    return app or current_app
+    return _apps.get((client.transport_options or {}).get(APP, "")) or current_app
 
 
 def connect(amqp: Any, hostname: Any = None, *args: Any, **options: Any) -> kombu.Connection:
     """Return a connection, as `AMQP.Connection` does; one to the ledger has the app as an option."""
     if f"{SCHEME}://" in str(hostname):
-        options["transport_options"] = {**(options.get("transport_options") or {}), APP: AppReference.of(amqp.app)}
+        options["transport_options"] = {**(options.get("transport_options") or {}), APP: name_of(amqp.app)}
     return kombu.Connection(hostname, *args, **options)
 
 

@@ -79,10 +79,9 @@ def _to_json(value: Any, where: str) -> bytes:
 
 
 def _is_changed(value: Any, built: Any) -> bool:
-    """Return whether an object, or a part of it, differs from what was built of its JSON.
+    """Return whether an object differs from what was built of its JSON: masked secrets, excluded fields, subclasses.
 
-    A secret is masked there, and a field that is excluded, or one of a subclass, is gone. A value that another type
-    represents, such as a tuple by a list or an object by the JSON that was given for it, has not changed.
+    What another type represents, a tuple as a list or an object as JSON, has not changed.
     """
     if isinstance(value, list | tuple) and isinstance(built, list | tuple):
         return len(value) != len(built) or any(map(_is_changed, value, built))
@@ -111,20 +110,15 @@ def codec_of(annotation: Any) -> Codec | None:
 
 
 def _has_model(annotation: Any, outer: tuple[Any, ...] = ()) -> bool:
-    """Return whether an annotation has a dataclass or a model in it; `outer`: those in which it was met."""
     if any(annotation is each for each in outer):  # a recursive alias
         return False
     if dataclasses.is_dataclass(annotation) or hasattr(annotation, "__pydantic_fields__"):
         return True
-    return any(_has_model(each, (*outer, annotation)) for each in _parts_of(annotation) if each is not None)
-
-
-def _parts_of(annotation: Any) -> Iterable[Any]:
-    """Return what an annotation is made of: its arguments, what an alias or a `NewType` names, or typed keys."""
-    if hasattr(annotation, "__total__"):  # also one of `typing_extensions`
-        return hints_of(annotation).values()
-    named = (getattr(annotation, name, None) for name in ("__value__", "__supertype__"))
-    return (get_origin(annotation), *get_args(annotation), *named)
+    parts: Iterable[Any] = (get_origin(annotation), *get_args(annotation))
+    parts = (*parts, *(getattr(annotation, name, None) for name in ("__value__", "__supertype__")))  # of an alias
+    if hasattr(annotation, "__total__"):  # a `TypedDict`, also of `typing_extensions`
+        parts = hints_of(annotation).values()
+    return any(_has_model(each, (*outer, annotation)) for each in parts if each is not None)
 
 
 def hints_of(function: Any) -> dict[str, Any]:
@@ -153,17 +147,13 @@ def _import_pydantic(user: str) -> None:
     try:
         import_module("pydantic")
     except ImportError as error:
-        msg = (
+        raise ConfigurationError(
             f"{user} has dataclasses in its annotations, which pydantic converts: pip install pydantic, or typed=False"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
 
 
 class TypedBody:
-    """Converts the arguments and the result of one task. Its annotations are evaluated at the first use.
-
-    Raises `ConfigurationError` if pydantic is needed and missing.
-    """
+    """Converts arguments and results of one task. Raises `ConfigurationError` if pydantic is needed and missing."""
 
     def __init__(self, task: str, function: Any, signature: Signature) -> None:
         check_pydantic(task, function)
@@ -172,15 +162,10 @@ class TypedBody:
         self._parameters = signature.parameters
 
     @cached_property
-    def _codecs(self) -> dict[str, Codec]:
-        """The parameters that have models in them."""
-        found = {name: codec_of(hint) for name, hint in hints_of(self._function).items() if name in self._parameters}
-        return {name: codec for name, codec in found.items() if codec is not None}
-
-    @property
-    def converts(self) -> bool:
-        """Whether a parameter has models in it."""
-        return bool(self._codecs)
+    def codecs(self) -> dict[str, Codec]:
+        """What converts the parameters that have models in them."""
+        hints = hints_of(self._function).items()
+        return {name: Codec(hint) for name, hint in hints if name in self._parameters and _has_model(hint)}
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
@@ -188,9 +173,9 @@ class TypedBody:
         defaults = {
             name: parameter.default
             for name, parameter in self._parameters.items()
-            if name in self._codecs and parameter.kind in NAMED and parameter.default not in (Parameter.empty, None)
+            if name in self.codecs and parameter.kind in NAMED and parameter.default not in (Parameter.empty, None)
         }
-        return {name: self._codecs[name].dump(default, name) for name, default in defaults.items()}
+        return {name: self.codecs[name].dump(default, name) for name, default in defaults.items()}
 
     @cached_property
     def _positional(self) -> list[str]:
@@ -208,15 +193,16 @@ class TypedBody:
 
     def build_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the body for those of a message. Raises `InvalidArgumentsError`."""
-        return self._convert(Codec.build, args, kwargs) if self._codecs else (tuple(args), dict(kwargs))
+        return self._convert(Codec.build, args, kwargs) if self.codecs else (tuple(args), dict(kwargs))
 
     def _convert(
         self, action: Callable[[Codec, Any, str], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rest, more = self._name_of(Parameter.VAR_POSITIONAL), self._name_of(Parameter.VAR_KEYWORD)
+        names_of = {each.kind: name for name, each in self._parameters.items()}
+        rest, more = names_of.get(Parameter.VAR_POSITIONAL, ""), names_of.get(Parameter.VAR_KEYWORD, "")
 
         def convert(name: str, value: Any) -> Any:
-            codec = self._codecs.get(name)
+            codec = self.codecs.get(name)
             return value if codec is None else action(codec, value, name)
 
         try:
@@ -224,24 +210,20 @@ class TypedBody:
             given = tuple(convert(name, value) for name, value in zip(names, args, strict=False))
             named = {name: convert(name if name in self._parameters else more, each) for name, each in kwargs.items()}
         except UnfitValueError as error:
-            msg = f"task {self._task!r} does not accept this call: {error}"
-            raise InvalidArgumentsError(msg) from None
+            raise InvalidArgumentsError(f"task {self._task!r} does not accept this call: {error}") from None
         return given, named
-
-    def _name_of(self, kind: Any) -> str:
-        return next((name for name, each in self._parameters.items() if each.kind is kind), "")
 
     def dump_result(self, value: Any) -> Any:
         """Return the result of the body as JSON. Raises `InvalidPayloadError`."""
-        return _convert_result(Codec.dump, self._result, value, f"the result of task {self._task!r}")
+        return convert_result(Codec.dump, self._result, value, f"the result of task {self._task!r}")
 
     def build_result(self, value: Any) -> Any:
         """Return what the body returned for the result of a job. Raises `InvalidPayloadError`."""
-        return _convert_result(Codec.build, self._result, value, f"the result of task {self._task!r}")
+        return convert_result(Codec.build, self._result, value, f"the result of task {self._task!r}")
 
     def wrap(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """Return a body that takes the arguments of a message, and returns its result as JSON."""
-        if not self._codecs and self._result is None:
+        if not self.codecs and self._result is None:
             return body
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -251,17 +233,7 @@ class TypedBody:
         return call
 
 
-def dump_step(function: Any, value: Any, name: str) -> Any:
-    """Return the value of a step as JSON, if its callable says to return a model. Raises `InvalidPayloadError`."""
-    return _convert_result(Codec.dump, _result_codec(function), value, f"the value of step {name!r}")
-
-
-def build_step(function: Any, value: Any, name: str) -> Any:
-    """Return the value of a step for what is stored. Raises `InvalidPayloadError`."""
-    return _convert_result(Codec.build, _result_codec(function), value, f"the value of step {name!r}")
-
-
-def _result_codec(function: Any) -> Codec | None:
+def result_codec(function: Any) -> Codec | None:
     """Return the codec of the return annotation of a callable."""
     function = inspect.unwrap(getattr(function, "func", function))  # of a `functools.partial`
     if not getattr(function, "__annotations__", {}).get("return"):
@@ -274,11 +246,11 @@ def _result_codec(function: Any) -> Codec | None:
         return codec_of(hints_of(function).get("return"))
 
 
-def _convert_result(action: Callable[[Codec, Any, str], Any], codec: Codec | None, value: Any, what: str) -> Any:
+def convert_result(action: Callable[[Codec, Any, str], Any], codec: Codec | None, value: Any, what: str) -> Any:
+    """Return a result or the value of a step as JSON, or built of it. Raises `InvalidPayloadError`, naming `what`."""
     if codec is None:
         return value
     try:
         return action(codec, value, "result")
     except UnfitValueError as error:
-        msg = f"{what} does not fit its annotation: {error}"
-        raise InvalidPayloadError(msg) from error
+        raise InvalidPayloadError(f"{what} does not fit its annotation: {error}") from error

@@ -263,7 +263,7 @@ class Queries(Protocol):
         ...
 
     def history(self, job_id: str) -> list[Entry]:
-        """Return a job's history, oldest first: what is stored and what the row implies, by `jobs.history`."""
+        """Return a job's history, oldest first: what is stored and what the row implies, by `jobs.records.history`."""
         ...
 
     def tombstone(self, job_id: str) -> Tombstone | None:
