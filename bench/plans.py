@@ -276,6 +276,7 @@ def _shared(store: PostgresStore) -> None:
     store.heartbeat("worker-1", lasts=60.0)
     store.take_dead_workers()
     store.workers()
+    store.heartbeat("worker-1", lasts=0.0)
     store.read_clock()
     store.keep_event("plan", "{}", keep_for=60.0)
     store.append_audit(AuditEntry(actor="a", source="cli", address="b", action="c"), keep=10, keep_for=60.0)

@@ -159,26 +159,21 @@ class Feed(Protocol):
 
     def fileno(self) -> int:
         """Return the socket, which is readable when something arrives."""
-        ...
 
     def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
         """Listen to more channels, and to others no more."""
-        ...
 
     def read(self) -> Iterable[tuple[Channel, str | None, str]]:
         """Return channel, key and payload of what has arrived, without waiting.
 
         A key of None: the connection listens to the channel from now on.
         """
-        ...
 
     def check(self) -> None:
         """Find out whether the connection still works, at the latest in the next call."""
-        ...
 
     def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 class ConnectedListener(Listener):

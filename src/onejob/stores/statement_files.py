@@ -9,12 +9,19 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from onejob.jobs.model import LARGE_FIELDS, Job
+from onejob.jobs.records import REDELIVERED
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOOK_INTERVAL, OTHER_SUBMITTERS, WINDOW_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""
+CONSTANTS: dict[str, int | float | str] = {
+    "history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER,
+    "other_submitters": OTHER_SUBMITTERS, "redelivered": REDELIVERED, "look_interval": LOOK_INTERVAL,
+}  # fmt: skip
+"""What statements have as fragments with the same names."""
 JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
 """The fragment `job_columns`: the columns of a job, in the order of its fields."""
 LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
@@ -30,7 +37,8 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 @cache
 def statements(package: str, suffix: str) -> dict[str, str]:
     """Return the statements in the folder of a package by name, without header comments and with fragments inserted."""
-    fragments: dict[str, str] = {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
+    fragments = {name: repr(constant) for name, constant in CONSTANTS.items()}
+    fragments |= {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
     texts: dict[str, str] = {}
     for file in files(package).iterdir():
         stem = file.name.removesuffix(suffix)

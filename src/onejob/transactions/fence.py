@@ -32,12 +32,10 @@ class HasToken(Protocol):
     @property
     def id(self) -> str:
         """The job's id."""
-        ...
 
     @property
     def token(self) -> int:
         """The fencing token of its run."""
-        ...
 
 
 def fence(session: object, job: HasToken, name: str = "") -> bool:

@@ -8,15 +8,12 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, WINDOW_OVER
 from onejob.stores.redis import rows
+from onejob.stores.statement_files import CONSTANTS as SHARED_CONSTANTS
 from onejob.stores.statement_files import statements
 
 LUA = statements(__package__, ".lua")
-CONSTANTS: dict[str, int | str] = {
-    **rows.CONSTANTS, "HISTORY_LIMIT": HISTORY_LIMIT, "DUPLICATE_LIMIT": DUPLICATE_LIMIT, "WINDOW_OVER": WINDOW_OVER,
-    "OTHER_SUBMITTERS": OTHER_SUBMITTERS,
-}  # fmt: skip
+CONSTANTS = {**rows.CONSTANTS, **{name.upper(): constant for name, constant in SHARED_CONSTANTS.items()}}
 _CONSTANT = re.compile(rf"\b(?:{'|'.join(CONSTANTS)})\b")
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
 _FUNCTIONS = {found[1]: found[0] for found in _FUNCTION.finditer(LUA["prelude"])}

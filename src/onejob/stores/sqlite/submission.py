@@ -12,7 +12,7 @@ from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import REDELIVERED
 from onejob.jobs.route import is_plain
 from onejob.jobs.transitions import new_job
-from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
+from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.transaction import positional
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     tx.rows(
         "count_duplicate", job_id=job.id, submitter=duplicate.submitter, duplicate_count=job.duplicate_count,
         outcome=duplicate.outcome.value if is_submission else REDELIVERED,
-        submitter_limit=SUBMITTER_LIMIT, other_submitters=OTHER_SUBMITTERS,
+        submitter_limit=SUBMITTER_LIMIT,
     )  # fmt: skip
 
 

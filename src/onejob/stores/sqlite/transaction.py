@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.history import claim_detail
 from onejob.jobs.model import Applied
-from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.rows import job_of
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite.connection import is_uri_path
@@ -137,7 +136,7 @@ class Transaction:
             self._trim_history(job.id)
 
     def _trim_history(self, job_id: str) -> None:
-        self.rows("trim_history", job_id=job_id, history_limit=HISTORY_LIMIT)
+        self.rows("trim_history", job_id=job_id)
 
     def find_applied(self, job_id: str, request_id: str) -> Applied:
         """Return whether a request is repeated and was applied, or else is refused."""
