@@ -46,9 +46,3 @@ class Signals(Protocol):
 
     def close(self) -> None:
         """Close the connection. The next subscription opens another one."""
-
-
-def split_message(message: str) -> tuple[str, str]:
-    """Return key and payload of a notification."""
-    key, _, payload = message.partition("\n")
-    return key, payload

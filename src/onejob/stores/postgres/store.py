@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
@@ -16,10 +17,11 @@ from onejob.jobs.records import (
     Entry,
     Period,
 )
+from onejob.stores.listener import ConnectedListener
 from onejob.stores.postgres.connection import Connections
-from onejob.stores.postgres.signals import PostgresSignals
+from onejob.stores.postgres.signals import PostgresFeed
 from onejob.stores.postgres.statements import Statements, sql_values
-from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
+from onejob.stores.postgres.submission import Submitter, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.rows import completion_of, job_in, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
@@ -55,7 +57,8 @@ class PostgresStore(SQLStore):
         self._is_pooled = self._connections.is_pooled
         self._sql = Statements(self._connections, checked_schema(schema), clock)
         self._submitter = Submitter(self._sql)
-        self.signals = PostgresSignals(self._connections, self._sql.channels)
+        feed = partial(PostgresFeed, self._connections.conninfo, self._sql.channels)
+        self.signals = ConnectedListener(feed, polls=self._is_pooled)
         self._own_ledger: Row | None = None
         self._verified: WeakSet[Any] = WeakSet()
         """The connections of users that are on the database of this ledger."""
@@ -71,7 +74,7 @@ class PostgresStore(SQLStore):
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         values = sql_values(submission) | {"follows_id": follows_id}
-        rows = self._sql.run_each([*lock_quotas([submission]), submit_call("follow", submission, values)])[-1]
+        rows = self._sql.run_each([*lock_quotas([submission]), charged_call("follow", values, [submission])])[-1]
         if rows and rows[0].get("quota") is not None:
             raise exceeded_quota(submission, rows[0]["quota"])
         written = job_in(rows[0]) if rows else None

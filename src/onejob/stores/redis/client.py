@@ -74,6 +74,8 @@ class Client:
         digests; those that the server does not have (it was restarted, or flushed) are sent again as texts, and
         with them, unless `partial`, what was sent beside them.
         """
+        if not requests:
+            return []
         number = 1
         while True:
             clock = "" if self._clock is None else str(self._clock())
@@ -150,12 +152,9 @@ class Part:
     def _read_jobs(self, ids: Sequence[str], *, light: bool = False) -> list[Job]:
         """Return the jobs of these ids that exist, in one round trip; `light`: without their large fields."""
         pages = [get_many(self._keys, page, light=light) for page in pages_of(ids)]
-        replies = self._client.send(pages) if pages else []
+        replies = self._client.send(pages)
         found = zip(ids, (parts for reply in replies for parts in reply), strict=True)
         return [job_of(job_id, parts) for job_id, parts in found if parts]
-
-    def _read_job(self, job_id: str) -> Job | None:
-        return next(iter(self._read_jobs([job_id])), None)
 
 
 def get_many(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Call:

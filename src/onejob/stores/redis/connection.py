@@ -13,11 +13,12 @@ from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from hiredis import Reader, pack_command
 from redis import exceptions
 from redis.connection import DefaultParser
+
+from onejob.stores.forks import abandon_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +55,7 @@ class Connections:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._idle: list[tuple[Connection, float]] = []
-        _all.add(self)
+        abandon_in_children(self)
 
     def execute(self, commands: Iterable[Sequence[str | bytes]], *, partial: bool = False) -> list[Any]:
         """Send commands in one round trip, and return their replies.
@@ -83,10 +84,10 @@ class Connections:
             with suppress(IndexError):  # another thread has taken it
                 self._idle.pop()[0].close()
 
-    def abandon(self) -> None:
+    def abandon(self) -> object:
         """Drop the connections, unclosed: after a fork they are the parent's. Called in each forked child."""
-        _abandoned.append(self._idle)
-        self._idle = []
+        idle, self._idle = self._idle, []
+        return idle
 
     def _take(self) -> Connection:
         """Return the connection that was used last, so that the others become idle; a new one if there is none."""
@@ -249,13 +250,3 @@ def _poll_of(socket: Any) -> Callable[[float], Any]:
     poller.register(socket, select.POLLIN)
     poll: Callable[[float], Any] = poller.poll
     return poll
-
-
-def _after_fork_in_child() -> None:
-    for connections in list(_all):
-        connections.abandon()
-
-
-_all: WeakSet[Connections] = WeakSet()
-_abandoned: list[list[Any]] = []
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -31,20 +31,9 @@ class Script:
 def load_script(name: str) -> Script:
     """Return a script. Redis requires `#!lua` and its flags in the first line, so the rest is inserted after it."""
     shebang, _, body = LUA[name].partition("\n")
-    functions = [function for function in _FUNCTIONS if function in _words_of(body)]
-    code = "\n".join([*(_FUNCTIONS[function] for function in functions), body])
+    code = body
+    for function, definition in reversed(_FUNCTIONS.items()):  # each may use those before it
+        if re.search(rf"\b{function}\b", code):
+            code = f"{definition}\n{code}"
     text = f"{shebang}\n{_CONSTANT.sub(lambda found: json.dumps(CONSTANTS[found[0]]), code)}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-def _words_of(body: str) -> set[str]:
-    """Return the words of a script and of the functions that it uses, which use those before them."""
-    words = _words(body)
-    for name, text in reversed(_FUNCTIONS.items()):
-        if name in words:
-            words |= _words(text)
-    return words
-
-
-def _words(code: str) -> set[str]:
-    return set(re.findall(r"\w+", code))

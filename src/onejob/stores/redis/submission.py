@@ -267,20 +267,18 @@ class Submitting:
             self._answer_by_own(each, own, None)
 
     def _answer_by_own(self, each: _Pending, own: Job, followed: Job | None) -> None:
-        answer = Admission.repeated(own, followed, each.submission.nonce)
-        sent = answer.outcome is Outcome.ADMITTED and self._was_sent(each.submission)
+        """Answer by the job that has the id. Its message was pushed with it if it has one, and the job was due."""
+        submission = each.submission
+        answer = Admission.repeated(own, followed, submission.nonce)
+        is_expired = submission.expires_in is not None and submission.expires_in <= 0
+        was_due = answer.outcome is Outcome.ADMITTED and submission.delay <= 0 and not is_expired
+        sent = was_due and self.message_of is not None and self.message_of(submission) is not None
         each.answer = replace(answer, sent=sent)
 
     def _read(self, each: _Pending, job_id: str, then: Callable[[Job | None], None]) -> None:
         """Read a job with the next calls, on which the answer depends."""
         each.request = get_many(self.keys, [job_id])
         each.then = lambda parts: then(job_of(job_id, parts) if parts else None)
-
-    def _was_sent(self, submission: Submission) -> bool:
-        """Return whether the message of a repeated submission was pushed with its new job: it has one, and was due."""
-        is_expired = submission.expires_in is not None and submission.expires_in <= 0
-        is_due = submission.delay <= 0 and not is_expired
-        return is_due and self.message_of is not None and self.message_of(submission) is not None
 
 
 def split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
