@@ -35,8 +35,7 @@ def kind_of(url: str) -> str:
     if scheme == "sqlite":
         return "sqlite"
     known = ", ".join(f"{name}://" for name in sorted(SCHEMES | {DJANGO_SCHEME}))
-    msg = f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}")
 
 
 def open_store(url: str, *, namespace: str = "onejob") -> Store:

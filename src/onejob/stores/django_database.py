@@ -43,11 +43,10 @@ def resolve(url: str) -> str:
         is_bare_uri = name.startswith("file:") and "?" not in name  # which would be taken for the name of a file
         return f"sqlite:///{quote(f'{name}?' if is_bare_uri else name)}"
     engine = connection.settings_dict["ENGINE"]
-    msg = (
+    raise ConfigurationError(
         f"onejob_store={url!r}: the engine of this database is {engine}; a ledger can be in PostgreSQL or SQLite. "
         "Name the alias of such a database, or a Redis by its URL"
     )
-    raise ConfigurationError(msg)
 
 
 def address_of(url: str) -> tuple[Any, ...]:
@@ -69,13 +68,11 @@ def _connection(alias: str) -> Any:
         return connections[alias]
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
-        msg = f"the store django://{alias} names no database: DATABASES has {known}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"the store django://{alias} names no database: DATABASES has {known}") from None
     except ImproperlyConfigured as error:
         module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
         hint = "" if module else ". Set DJANGO_SETTINGS_MODULE before the Celery app is used"
-        msg = f"the store django://{alias} needs Django's settings: {error}{hint}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"the store django://{alias} needs Django's settings: {error}{hint}") from error
 
 
 def _postgres_url(connection: Any) -> str:

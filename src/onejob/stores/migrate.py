@@ -62,8 +62,7 @@ def sql(url: str, namespace: str = "onejob", start: str | None = None) -> str:
     Raises `ConfigurationError`.
     """
     if start is not None and start not in VERSIONS:
-        msg = f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}")
     dialect, name = _checked(resolve(url), namespace)
     schema = [CREATE_SCHEMA.format(name=name)] if name and start is None else []
     return "".join(f"{each};\n\n" for each in ["begin", *schema, *statements(dialect, name, start=start), "commit"])
@@ -76,8 +75,7 @@ def _checked(url: str, namespace: str) -> tuple[Dialect, str]:
         return "postgresql", checked_schema(namespace)
     if kind == "sqlite":
         return "sqlite", ""
-    msg = f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have")
 
 
 @contextmanager
@@ -99,11 +97,9 @@ def _on_postgres(url: str, name: str) -> Iterator[LedgerSchema]:
         with psycopg.connect(info, prepare_threshold=None) as connection:  # for a pooler in transaction mode
             yield LedgerSchema(connection.cursor(), "postgresql", name)
     except psycopg.OperationalError as error:
-        msg = f"the postgresql store did not answer: {error}"
-        raise StoreUnavailableError(msg) from error
+        raise StoreUnavailableError(f"the postgresql store did not answer: {error}") from error
     except psycopg.Error as error:
-        msg = f"the postgresql store refused: {error}"
-        raise StoreError(msg) from error
+        raise StoreError(f"the postgresql store refused: {error}") from error
 
 
 @contextmanager
@@ -115,8 +111,6 @@ def _on_sqlite(url: str, *, writes: bool) -> Iterator[LedgerSchema]:
             connection.execute("begin immediate" if writes else "begin")
             yield LedgerSchema(connection.cursor(), "sqlite")
     except sqlite3.OperationalError as error:
-        msg = f"the sqlite store did not answer: {error}"
-        raise StoreUnavailableError(msg) from error
+        raise StoreUnavailableError(f"the sqlite store did not answer: {error}") from error
     except sqlite3.Error as error:
-        msg = f"the sqlite store refused: {error}"
-        raise StoreError(msg) from error
+        raise StoreError(f"the sqlite store refused: {error}") from error

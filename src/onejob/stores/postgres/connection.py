@@ -153,8 +153,7 @@ class Slots:
 
     def __enter__(self) -> None:
         if not _in_main_thread() and not self.free.acquire(timeout=WAIT_SECONDS):
-            msg = "all connections of this process are in use"
-            raise PoolTimeout(msg)
+            raise PoolTimeout("all connections of this process are in use")
 
     def __exit__(self, *_: object) -> None:
         if not _in_main_thread():
@@ -318,11 +317,10 @@ def conninfo_of(url: str) -> str:
     try:
         options = conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
     except psycopg.ProgrammingError:
-        msg = (
+        raise ConfigurationError(
             "the URL of the PostgreSQL store is invalid: write postgresql://user:password@host:5432/database, "
             "with its password percent-encoded, and only options of libpq"
-        )
-        raise ConfigurationError(msg) from None
+        ) from None
     return conninfo.make_conninfo(**(DEFAULTS | options))
 
 

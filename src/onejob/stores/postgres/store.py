@@ -210,12 +210,11 @@ class PostgresStore(SQLStore):
         if session["exists"] and joined.run("get_ledger_info") == [self._own_ledger]:
             return
         what = "another ledger" if session["exists"] else "no ledger"
-        msg = (
+        raise ConfigurationError(
             f"this session is on the database {session['database']!r}, which has {what} in its schema "
             f"{self._sql.schema!r}. The ledger of this app is in that schema of {self._connections.address}: "
             "pass a session on that database"
         )
-        raise ConfigurationError(msg)
 
     # --- opening ----------------------------------------------------------------------------------------------------
 

@@ -38,14 +38,12 @@ def pool_of(url: str) -> ConnectionPool:
         options.update(_FIXED)
         pool.connection_class(**options)  # raises TypeError for an unknown option
     except (exceptions.RedisError, TypeError) as error:
-        msg = f"the URL of the Redis store has an invalid option: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"the URL of the Redis store has an invalid option: {error}") from None
     except ValueError as error:
         # Other messages may quote a part of the password, which an unencoded slash makes look like the port.
         is_safe = str(error).startswith(("Invalid value for", "Redis URL must"))
         reason = str(error) if is_safe else "are its port and database numbers, and is its password percent-encoded?"
-        msg = f"the URL of the Redis store is invalid: {reason}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"the URL of the Redis store is invalid: {reason}") from None
     return pool
 
 

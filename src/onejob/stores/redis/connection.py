@@ -163,8 +163,7 @@ class Connection:
         with suppress(*_WOULD_BLOCK):
             while data := self._socket.recv(RECEIVE_SIZE):
                 self._reader.feed(data)
-            msg = "the server has closed the connection"
-            raise exceptions.ConnectionError(msg)
+            raise exceptions.ConnectionError("the server has closed the connection")
         replies: list[Any] = []
         while (reply := self._reader.gets()) is not Ellipsis:
             replies.append(reply)
@@ -195,8 +194,7 @@ class Connection:
         except _WOULD_BLOCK:
             sent = 0
         except OSError as error:
-            msg = f"the connection was lost while a request was sent: {error}"
-            raise exceptions.ConnectionError(msg) from error
+            raise exceptions.ConnectionError(f"the connection was lost while a request was sent: {error}") from error
         if sent < len(data):
             self._sleep(self._socket.sendall, data[sent:], deadline)
 
@@ -215,12 +213,10 @@ class Connection:
         except _WOULD_BLOCK:
             data = self._sleep(self._socket.recv, RECEIVE_SIZE, deadline)
         except OSError as error:
-            msg = f"the connection was lost before the reply: {error}"
-            raise exceptions.ConnectionError(msg) from error
+            raise exceptions.ConnectionError(f"the connection was lost before the reply: {error}") from error
         self._last_wait = monotonic() - started
         if not data:
-            msg = "the server has closed the connection"
-            raise exceptions.ConnectionError(msg)
+            raise exceptions.ConnectionError("the server has closed the connection")
         return data
 
     def _sleep(self, operation: Any, argument: Any, deadline: float | None) -> Any:
@@ -230,11 +226,9 @@ class Connection:
             result = operation(argument)
             self._socket.settimeout(0.0)
         except TimeoutError as error:
-            msg = f"no answer within {self._timeout} s"
-            raise exceptions.TimeoutError(msg) from error
+            raise exceptions.TimeoutError(f"no answer within {self._timeout} s") from error
         except OSError as error:
-            msg = f"the connection was lost: {error}"
-            raise exceptions.ConnectionError(msg) from error
+            raise exceptions.ConnectionError(f"the connection was lost: {error}") from error
         return result
 
 

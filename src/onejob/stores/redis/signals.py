@@ -44,7 +44,6 @@ class RedisFeed(Feed):
     def check(self) -> None:
         """Send a ping, whose reply has to arrive before the next call."""
         if self._is_checked:
-            msg = "the server does not answer"
-            raise exceptions.TimeoutError(msg)
+            raise exceptions.TimeoutError("the server does not answer")
         self._connection.send([("PING",)])
         self._is_checked = True

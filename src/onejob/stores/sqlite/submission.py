@@ -68,8 +68,7 @@ def submit(tx: Transaction, submission: Submission, when_due: WhenDue, holders: 
     holder = tx.existing_job("get_holder", identity=submission.identity)
     repeated = _repeated_admission(tx, holder, submission)
     if repeated is None:  # pragma: no cover - no other transaction writes meanwhile
-        msg = f"the ledger is inconsistent: job {holder.id} refuses a duplicate"
-        raise StoreError(msg)
+        raise StoreError(f"the ledger is inconsistent: job {holder.id} refuses a duplicate")
     return repeated
 
 

@@ -117,8 +117,7 @@ class Transaction:
         """Execute a statement on a job that was read before in this transaction. Raises `StoreError` without a row."""
         job = self.job(statement, **values)
         if job is None:  # pragma: no cover - no other transaction writes meanwhile
-            msg = f"the ledger is inconsistent: {statement} found no job for {values}"
-            raise StoreError(msg)
+            raise StoreError(f"the ledger is inconsistent: {statement} found no job for {values}")
         return job
 
     def append_history(self, job_id: str, event: str, detail: str) -> None:
@@ -193,18 +192,16 @@ def _cursor_of(connection: Any) -> Any:
 def check_same_file(transaction: UserTransaction, path: Path) -> None:
     """Raise `ConfigurationError` unless a user's transaction is on the file of the ledger, at a supported version."""
     if transaction.dialect != "sqlite":
-        msg = (
+        raise ConfigurationError(
             f"the ledger is in SQLite, and cannot take part in a transaction of {transaction.dialect}. Keep it in that "
             "database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
         )
-        raise ConfigurationError(msg)
     databases = transaction.rows("pragma database_list", {})
     found = next((str(row["file"] or "") for row in databases if row["name"] == "main"), "")
     is_memory = not found and is_uri_path(path)  # SQLite returns no name for a database in memory
     if not is_memory and not (found and path.exists() and path.samefile(found)):
-        msg = (
+        raise ConfigurationError(
             f"this session is on the SQLite file {found or 'in memory'}, and the ledger of this app is in {path}: "
             "pass a session on that file"
         )
-        raise ConfigurationError(msg)
     check_version(LedgerSchema(_cursor_of(transaction.connection), "sqlite").version(), found or str(path))
