@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from onejob.stores.postgres.statements import Rows, Statement
-    from onejob.stores.protocol import Transaction
+    from onejob.transactions.sessions import OpenTransaction
 
 MODES = ("custom", "generic")
 TABLES = frozenset({"jobs", "history", "steps", "tombstones"})
@@ -158,7 +158,7 @@ class _Explained(PostgresStore):
         self._sql = Statements(runner, schema, None)
         self._submitter = Submitter(self._sql)
 
-    def in_transaction(self, transaction: Transaction) -> PostgresStore:
+    def in_transaction(self, transaction: OpenTransaction) -> PostgresStore:
         raise NotImplementedError
 
 

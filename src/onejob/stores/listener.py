@@ -60,7 +60,11 @@ class Listener(ABC):
             is_new = channel not in self._used_at
             self._used_at[channel] = time.monotonic()
             if self._thread is None:
-                self._start()
+                self._thread = threading.Thread(target=self._run, name="onejob-signals", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter shuts down, or the system has no more threads: subscribers poll
+                    self._thread = None
             elif is_new:
                 self._interrupt()
         return partial(self._unsubscribe, channel, key, subscription)
@@ -88,13 +92,6 @@ class Listener(ABC):
     def _interrupt(self) -> None:
         """End the wait of the thread; the caller holds the lock."""
         self._interrupted.set()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="onejob-signals", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter shuts down, or the system has no more threads: subscribers poll
-            self._thread = None
 
     def _run(self) -> None:
         pause = BACK_OFF[0]
@@ -188,7 +185,6 @@ class Feed(ABC):
         self._connection.close()
 
     def _signal(self, name: str, message: str) -> tuple[Channel, str, str]:
-        """Return channel, key and payload of a notification."""
         key, _, payload = message.partition("\n")
         return self._channels[name], key, payload
 

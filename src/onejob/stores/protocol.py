@@ -23,7 +23,7 @@ Every store guarantees:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
     from onejob.stores.signals import Signals
+    from onejob.transactions.sessions import OpenTransaction
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""
@@ -460,26 +461,11 @@ class MessageStore(Protocol):
         """Delete a queue, its bindings, and its copies that nobody has taken."""
 
 
-class Transaction(Protocol):
-    """A user's open transaction on a SQL database, which the user commits or rolls back."""
-
-    @property
-    def dialect(self) -> str:
-        """The kind of the database: `postgresql`, `sqlite`, or another."""
-
-    @property
-    def connection(self) -> object:
-        """The driver's connection, which stays on one database as long as it exists."""
-
-    def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Execute a statement with parameters as `:name`, and return its rows by column."""
-
-
 @runtime_checkable
 class TransactionalStore(Protocol):
     """A store in a SQL database that users write to as well."""
 
-    def in_transaction(self, transaction: Transaction) -> Store:
+    def in_transaction(self, transaction: OpenTransaction) -> Store:
         """Return a store that works in a user's transaction: its writes take effect with the commit.
 
         Raises `ConfigurationError`, before anything is written, if the transaction is not on the database of this

@@ -60,7 +60,6 @@ class LedgerSchema:
             self._cursor.execute(statement)
 
     def _first(self, query: str) -> Any:
-        """Return the first value of the first row."""
         self._cursor.execute(query)
         row = self._cursor.fetchone()
         return row and row[0]

@@ -361,7 +361,6 @@ def _check_visible(trial: Trial, before: Any, expected: Any) -> None:
 
 
 def _compare(trial: Trial, expected: Any) -> tuple[Any, str]:
-    """Return the effects, and what is wrong with them."""
     try:
         found = trial.look()
     except AssertionError as error:

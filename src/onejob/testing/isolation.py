@@ -296,7 +296,6 @@ class _RefusedState(AppState):
 
     @property
     def ledger(self) -> NoReturn:
-        """Raise `ConfigurationError`."""
         raise ConfigurationError(self._refusal)
 
 

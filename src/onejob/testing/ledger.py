@@ -16,8 +16,8 @@ from onejob.errors import ConfigurationError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Admission, Applied, Job, MessageOf, Outcome, Retention, Submission
 from onejob.ledger.ledger import Ledger
-from onejob.stores.protocol import Transaction
 from onejob.testing.store import IsolatedStore
+from onejob.transactions.sessions import OpenTransaction
 
 _POINT = re.compile(
     r"(before|after)_(start|progress:\d+|step:.+|complete|fail|retry|abandon|release|replace|release_identity)"
@@ -213,7 +213,7 @@ class RecordingLedger(Ledger):
                 self.run_of(job).retry_in = values["run_in"]
             return super()._fenced(job, transition, reason, **values)
 
-    def in_transaction(self, transaction: Transaction, emit: Any = None) -> Ledger:
+    def in_transaction(self, transaction: OpenTransaction, emit: Any = None) -> Ledger:
         """Return a ledger whose writes take effect with the commit of a user's transaction, on any database."""
         return SessionLedger(self, transaction, emit)
 

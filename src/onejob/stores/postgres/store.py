@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
-    from onejob.stores.protocol import Transaction
+    from onejob.transactions.sessions import OpenTransaction
 
 Row: TypeAlias = "dict[str, Any]"
 PARTS = {
@@ -189,7 +189,7 @@ class PostgresStore(SQLStore):
 
     # --- taking part in a user's transaction ------------------------------------------------------------------------
 
-    def in_transaction(self, transaction: Transaction) -> PostgresStore:
+    def in_transaction(self, transaction: OpenTransaction) -> PostgresStore:
         """Return a store that works in a user's open transaction. Raises `ConfigurationError`."""
         if transaction.dialect != "postgresql":
             msg = f"the ledger is in PostgreSQL, and cannot take part in a transaction of {transaction.dialect}"
@@ -238,11 +238,10 @@ class _JoinedStore(PostgresStore):
 class _TransactionRunner:
     """Runs statements in a user's transaction. Errors of its driver are not translated."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: OpenTransaction) -> None:
         self._transaction = transaction
 
     def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:  # noqa: ARG002 - of `Runner`
-        """Run statements, and return the rows of each."""
         return [self._transaction.rows(text, values) for text, values in statements]
 
 

@@ -136,7 +136,6 @@ class _Batch:
         return [number for number in self._order if number not in done and given[number].identity not in excluded]
 
     def _run(self, calls: Sequence[Call]) -> list[Rows]:
-        """Run statements as one transaction."""
         if self._wait_for_locks:
             return self._sql.run_each(calls)
         return self._sql.run_each([("set_lock_timeout", {"wait": str(LOCK_TIMEOUT)}), *calls])[1:]

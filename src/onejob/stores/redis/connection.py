@@ -178,10 +178,8 @@ class Connection:
         """Return whether the connection is open, and has nothing to read."""
         try:
             self._socket.recv(1)
-        except _WOULD_BLOCK:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, _WOULD_BLOCK)
         return False
 
     def close(self) -> None:
@@ -199,7 +197,6 @@ class Connection:
             self._sleep(self._socket.sendall, data[sent:], deadline)
 
     def _receive(self, deadline: float | None) -> bytes:
-        """Return the next bytes."""
         started = now = monotonic()
         if self._last_wait < SPIN and self._sleeps_until <= now:
             while not self._poll(0) and now < started + SPIN:

@@ -123,7 +123,6 @@ class Queries(Part):
             yield [job_id for job_id, at in zip(ids, times, strict=True) if _is_after(query, job_id, float(at))]
 
     def _creation_times(self, ids: Sequence[str]) -> dict[str, float]:
-        """Return `created_at` of the jobs that exist."""
         replies = self._client.read(*(("ZMSCORE", self._keys.jobs, *page) for page in pages_of(ids, PAGE_SIZE)))
         times = (at for reply in replies for at in reply)
         return {job_id: float(at) for job_id, at in zip(ids, times, strict=True) if at is not None}

@@ -154,7 +154,6 @@ class Records(Part):
         return self._list_workers("take_dead_workers")
 
     def _list_workers(self, script: str) -> list[WorkerInfo]:
-        """Return the workers in the reply of a script, by name."""
         flat = self._client.call(script, (self._keys.workers, self._keys.registrations))
         rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]

@@ -35,7 +35,6 @@ from onejob.stores.sqlite.submission import (
     WhenDue,
     admit,
     follow,
-    is_likely_new,
     record,
     release_expired,
     submit_charged,
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
-    from onejob.stores.protocol import Transaction as UserTransaction
+    from onejob.transactions.sessions import OpenTransaction
 
 _PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
@@ -93,7 +92,8 @@ class SQLiteStore(SQLStore):
         message_of: MessageOf | None = None,
     ) -> list[Admission]:
         due = WhenDue(wake_after, offers=message_of is not None)
-        if len(submissions) == 1 and is_likely_new(submissions[0], self._holders):
+        plain = len(submissions) == 1 and submissions[0].key is None and not submissions[0].charges
+        if plain and self._holders.get(submissions[0].identity) is None:  # most likely a new job, and nothing else
             with self._statement() as tx:
                 admission = admit(tx, submissions[0], due)
             if admission is not None:
@@ -210,7 +210,7 @@ class SQLiteStore(SQLStore):
         for period in Period if recent else ():
             self._rows("delete_buckets", period=period.seconds, kept_for=period.kept_for, limit=2 * len(recent))
 
-    def in_transaction(self, transaction: UserTransaction) -> SQLiteStore:
+    def in_transaction(self, transaction: OpenTransaction) -> SQLiteStore:
         check_same_file(transaction, self.path)
         return _JoinedStore(self.path, self._clock, transaction.connection)
 
@@ -224,7 +224,6 @@ class SQLiteStore(SQLStore):
         return Transaction(self._connection, self._clock, "immediate")
 
     def _statement(self) -> Transaction:
-        """Return a transaction of one statement."""
         return Transaction(self._connection, self._clock)
 
     @staticmethod

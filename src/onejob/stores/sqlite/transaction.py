@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onejob.jobs.model import Job
-    from onejob.stores.protocol import Transaction as UserTransaction
     from onejob.stores.sqlite.connection import ForkSafeConnection
+    from onejob.transactions.sessions import OpenTransaction
 
 SQL = statements(__package__, ".sql")
 LOCKED_IN_MEMORY = (
@@ -85,7 +85,6 @@ class Transaction:
             raise self._store_error(error) from error
 
     def _store_error(self, error: sqlite3.Error) -> StoreError:
-        """Return the store's error for one of the driver."""
         if isinstance(error, sqlite3.OperationalError):
             hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
             return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}{hint}")
@@ -93,7 +92,6 @@ class Transaction:
         return refused(f"the SQLite store {self._shared.path} refused: {error}")
 
     def _run(self, statement: str, values: dict[str, Any]) -> Any:
-        """Execute a statement of this package, and return its cursor."""
         values["now"] = self.now
         text, names = positional(statement)
         return self.execute(text, [values[name] for name in names])
@@ -189,7 +187,7 @@ def _cursor_of(connection: Any) -> Any:
     return cursor
 
 
-def check_same_file(transaction: UserTransaction, path: Path) -> None:
+def check_same_file(transaction: OpenTransaction, path: Path) -> None:
     """Raise `ConfigurationError` unless a user's transaction is on the file of the ledger, at a supported version."""
     if transaction.dialect != "sqlite":
         raise ConfigurationError(
