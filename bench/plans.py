@@ -29,9 +29,10 @@ from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import AuditEntry, Period, Query, ScheduleState
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres import PostgresStore
 from onejob.stores.postgres.statements import SQL, Statements, statement
-from onejob.stores.postgres.submission import Submitter
+from onejob.stores.postgres.submission import Submitting
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import pyformat
 from tests.services import start_postgres
@@ -156,7 +157,7 @@ class _Explained(PostgresStore):
 
     def __init__(self, runner: Explaining, schema: str) -> None:
         self._sql = Statements(runner, schema, None)
-        self._submitter = Submitter(self._sql)
+        self._holders = HolderCache()
 
     def in_transaction(self, transaction: OpenTransaction) -> PostgresStore:
         raise NotImplementedError
@@ -313,7 +314,8 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
         new = submission(number, "joined", follows=True)
         joined.run("submit_in", **asdict(new), wake_after=30.0, offers=False)
     charged = replace(submission(8, "joined and charged"), charges=CHARGES)
-    Submitter(joined).submit_many([charged], {"wake_after": 30.0, "offers": False}, wait_for_locks=True)
+    when_due = {"wake_after": 30.0, "offers": False}
+    Submitting(joined, HolderCache(), [charged], when_due, wait_for_locks=True).run()
 
 
 def main() -> int:

@@ -71,7 +71,10 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
         shutil.copyfile(empty_ledger(), directory / "ledger.db")
-        given = {f"onejob_{name}": value for name, value in _with_heartbeat(app, settings).items()}
+        lease, heartbeat = settings.get("lease"), app.conf.get("onejob_heartbeat", Settings().heartbeat)
+        if isinstance(lease, int | float) and isinstance(heartbeat, int | float):
+            settings = {"heartbeat": min(heartbeat, lease / 3), **settings}
+        given = {f"onejob_{name}": value for name, value in settings.items()}
         stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | given))
         stack.enter_context(_broker_in_memory(app))
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
@@ -135,14 +138,6 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
         "onejob_share_old_locks": False,
         **({"result_backend": BACKEND, "result_backend_transport_options": {}} if has_backend else {}),
     }
-
-
-def _with_heartbeat(app: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings with the heartbeat that a given lease needs."""
-    lease, own = settings.get("lease"), app.conf.get("onejob_heartbeat", Settings().heartbeat)
-    if "heartbeat" in settings or not isinstance(lease, (int, float)) or not isinstance(own, (int, float)):
-        return settings
-    return {**settings, "heartbeat": min(own, lease / 3)}
 
 
 @contextmanager

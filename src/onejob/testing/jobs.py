@@ -79,7 +79,16 @@ class Jobs:
         self.state.publisher.publish(job)
         with _watched_errors(job.id) as errors:
             self.worker.run_next_message(job.id)
-        return _run_of(self.worker, self.ledger.get(job.id), errors)
+        job, run = self.ledger.get(job.id), next(run for run in reversed(self.ledger.runs) if run.job_id == job.id)
+        return JobRun(
+            id=job.id,
+            state=job.state,
+            error=errors[-1] if errors else None,
+            progress=run.progress,
+            steps={name: loads(value) for name, value in self.ledger.steps(job).items()},
+            retry_in=run.retry_in,
+            value=loads(job.result) if job.result is not None else None,
+        )
 
     def run_all(self) -> int:
         """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
@@ -372,19 +381,6 @@ def _watched_errors(job_id: str) -> Iterator[list[BaseException]]:
     finally:
         signals.task_failure.disconnect(on_failure)
         signals.task_retry.disconnect(on_retry)
-
-
-def _run_of(worker: InProcessWorker, job: Job, errors: list[BaseException]) -> JobRun:
-    recorded = next(run for run in reversed(worker.ledger.runs) if run.job_id == job.id)
-    return JobRun(
-        id=job.id,
-        state=job.state,
-        error=errors[-1] if errors else None,
-        progress=recorded.progress,
-        steps={name: loads(value) for name, value in worker.ledger.steps(job).items()},
-        retry_in=recorded.retry_in,
-        value=loads(job.result) if job.result is not None else None,
-    )
 
 
 # --- assertions about submissions -------------------------------------------------------------------------------------

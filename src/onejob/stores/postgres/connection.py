@@ -190,7 +190,9 @@ class Connections:
                 return self._attempt(statements, wait_for_locks=wait_for_locks)
             except psycopg.Error as error:
                 late = time.monotonic() - start > WAIT_SECONDS
-                if delay is None or late or not _is_retryable(error):
+                timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
+                is_lost = isinstance(error, _LOST) and not timed_out and not _is_refusal(error)
+                if delay is None or late or not (is_lost or isinstance(error, _RETRYABLE)):
                     raise _translate_error(error, self.address) from error
                 time.sleep(delay)
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
@@ -278,11 +280,6 @@ def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
     if columns is None:
         columns = _columns[text] = [column.name for column in cursor.description or ()]
     return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
-
-
-def _is_retryable(error: psycopg.Error) -> bool:
-    timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
-    return isinstance(error, _RETRYABLE) or (isinstance(error, _LOST) and not timed_out and not _is_refusal(error))
 
 
 def _is_refusal(error: psycopg.Error) -> bool:

@@ -56,23 +56,19 @@ class Statements:
     joins: bool = False
     """Whether they are part of a user's transaction."""
 
-    @property
-    def channels(self) -> Mapping[Channel, str]:
-        """The names of the channels of the ledger."""
-        return channels_of(self.schema)
-
     def run(self, *names: str, **values: Any) -> Rows:
         """Run statements with the same values as one transaction, and return the rows of the first."""
         return self.run_each([(name, values) for name in names])[0]
 
     def run_each(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Rows]:
         """Run statements, each with its own values, as one transaction, and return the rows of each."""
+        channels = channels_of(self.schema)
         shared = {
             "now": self.clock() if self.clock else None,
             "joins": self.joins,
             "submitter_limit": SUBMITTER_LIMIT,
-            "due_channel": self.channels[Channel.DUE],
-            "end_channel": self.channels[Channel.END],
+            "due_channel": channels[Channel.DUE],
+            "end_channel": channels[Channel.END],
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
         return self.runner.run(statements, wait_for_locks=not MAY_WAIT.isdisjoint([name for name, _ in calls]))

@@ -17,11 +17,12 @@ from onejob.jobs.records import (
     Entry,
     Period,
 )
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.signals import PostgresFeed
-from onejob.stores.postgres.statements import Statements, sql_values
-from onejob.stores.postgres.submission import Submitter, charged_call, exceeded_quota, lock_quotas
+from onejob.stores.postgres.statements import Statements, channels_of, sql_values
+from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.rows import completion_of, job_in, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
@@ -56,8 +57,8 @@ class PostgresStore(SQLStore):
         self._connections = Connections(url, self._check_version)
         self._is_pooled = self._connections.is_pooled
         self._sql = Statements(self._connections, checked_schema(schema), clock)
-        self._submitter = Submitter(self._sql)
-        feed = partial(PostgresFeed, self._connections.conninfo, self._sql.channels)
+        self._holders = HolderCache()
+        feed = partial(PostgresFeed, self._connections.conninfo, channels_of(schema))
         self.signals = ConnectedListener(feed, polls=self._is_pooled)
         self._own_ledger: Row | None = None
         self._verified: WeakSet[Any] = WeakSet()
@@ -70,7 +71,7 @@ class PostgresStore(SQLStore):
         message_of: MessageOf | None = None,
     ) -> list[Admission]:  # fmt: skip
         when_due = {"wake_after": wake_after, "offers": message_of is not None}
-        return self._submitter.submit_many(submissions, when_due, wait_for_locks=wait_for_locks)
+        return Submitting(self._sql, self._holders, submissions, when_due, wait_for_locks=wait_for_locks).run()
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         values = sql_values(submission) | {"follows_id": follows_id}
@@ -229,7 +230,7 @@ class _JoinedStore(PostgresStore):
 
     def __init__(self, sql: Statements) -> None:
         self._sql = sql
-        self._submitter = Submitter(sql)  # with a cache of its own, because its transaction may be rolled back
+        self._holders = HolderCache()  # of its own, because its transaction may be rolled back
 
     def close(self) -> None:
         """Do nothing: the connection belongs to the user."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
 from onejob.jobs.transitions import new_job
-from onejob.stores.holder_cache import HolderCache
 from onejob.stores.rows import job_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from onejob.jobs.model import Submission
+    from onejob.stores.holder_cache import HolderCache
     from onejob.stores.postgres.statements import Rows, Statements
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
@@ -34,58 +34,48 @@ SUBMIT_TRIES = 20
 """How often a submission is retried because the existing job changed while it waited for the row."""
 
 
-class Submitter:
-    """Submits by `admit` what is likely new, by `attach` what is a plain duplicate, and all else by `submit`.
+class Submitting:
+    """A call of `submit_many`: by `admit` what is likely new, by `attach` plain duplicates, and all else by `submit`.
 
     A transaction of a user gets only the last, which also finds the rows that this transaction has written.
+    `when_due`: the values `wake_after` and `offers` of the statements.
     """
 
-    def __init__(self, sql: Statements) -> None:
+    def __init__(
+        self, sql: Statements, holders: HolderCache, submissions: Sequence[Submission], when_due: dict[str, Any], *,
+        wait_for_locks: bool,
+    ) -> None:  # fmt: skip
         self._sql = sql
-        self._holder_cache = HolderCache()
+        self._holders = holders
+        self._submissions = submissions
+        self._when_due = when_due
+        self._wait_for_locks = wait_for_locks
+        self._results: dict[int, Result] = {}
+        self._order = _lock_order(submissions)
 
-    def submit_many(
-        self, submissions: Sequence[Submission], when_due: dict[str, Any], *, wait_for_locks: bool
-    ) -> list[Admission]:
-        """Submit in this order; return the admissions in this order.
-
-        `when_due`: the values `wake_after` and `offers` of the statements.
-        """
-        batch = _Batch(submissions, self._sql, when_due, wait_for_locks=wait_for_locks)
+    def run(self) -> list[Admission]:
+        """Submit in this order; return the admissions in this order."""
+        submissions = self._submissions
         if not self._sql.joins:
-            held = {each.identity for each in submissions if self._holder_cache.get(each.identity)}
+            held = {each.identity for each in submissions if self._holders.get(each.identity)}
             keyed = {each.identity for each in submissions if each.key is not None}
             special = {each.identity for each in submissions if _is_special(each, is_held=each.identity in held)}
             ambiguous = _ambiguous_identities(submissions)
-            batch.admit(held | keyed | ambiguous)
-            batch.attach(special | ambiguous)
+            self.admit(held | keyed | ambiguous)
+            self.attach(special | ambiguous)
         for _ in range(SUBMIT_TRIES):
-            if not batch.submit():
+            if not self.submit():
                 break
         else:
             msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
             raise StoreError(msg)
-        results = [batch.results[number] for number in range(len(submissions))]
+        results = [self._results[number] for number in range(len(submissions))]
         for submission, result in zip(submissions, results, strict=True):
             if isinstance(result, Admission) and result.outcome is Outcome.ADMITTED:
-                self._holder_cache.discard(submission.identity)
+                self._holders.discard(submission.identity)
             elif isinstance(result, Admission):
-                self._holder_cache.put(submission.identity, result.job.id)
+                self._holders.put(submission.identity, result.job.id)
         return PartlySubmittedError.checked(results)
-
-
-class _Batch:
-    """The submissions of one call, and the admissions of those that are done."""
-
-    def __init__(
-        self, submissions: Sequence[Submission], sql: Statements, when_due: dict[str, Any], *, wait_for_locks: bool
-    ) -> None:
-        self._submissions = submissions
-        self._sql = sql
-        self._when_due = when_due
-        self._wait_for_locks = wait_for_locks
-        self.results: dict[int, Result] = {}
-        self._order = _lock_order(submissions)
 
     def admit(self, excluded: set[str]) -> None:
         """Write those with other identities that have no holder, unless their quotas are too small for all of them."""
@@ -98,7 +88,7 @@ class _Batch:
         for number, each in zip(wanted, given, strict=True):
             if each.id in written:
                 job = new_job(each, now=written.pop(each.id), **self._when_due)
-                self.results[number] = Admission(job, Outcome.ADMITTED)
+                self._results[number] = Admission(job, Outcome.ADMITTED)
 
     def attach(self, excluded: set[str]) -> None:
         """Count those with other identities, which are plain duplicates."""
@@ -108,7 +98,7 @@ class _Batch:
         answers = self._run([("attach", values_of(self._submissions[number])) for number in wanted])
         for number, rows in zip(wanted, answers, strict=True):
             for row in rows:
-                self.results[number] = Admission(job_in(row), Outcome(row["outcome"]))
+                self._results[number] = Admission(job_in(row), Outcome(row["outcome"]))
 
     def submit(self) -> bool:
         """Submit the others, in one transaction; return whether some may have to be retried."""
@@ -127,12 +117,12 @@ class _Batch:
         for number, each, rows in zip(wanted, given, answers, strict=True):
             result = _parse_result(rows, each)
             if result is not None:
-                self.results[number] = result
-        return len(self.results) < len(self._submissions)
+                self._results[number] = result
+        return len(self._results) < len(self._submissions)
 
     def _remaining(self, excluded: Collection[str] = ()) -> list[int]:
         """Return those without a result, without those that have the excluded identities."""
-        done, given = self.results, self._submissions
+        done, given = self._results, self._submissions
         return [number for number in self._order if number not in done and given[number].identity not in excluded]
 
     def _run(self, calls: Sequence[Call]) -> list[Rows]:
