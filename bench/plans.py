@@ -28,9 +28,10 @@ from onejob.jobs.records import AuditEntry, NewMessage, Period, Query, ScheduleS
 from onejob.jobs.submitter import Charge, Quota
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres import PostgresStore
 from onejob.stores.postgres.statements import SQL, Statements, statement
-from onejob.stores.postgres.submission import Submitter
+from onejob.stores.postgres.submission import Submitting
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import pyformat
 from tests.services import start_postgres
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from onejob.stores.postgres.statements import Rows, Statement
-    from onejob.stores.protocol import Transaction
+    from onejob.transactions.sessions import OpenTransaction
 
 MODES = ("custom", "generic")
 TABLES = frozenset({"jobs", "history", "steps", "tombstones"})
@@ -155,9 +156,9 @@ class _Explained(PostgresStore):
 
     def __init__(self, runner: Explaining, schema: str) -> None:
         self._sql = Statements(runner, schema, None)
-        self._submitter = Submitter(self._sql)
+        self._holders = HolderCache()
 
-    def in_transaction(self, transaction: Transaction) -> PostgresStore:
+    def in_transaction(self, transaction: OpenTransaction) -> PostgresStore:
         raise NotImplementedError
 
 
@@ -275,6 +276,7 @@ def _shared(store: PostgresStore) -> None:
     store.heartbeat("worker-1", lasts=60.0)
     store.take_dead_workers()
     store.workers()
+    store.heartbeat("worker-1", lasts=0.0)
     store.read_clock()
     store.keep_event("plan", "{}", keep_for=60.0)
     store.append_audit(AuditEntry(actor="a", source="cli", address="b", action="c"), keep=10, keep_for=60.0)
@@ -311,7 +313,8 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
         new = submission(number, "joined", follows=True)
         joined.run("submit_in", **asdict(new), wake_after=30.0, offers=False)
     charged = replace(submission(8, "joined and charged"), charges=CHARGES)
-    Submitter(joined).submit_many([charged], {"wake_after": 30.0, "offers": False}, wait_for_locks=True)
+    when_due = {"wake_after": 30.0, "offers": False}
+    Submitting(joined, HolderCache(), [charged], when_due, wait_for_locks=True).run()
 
 
 def main() -> int:

@@ -83,6 +83,11 @@ def _in_their_code(project: Project) -> Iterator[tuple[Statement, str]]:
 
 
 def _code(project: Project, store: str, found: list[Statement]) -> str:
-    """Return the modules and the statements of a store."""
-    modules = (text for place, text in project.under(store, ".py").items() if "/" not in place.removeprefix(store))
+    """Return the modules and the statements of a store, and the modules that the stores share."""
+    modules = (
+        text
+        for folder in (store, f"{SOURCE}stores/")
+        for place, text in project.under(folder, ".py").items()
+        if "/" not in place.removeprefix(folder)
+    )
     return "".join([*modules, *(each.text for each in found)])

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import BrokerMessage, Change, Job, MessageOf, Renewal, Retention, Submission
     from onejob.jobs.records import AuditEntry, Registration, ScheduleState, WorkerInfo
     from onejob.observability.events import Listener
-    from onejob.stores.protocol import Store, Transaction
+    from onejob.stores.protocol import Store
+    from onejob.transactions.sessions import OpenTransaction
 
 Result: TypeAlias = "Admission | StoreError | QuotaExceededError"
 Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
@@ -114,7 +115,7 @@ class Ledger(JobReader):
         self.emit: Listener = emit or (lambda _event: None)
         self._at_close = at_close
 
-    def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:
+    def in_transaction(self, transaction: OpenTransaction, emit: Listener | None = None) -> Ledger:
         """Return a ledger that works in a user's open transaction. Raises `ConfigurationError` if the store cannot.
 
         Its writes take effect with the commit, so no events are emitted, except to `emit`, which must wait for that.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 POSTGRES_SCHEMES = frozenset({"postgresql", "postgres"})
-SCHEMES = REDIS_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
+_KINDS = {"postgresql": POSTGRES_SCHEMES, "redis": REDIS_SCHEMES, "sqlite": frozenset({"sqlite"})}
+SCHEMES = frozenset().union(*_KINDS.values())
 """The schemes of stores that Celery's URLs may have, too."""
 
 
@@ -28,15 +29,11 @@ def scheme_of(url: str) -> str:
 def kind_of(url: str) -> str:
     """Return `postgresql`, `redis` or `sqlite`. Raises `ConfigurationError` for a URL that names no store."""
     scheme = scheme_of(resolve(url))
-    if scheme in POSTGRES_SCHEMES:
-        return "postgresql"
-    if scheme in REDIS_SCHEMES:
-        return "redis"
-    if scheme == "sqlite":
-        return "sqlite"
+    for kind, schemes in _KINDS.items():
+        if scheme in schemes:
+            return kind
     known = ", ".join(f"{name}://" for name in sorted(SCHEMES | {DJANGO_SCHEME}))
-    msg = f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}")
 
 
 def open_store(url: str, *, namespace: str = "onejob") -> Store:

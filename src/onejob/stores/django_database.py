@@ -36,18 +36,25 @@ def resolve(url: str) -> str:
     if alias is None:
         return url
     connection = _connection(alias)
-    if connection.vendor == "postgresql":
-        return _postgres_url(connection)
+    if connection.vendor == "postgresql":  # with all that libpq needs; options of Django and of its driver stay out
+        given = connection.get_connection_params()
+        params = {name: value for name, value in given.items() if name in _libpq_options() and value not in (None, "")}
+        role = connection.settings_dict["OPTIONS"].get("assume_role")
+        if role:  # Django runs SET ROLE on each connection
+            params["options"] = f"{params.get('options', '')} -c role={role}".strip()
+        params.pop("client_encoding", None)
+        if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):  # by which Django knows of such a pooler
+            params["pooler"] = "transaction"
+        return f"postgresql://?{urlencode(params, quote_via=quote)}"
     if connection.vendor == "sqlite":
         name = str(connection.settings_dict["NAME"])
         is_bare_uri = name.startswith("file:") and "?" not in name  # which would be taken for the name of a file
         return f"sqlite:///{quote(f'{name}?' if is_bare_uri else name)}"
     engine = connection.settings_dict["ENGINE"]
-    msg = (
+    raise ConfigurationError(
         f"onejob_store={url!r}: the engine of this database is {engine}; a ledger can be in PostgreSQL or SQLite. "
         "Name the alias of such a database, or a Redis by its URL"
     )
-    raise ConfigurationError(msg)
 
 
 def address_of(url: str) -> tuple[Any, ...]:
@@ -69,26 +76,11 @@ def _connection(alias: str) -> Any:
         return connections[alias]
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
-        msg = f"the store django://{alias} names no database: DATABASES has {known}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"the store django://{alias} names no database: DATABASES has {known}") from None
     except ImproperlyConfigured as error:
         module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
         hint = "" if module else ". Set DJANGO_SETTINGS_MODULE before the Celery app is used"
-        msg = f"the store django://{alias} needs Django's settings: {error}{hint}"
-        raise ConfigurationError(msg) from error
-
-
-def _postgres_url(connection: Any) -> str:
-    """Return a URL with all that libpq needs; options of Django and of its driver stay out."""
-    given = connection.get_connection_params()
-    params = {name: value for name, value in given.items() if name in _libpq_options() and value not in (None, "")}
-    role = connection.settings_dict["OPTIONS"].get("assume_role")
-    if role:  # Django runs SET ROLE on each connection
-        params["options"] = f"{params.get('options', '')} -c role={role}".strip()
-    params.pop("client_encoding", None)
-    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):  # by which Django knows of such a pooler
-        params["pooler"] = "transaction"
-    return f"postgresql://?{urlencode(params, quote_via=quote)}"
+        raise ConfigurationError(f"the store django://{alias} needs Django's settings: {error}{hint}") from error
 
 
 @cache

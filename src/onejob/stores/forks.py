@@ -1,13 +1,16 @@
-"""Locks that a thread holds while it forks, so that no other thread is in the middle of what the child needs."""
+"""Forks: the child abandons what is the parent's, and no other thread is in the middle of what it needs."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 FORK_PATIENCE = 2.0
 """Seconds at most for which a fork waits for other threads."""
@@ -32,3 +35,17 @@ class ForkLocks(threading.local):
     def forget(self) -> None:
         """Keep none of them, in the child."""
         self._held.clear()
+
+
+def abandon_in_children(instance: Any) -> None:
+    """Call `instance.abandon()` in each forked child. It returns what is the parent's, which so stays unclosed."""
+    _instances.add(instance)
+
+
+def _after_fork_in_child() -> None:
+    _abandoned.extend([each.abandon() for each in [*_instances]])
+
+
+_instances: WeakSet[Any] = WeakSet()
+_abandoned: list[object] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -8,16 +8,16 @@ import selectors
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from onejob.stores.forks import ForkLocks
-from onejob.stores.signals import BACKSTOP
+from onejob.stores.forks import ForkLocks, abandon_in_children
+from onejob.stores.signals import BACKSTOP, POLL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from onejob.stores.signals import Channel, Wake
 
@@ -36,7 +36,9 @@ class Listener(ABC):
 
     interval = BACKSTOP
 
-    def __init__(self) -> None:
+    def __init__(self, *, polls: bool = False) -> None:
+        if polls:  # since no signals arrive
+            self.interval = POLL
         self._subscribers: dict[Channel, dict[str, dict[object, Wake]]] = {}
         self._used_at: dict[Channel, float] = {}
         """When each channel that is listened to had a subscriber last."""
@@ -46,16 +48,23 @@ class Listener(ABC):
         self.working = threading.RLock()
         """Held by the thread unless it waits: a fork must not copy a lock of a client library that is held."""
         _listeners.add(self)
+        abandon_in_children(self)
 
     def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
         """Have a function called with the payload of each signal: see `Signals`."""
+        if self.interval == POLL:
+            return lambda: None
         subscription = object()
         with self._lock:
             self._subscribers.setdefault(channel, {}).setdefault(key, {})[subscription] = wake
             is_new = channel not in self._used_at
             self._used_at[channel] = time.monotonic()
             if self._thread is None:
-                self._start()
+                self._thread = threading.Thread(target=self._run, name="onejob-signals", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter shuts down, or the system has no more threads: subscribers poll
+                    self._thread = None
             elif is_new:
                 self._interrupt()
         return partial(self._unsubscribe, channel, key, subscription)
@@ -69,11 +78,12 @@ class Listener(ABC):
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
 
-    def abandon(self) -> None:
+    def abandon(self) -> object:
         """Forget everything in a forked child, unclosed: the thread and its connection are the parent's."""
-        _abandoned.append(self.__dict__.copy())
+        state = self.__dict__.copy()
         self._subscribers, self._used_at, self._thread = {}, {}, None
         self._lock, self._interrupted, self.working = threading.Lock(), threading.Event(), threading.RLock()
+        return state
 
     @abstractmethod
     def _listen(self) -> None:
@@ -82,13 +92,6 @@ class Listener(ABC):
     def _interrupt(self) -> None:
         """End the wait of the thread; the caller holds the lock."""
         self._interrupted.set()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="onejob-signals", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter shuts down, or the system has no more threads: subscribers poll
-            self._thread = None
 
     def _run(self) -> None:
         pause = BACK_OFF[0]
@@ -138,10 +141,6 @@ class Listener(ABC):
             except Exception:
                 logger.exception("a subscriber of the signals of %s failed", channel)
 
-    def _count(self) -> int:
-        """Return about how many subscribers there are."""
-        return sum(map(len, self._subscribers.values()))
-
     def _unsubscribe(self, channel: Channel, key: str, subscription: object) -> None:
         with self._lock:
             by_key = self._subscribers.get(channel, {})
@@ -154,48 +153,58 @@ class Listener(ABC):
 # --- a store that sends notifications ---------------------------------------------------------------------------------
 
 
-class Feed(Protocol):
-    """A connection that gets notifications. Any exception means that it is lost."""
+class Feed(ABC):
+    """A connection that gets the notifications of channels, by their names. Any exception means that it is lost."""
+
+    def __init__(self, connection: Any, names: Mapping[Channel, str]) -> None:
+        self._connection = connection
+        self._names = names
+        self._channels = {name: channel for channel, name in names.items()}
 
     def fileno(self) -> int:
         """Return the socket, which is readable when something arrives."""
-        ...
+        return int(self._connection.fileno())
 
+    @abstractmethod
     def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
         """Listen to more channels, and to others no more."""
-        ...
 
+    @abstractmethod
     def read(self) -> Iterable[tuple[Channel, str | None, str]]:
         """Return channel, key and payload of what has arrived, without waiting.
 
         A key of None: the connection listens to the channel from now on.
         """
-        ...
 
+    @abstractmethod
     def check(self) -> None:
         """Find out whether the connection still works, at the latest in the next call."""
-        ...
 
     def close(self) -> None:
         """Close the connection."""
-        ...
+        self._connection.close()
+
+    def _signal(self, name: str, message: str) -> tuple[Channel, str, str]:
+        key, _, payload = message.partition("\n")
+        return self._channels[name], key, payload
 
 
 class ConnectedListener(Listener):
-    """A thread that listens on a connection of its own."""
+    """A thread that listens on a connection of its own, which `connect` opens."""
 
     _interrupt_file: int | None = None
     """A pipe's end: to write to it ends the wait."""
     _feed: Feed | None = None
 
-    def abandon(self) -> None:
-        """Forget everything in a forked child, unclosed."""
-        super().abandon()
-        self._interrupt_file = self._feed = None
+    def __init__(self, connect: Callable[[], Feed], *, polls: bool = False) -> None:
+        super().__init__(polls=polls)
+        self._connect = connect
 
-    @abstractmethod
-    def _connect(self) -> Feed:
-        """Open the connection."""
+    def abandon(self) -> object:
+        """Forget everything in a forked child, unclosed."""
+        state = super().abandon()
+        self._interrupt_file = self._feed = None
+        return state
 
     def _interrupt(self) -> None:
         super()._interrupt()
@@ -210,25 +219,19 @@ class ConnectedListener(Listener):
             os.set_blocking(writer, False)
             with self._lock:
                 self._interrupt_file = writer
-            self._follow(reader)
+            self._feed = feed = self._connect()  # an attribute, so that a forked child keeps it, unclosed
+            with closing(feed), selectors.DefaultSelector() as selector:
+                selector.register(feed, selectors.EVENT_READ)
+                selector.register(reader, selectors.EVENT_READ)
+                self._read(feed, selector, reader)
         finally:
             with self._lock:
                 self._interrupt_file = None
             os.close(reader)
             os.close(writer)
 
-    def _follow(self, interrupts: int) -> None:
-        """Read a connection; `interrupts` becomes readable when the channels are to be looked at again."""
-        self._feed = feed = self._connect()  # an attribute, so that a forked child keeps it, unclosed
-        with selectors.DefaultSelector() as selector:
-            selector.register(feed, selectors.EVENT_READ)
-            selector.register(interrupts, selectors.EVENT_READ)
-            try:
-                self._read(feed, selector, interrupts)
-            finally:
-                feed.close()
-
     def _read(self, feed: Feed, selector: selectors.BaseSelector, interrupts: int) -> None:
+        """Read a connection; `interrupts` becomes readable when the channels are to be looked at again."""
         channels: frozenset[Channel] = frozenset()
         while wanted := self._channels():
             if wanted != channels:
@@ -244,23 +247,11 @@ class ConnectedListener(Listener):
                 os.read(interrupts, 4096)
 
 
-# --- forks ------------------------------------------------------------------------------------------------------------
-
-
 _listeners: WeakSet[Listener] = WeakSet()
-_abandoned: list[object] = []
 _stopped = ForkLocks()
 """The listeners whose threads wait while this thread forks."""
-
-
-def _before_fork() -> None:
-    _stopped.acquire(each.working for each in [*_listeners])
-
-
-def _after_fork_in_child() -> None:
-    _stopped.forget()
-    for each in [*_listeners]:
-        each.abandon()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_stopped.release, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=lambda: _stopped.acquire(each.working for each in [*_listeners]),
+    after_in_parent=_stopped.release,
+    after_in_child=_stopped.forget,
+)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.stores import kind_of, postgres_driver, sqlite_path
@@ -62,8 +62,7 @@ def sql(url: str, namespace: str = "onejob", start: str | None = None) -> str:
     Raises `ConfigurationError`.
     """
     if start is not None and start not in VERSIONS:
-        msg = f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}")
     dialect, name = _checked(resolve(url), namespace)
     schema = [CREATE_SCHEMA.format(name=name)] if name and start is None else []
     return "".join(f"{each};\n\n" for each in ["begin", *schema, *statements(dialect, name, start=start), "commit"])
@@ -76,8 +75,7 @@ def _checked(url: str, namespace: str) -> tuple[Dialect, str]:
         return "postgresql", checked_schema(namespace)
     if kind == "sqlite":
         return "sqlite", ""
-    msg = f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have")
 
 
 @contextmanager
@@ -85,38 +83,21 @@ def _opened(url: str, namespace: str, *, writes: bool = False) -> Iterator[Ledge
     """Yield the schema of a ledger in a transaction that commits. Raises `ConfigurationError`, `StoreError`."""
     url = resolve(url)
     dialect, name = _checked(url, namespace)
-    with _on_postgres(url, name) if dialect == "postgresql" else _on_sqlite(url, writes=writes) as schema:
-        yield schema
-
-
-@contextmanager
-def _on_postgres(url: str, name: str) -> Iterator[LedgerSchema]:
-    driver = postgres_driver()
-    import psycopg
-
-    info = driver.conninfo_of(url)  # libpq's syntax supports several hosts
+    postgres: Any = postgres_driver() if dialect == "postgresql" else None
+    driver = postgres.psycopg if postgres else sqlite3
     try:
-        with psycopg.connect(info, prepare_threshold=None) as connection:  # for a pooler in transaction mode
-            yield LedgerSchema(connection.cursor(), "postgresql", name)
-    except psycopg.OperationalError as error:
-        msg = f"the postgresql store did not answer: {error}"
-        raise StoreUnavailableError(msg) from error
-    except psycopg.Error as error:
-        msg = f"the postgresql store refused: {error}"
-        raise StoreError(msg) from error
+        with ExitStack() as stack:
+            if postgres:  # without prepared statements, for a pooler in transaction mode
+                info = postgres.conninfo_of(url)  # libpq's syntax supports several hosts
+                connection = stack.enter_context(driver.connect(info, prepare_threshold=None))
+            else:
+                from onejob.stores.sqlite.connection import connect
 
-
-@contextmanager
-def _on_sqlite(url: str, *, writes: bool) -> Iterator[LedgerSchema]:
-    from onejob.stores.sqlite.connection import connect
-
-    try:
-        with closing(connect(Path(sqlite_path(url)))) as connection, connection:
-            connection.execute("begin immediate" if writes else "begin")
-            yield LedgerSchema(connection.cursor(), "sqlite")
-    except sqlite3.OperationalError as error:
-        msg = f"the sqlite store did not answer: {error}"
-        raise StoreUnavailableError(msg) from error
-    except sqlite3.Error as error:
-        msg = f"the sqlite store refused: {error}"
-        raise StoreError(msg) from error
+                connection = stack.enter_context(closing(connect(Path(sqlite_path(url)))))
+                stack.enter_context(connection)
+                connection.execute("begin immediate" if writes else "begin")
+            yield LedgerSchema(connection.cursor(), dialect, name)
+    except driver.OperationalError as error:
+        raise StoreUnavailableError(f"the {dialect} store did not answer: {error}") from error
+    except driver.Error as error:
+        raise StoreError(f"the {dialect} store refused: {error}") from error

@@ -23,7 +23,7 @@ Every store guarantees:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
     from onejob.stores.signals import Signals
+    from onejob.transactions.sessions import OpenTransaction
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""
@@ -119,7 +120,6 @@ class CoreStore(Protocol):
         Without `wait_for_locks` a row that another transaction has locked raises `StoreBusyError` after a short wait.
         Raises `QuotaExceededError` for a single submission, and `PartlySubmittedError` if some of several were refused.
         """
-        ...
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         """Write a follower: a queued job without an identity that becomes due with the end of the job that it follows.
@@ -128,34 +128,27 @@ class CoreStore(Protocol):
         is returned instead; None if the followed job does not exist. The submission's delay, expiry, key and conflict
         policy are ignored. A new follower is charged as a new job is. Raises `QuotaExceededError`.
         """
-        ...
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run: new token, new lease.
 
         The job must be in `sources`, due, not expired and not queued next, and no cancellation requested.
         """
-        ...
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         """Extend the leases of all (job id, nonce) pairs in one call; return the renewals in the same order."""
-        ...
 
     def apply(self, change: Change) -> Applied:
         """Apply a change if its conditions hold."""
-        ...
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
         """Store a run's progress. Returns the job's `cancel`, or None if the token is stale."""
-        ...
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
         """Memoise a step. Returns the stored value (an earlier one wins), or None if the token is stale."""
-        ...
 
     def steps(self, job_id: str) -> Mapping[str, str]:
         """Return the memoised steps of a job by name."""
-        ...
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         """Return jobs whose `wake_at` is due, and postpone it by `hold` seconds, so that only one sweeper gets each.
@@ -165,7 +158,6 @@ class CoreStore(Protocol):
         is one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries
         of lost rows are deleted.
         """
-        ...
 
     def postpone(
         self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
@@ -175,11 +167,9 @@ class CoreStore(Protocol):
         `taken`: the `wake_at` of some of the jobs as the caller has seen it; one that has another now does not change.
         `lost`: only of published jobs that may run, which lose their `published_at`: a sweep has to publish them again.
         """
-        ...
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """Return the jobs that exist by id, in one round trip."""
-        ...
 
     def delete(
         self,
@@ -198,11 +188,9 @@ class CoreStore(Protocol):
         `tombstone_for`: how many seconds the tombstone of each ended job is kept. Each call also deletes expired
         tombstones, at most twice as many as there are `job_ids`, so that they do not accumulate.
         """
-        ...
 
     def close(self) -> None:
         """Close the connections. The store may be used again afterwards."""
-        ...
 
 
 class Queries(Protocol):
@@ -210,36 +198,30 @@ class Queries(Protocol):
 
     def read_clock(self) -> float:
         """Return the time on the store's clock, with which the times of jobs are compared."""
-        ...
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer a submission: its key's, or else the one that holds its identity.
 
         A holder whose uniqueness window is over would not answer: the next submission, redrive or sweep releases it.
         """
-        ...
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
-        ...
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         """Return how many jobs match, by state, without states that have none; the page of the query is ignored.
 
         `limit`: only the newest so many matching jobs are counted.
         """
-        ...
 
     def count_states(self, *, limit: int) -> dict[State, int]:
         """Return how many jobs are in each state, read from indexes; a number of `limit` means so many or more.
 
         A job that has ended counts as queued, and not as completed, until its canvas is notified.
         """
-        ...
 
     def is_indexed(self, query: Query) -> bool:
         """Return whether an index has the jobs of a query and no others, so that `find` reads few others."""
-        ...
 
     def edge(self, query: Query, *, skip: int) -> float | None:
         """Return when the job was created that is `skip` places after the position of a query; None without one.
@@ -247,7 +229,6 @@ class Queries(Protocol):
         The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first: the
         other filters are ignored.
         """
-        ...
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
         """Return the jobs that wait for a run or run, by task, queue and state, sorted; none that wait for another job.
@@ -256,19 +237,15 @@ class Queries(Protocol):
         at, and all running ones, which are as few as the slots of the workers. `submitter`: only the jobs of this
         submitter are counted.
         """
-        ...
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         """Return the jobs whose `follows_id` is this job, oldest first, ended ones, too: webhooks are such jobs."""
-        ...
 
     def history(self, job_id: str) -> list[Entry]:
-        """Return a job's history, oldest first: what is stored and what the row implies, by `jobs.records.history`."""
-        ...
+        """Return a job's history, oldest first: what is stored and what the row implies (`full_history`)."""
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         """Return the tombstone of a deleted job; None if a new job has this id."""
-        ...
 
 
 class DuplicateStats(Protocol):
@@ -286,11 +263,9 @@ class DuplicateStats(Protocol):
         A redelivered message (a duplicate without `submission_nonce`) is counted as such, and not in the job's row.
         Nothing happens if the job does not exist.
         """
-        ...
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
         """Return the newest duplicates of a job, oldest first."""
-        ...
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
@@ -300,7 +275,6 @@ class DuplicateStats(Protocol):
         Redelivered messages have counts of their own, which do not affect the order. `submitter`: count only the
         duplicates of this submitter (by identity: those of the jobs of this submitter). `tasks`: only of these tasks.
         """
-        ...
 
 
 class WebhookEvents(Protocol):
@@ -312,7 +286,6 @@ class WebhookEvents(Protocol):
         With None as the body only the time is extended; None is returned if no event is stored then. An event whose
         time is over is gone, and some of those are deleted by each call.
         """
-        ...
 
 
 class AuditLog(Protocol):
@@ -326,11 +299,9 @@ class AuditLog(Protocol):
 
         This is not idempotent: after a lost reply, a retry may append the entry twice.
         """
-        ...
 
     def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
         """Return entries of the last `keep_for` seconds, newest first; with `before` only those with smaller ids."""
-        ...
 
 
 class Metrics(Protocol):
@@ -343,33 +314,27 @@ class Metrics(Protocol):
 
         This is not idempotent: after a lost reply, a retry may add all amounts twice. No decision depends on them.
         """
-        ...
 
     def totals(self) -> dict[str, float]:
         """Return all totals by name."""
-        ...
 
     def series(self, period: Period, *, since: float) -> list[Bucket]:
         """Return the buckets that begin at `since` or later, oldest first, without empty ones.
 
         A bucket expires `Period.kept_for` seconds after its begin. One that begins later than now is left out.
         """
-        ...
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker.
 
         `registration` replaces that of its previous heartbeat.
         """
-        ...
 
     def workers(self) -> list[WorkerInfo]:
         """Return the workers whose heartbeats have not expired, by name."""
-        ...
 
     def take_dead_workers(self) -> list[WorkerInfo]:
         """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
-        ...
 
 
 class SignalingStore(Protocol):
@@ -378,14 +343,12 @@ class SignalingStore(Protocol):
     @property
     def signals(self) -> Signals:
         """The signals. In a user's transaction a store has none."""
-        ...
 
     def get_awaited(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """Return what `get_many` does, and signal the end of each of the jobs that has not ended (`Channel.END`).
 
         A store may signal only the ends of jobs that were read so. Who subscribes first misses no end.
         """
-        ...
 
 
 class Schedules(Protocol):
@@ -393,18 +356,15 @@ class Schedules(Protocol):
 
     def schedules(self) -> list[ScheduleState]:
         """Return all states, by name."""
-        ...
 
     def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
         """Write a state if the stored nonce of its entry is `expected` ("": none is stored); return whether it was.
 
         A repeated call, which finds its own nonce, gets True again.
         """
-        ...
 
     def delete_schedule(self, name: str, *, expected: str) -> None:
         """Delete the state of an entry if the stored nonce is `expected`."""
-        ...
 
 
 class Store(CoreStore, Queries, DuplicateStats, WebhookEvents, AuditLog, Metrics, SignalingStore, Schedules, Protocol):
@@ -422,12 +382,10 @@ class MessagePushingStore(Protocol):
     @property
     def address(self) -> str:
         """The server, the database and the user, without secrets: messages can be pushed to this address only."""
-        ...
 
     @property
     def slot(self) -> int:
         """The slot of a Redis Cluster that has all keys of the ledger: there, messages can be pushed to it only."""
-        ...
 
 
 @runtime_checkable
@@ -444,11 +402,9 @@ class DeliveringStore(Protocol):
         The most urgent first, and then in the order of `run_at`; none of the tasks that are `refused`. Until its claim
         a job that was taken is like one whose message was sent. Expired jobs are left to a sweep.
         """
-        ...
 
     def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
         """Return in how many seconds the next job offered to these workers is due, at most 0 for now; None: none is."""
-        ...
 
 
 @runtime_checkable
@@ -464,22 +420,18 @@ class MessageStore(Protocol):
         Return the queues that got one; a temporary queue that has expired gets none. With `wake` their consumers are
         signaled (`Channel.DUE`). Without `durable` the copies may be lost with the server.
         """
-        ...
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         """Return the first copies in these queues, by priority and then by age, and give them to a consumer.
 
         They are the consumer's for `hold` seconds; 0: they are deleted at once. A store may skip a row that is locked.
         """
-        ...
 
     def delete_messages(self, ids: Sequence[int], *, consumer: str) -> None:
         """Delete copies that are still this consumer's: they are acknowledged."""
-        ...
 
     def release_messages(self, ids: Sequence[int], *, consumer: str) -> None:
         """Return copies that are still this consumer's to their places in their queues."""
-        ...
 
     def renew_messages(self, ids: Sequence[int], queues: Sequence[str], *, consumer: str, hold: float) -> None:
         """Extend the deadlines of a consumer's copies, and the lives of the temporary queues from which it consumes.
@@ -487,63 +439,36 @@ class MessageStore(Protocol):
         Returns the copies of dead consumers to their queues, and deletes what has expired; an expired queue itself,
         which gets no copies, after `FORGOTTEN_AFTER`.
         """
-        ...
 
     def declare_queue(self, name: str, *, expires_after: float | None, message_ttl: float | None) -> None:
         """Create a queue, or replace its options. A temporary one exists for `expires_after` seconds at first."""
-        ...
 
     def bind_queue(self, name: str, exchange: str, routing_key: str, pattern: str | None) -> None:
         """Have a queue get the messages of an exchange with this routing key, or one that `pattern` matches."""
-        ...
 
     def unbind_queue(self, name: str, exchange: str, routing_key: str) -> None:
         """Remove a binding."""
-        ...
 
     def bindings(self, exchange: str | None = None) -> list[tuple[str, str, str]]:
         """Return the bindings of an exchange, or all, as exchange, routing key and queue; none of expired queues."""
-        ...
 
     def queue_size(self, name: str) -> int | None:
         """Return how many copies of a queue nobody has taken; None if there is no such queue."""
-        ...
 
     def purge_queue(self, name: str) -> int:
         """Delete the copies in a queue that nobody has taken, and return how many there were."""
-        ...
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue, its bindings, and its copies that nobody has taken."""
-        ...
-
-
-class Transaction(Protocol):
-    """A user's open transaction on a SQL database, which the user commits or rolls back."""
-
-    @property
-    def dialect(self) -> str:
-        """The kind of the database: `postgresql`, `sqlite`, or another."""
-        ...
-
-    @property
-    def connection(self) -> object:
-        """The driver's connection, which stays on one database as long as it exists."""
-        ...
-
-    def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Execute a statement with parameters as `:name`, and return its rows by column."""
-        ...
 
 
 @runtime_checkable
 class TransactionalStore(Protocol):
     """A store in a SQL database that users write to as well."""
 
-    def in_transaction(self, transaction: Transaction) -> Store:
+    def in_transaction(self, transaction: OpenTransaction) -> Store:
         """Return a store that works in a user's transaction: its writes take effect with the commit.
 
         Raises `ConfigurationError`, before anything is written, if the transaction is not on the database of this
         ledger. All other errors are the driver's own. Only equal submissions wait for locks of the transaction.
         """
-        ...

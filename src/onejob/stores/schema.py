@@ -60,7 +60,6 @@ class LedgerSchema:
             self._cursor.execute(statement)
 
     def _first(self, query: str) -> Any:
-        """Return the first value of the first row."""
         self._cursor.execute(query)
         row = self._cursor.fetchone()
         return row and row[0]
@@ -119,9 +118,8 @@ def check_version(found: str | None, where: str) -> None:
 def checked_schema(name: str) -> str:
     """Return the name of a schema if it is valid without quotes. Raises `ConfigurationError`."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name) or name.startswith("pg_"):
-        msg = (
+        raise ConfigurationError(
             f"{name!r} is invalid as the ledger's schema in PostgreSQL: "
             "use up to 63 lower-case letters, digits and underscores, not starting with a digit or pg_"
         )
-        raise ConfigurationError(msg)
     return name

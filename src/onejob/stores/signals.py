@@ -43,14 +43,6 @@ class Signals(Protocol):
         means that something may have happened: also when a connection was lost, and when a new one listens. So a
         subscriber looks for itself once after this call, which never raises, after each wake, and at each `interval`.
         """
-        ...
 
     def close(self) -> None:
         """Close the connection. The next subscription opens another one."""
-        ...
-
-
-def split_message(message: str) -> tuple[str, str]:
-    """Return key and payload of a notification."""
-    key, _, payload = message.partition("\n")
-    return key, payload

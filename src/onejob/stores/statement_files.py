@@ -9,12 +9,19 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from onejob.jobs.model import LARGE_FIELDS, Job
+from onejob.jobs.records import REDELIVERED
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOOK_INTERVAL, OTHER_SUBMITTERS, WINDOW_OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""
+CONSTANTS: dict[str, int | float | str] = {
+    "history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER,
+    "other_submitters": OTHER_SUBMITTERS, "redelivered": REDELIVERED, "look_interval": LOOK_INTERVAL,
+}  # fmt: skip
+"""What statements have as fragments with the same names."""
 JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
 """The fragment `job_columns`: the columns of a job, in the order of its fields."""
 LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
@@ -30,32 +37,24 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 @cache
 def statements(package: str, suffix: str) -> dict[str, str]:
     """Return the statements in the folder of a package by name, without header comments and with fragments inserted."""
-    fragments: dict[str, str] = {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
+    fragments = {name: repr(constant) for name, constant in CONSTANTS.items()}
+    fragments |= {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
     texts: dict[str, str] = {}
     for file in files(package).iterdir():
         stem = file.name.removesuffix(suffix)
         if stem != file.name:
-            (fragments if stem == FRAGMENTS else texts).update(
-                _split_statements(stem, file.read_text(encoding="utf-8"))
-            )
-    for name, text in fragments.items():  # each may use those before it
-        fragments[name] = _insert_fragments(text, fragments)
-    return {name: _insert_fragments(text, fragments) for name, text in texts.items()}
-
-
-def _insert_fragments(text: str, fragments: Mapping[str, str]) -> str:
-    return _FRAGMENT.sub(lambda match: fragments[match[1]], text)
-
-
-def _split_statements(stem: str, text: str) -> dict[str, str]:
-    file_text, *named = _HEADING.split(text)
-    found = dict(zip(named[::2], named[1::2], strict=True)) or {stem: file_text}
-    statements = {name: text for heading, whole in found.items() for name, text in _variants_of(heading, whole)}
-    return {name: _COMMENT.sub("", statement).strip() for name, statement in statements.items()}
+            file_text, *named = _HEADING.split(file.read_text(encoding="utf-8"))
+            for name, text in zip(named[::2] or [stem], named[1::2] or [file_text], strict=True):
+                (fragments if stem == FRAGMENTS else texts).update(_variants_of(name, text))
+    for found in (fragments, texts):  # each fragment may use those before it
+        for name, text in found.items():
+            found[name] = _FRAGMENT.sub(lambda match: fragments[match[1]], text)
+    return texts
 
 
 def _variants_of(name: str, text: str) -> Iterator[tuple[str, str]]:
     """Yield a statement, and its variants, each of which has a fragment, after which it is named, for `{narrowed}`."""
-    yield name, _CHARGED.sub("", text)
+    statement = _COMMENT.sub("", text).strip()
+    yield name, _CHARGED.sub("", statement)
     for fragment in " ".join(_VARIANTS.findall(text)).split():
-        yield f"{name}_{fragment}", _CHARGED.sub(r"\1", text).replace("{narrowed}", f"{{{fragment}}}")
+        yield f"{name}_{fragment}", _CHARGED.sub(r"\1", statement).replace("{narrowed}", f"{{{fragment}}}")

@@ -10,19 +10,19 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import LEASE_ERROR
 from onejob.testing.ledger import Hook, is_in_django_transaction, parse_point
-from onejob.testing.store import replaced
 from onejob.testing.worker import InProcessWorker
 
 RECOVERIES = 20
@@ -97,7 +97,7 @@ def inject(worker: InProcessWorker, kind: FaultKind, point: str, task: str | Non
         FaultKind.LOST: ("lose_worker", worker.lose),
         FaultKind.FROZEN: ("freeze", partial(_overtake, worker)),
         FaultKind.REDELIVERED: ("redelivery", worker.deliver_again),
-        FaultKind.KILLED: ("kill", _kill_own_process),
+        FaultKind.KILLED: ("kill", lambda _job: os.kill(os.getpid(), signal.SIGKILL)),
     }
     name, action = actions[kind]
     point = parse_point(point)
@@ -117,10 +117,6 @@ def _overtake(worker: InProcessWorker, job: Job) -> None:
         ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_after=0.0)
     else:
         worker.run_all()
-
-
-def _kill_own_process(_job: Job) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[], object]) -> bool:
@@ -170,6 +166,10 @@ class Survival:
     problem: str = ""
     """What was wrong; "" if nothing was."""
 
+    def __str__(self) -> str:
+        outcome = self.problem or "survived"
+        return f"  {self.fault!s:<40} {self.job.state}, attempts {self.job.attempt}: {outcome}"
+
 
 @dataclass(frozen=True)
 class CrashReport:
@@ -191,7 +191,7 @@ class CrashReport:
         """Return the report as text: what went wrong, where, and what to use; or all faults, if nothing did."""
         problems = self.problems
         head = f"crash matrix of {self.call}: {len(problems)} of {len(self.survivals)} faults did harm"
-        lines = [head, *(_line(each) for each in problems or self.survivals)]
+        lines = [head, *map(str, problems or self.survivals)]
         return "\n".join([*lines, "", advise(self.points, problems)] if problems else lines)
 
 
@@ -281,10 +281,7 @@ def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
     """Run a call under a fault, recover its job, and return it with whether the fault has happened."""
     worker, job_id = trial.worker, trial.submit()
     inject(worker, fault.kind, fault.point, trial.task.name)
-    if fault.kind is FaultKind.KILLED:
-        with _in_children(trial):
-            recover(worker)
-    else:
+    with _in_children(trial) if fault.kind is FaultKind.KILLED else nullcontext():
         recover(worker)
     happened = not worker.ledger.hooks
     worker.ledger.hooks.clear()
@@ -316,7 +313,7 @@ def _in_children(trial: Trial) -> Iterator[None]:
             worker.ledger.hooks.clear()
             worker.execute = worker.execute_here
 
-    with replaced(worker, "execute", execute):
+    with patch.object(worker, "execute", execute):
         yield
 
 
@@ -364,14 +361,8 @@ def _check_visible(trial: Trial, before: Any, expected: Any) -> None:
 
 
 def _compare(trial: Trial, expected: Any) -> tuple[Any, str]:
-    """Return the effects, and what is wrong with them."""
     try:
         found = trial.look()
     except AssertionError as error:
         return None, f"effects: {str(error) or 'the assertion failed'}"
     return found, "" if found == expected else f"effects: {found!r}, without a fault {expected!r}"
-
-
-def _line(each: Survival) -> str:
-    outcome = each.problem or "survived"
-    return f"  {each.fault!s:<40} {each.job.state}, attempts {each.job.attempt}: {outcome}"

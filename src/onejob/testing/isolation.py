@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, ClassVar, NoReturn
 from unittest import TestCase
+from unittest.mock import patch
 
 from celery import current_app
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -33,7 +34,7 @@ from onejob.stores.django_database import alias_of
 from onejob.testing.fault import CrashReport
 from onejob.testing.jobs import JobRun, Jobs, app_of, real_app
 from onejob.testing.ledger import RecordingLedger
-from onejob.testing.store import Clock, IsolatedStore, empty_ledger, replaced
+from onejob.testing.store import Clock, IsolatedStore, empty_ledger
 from onejob.testing.worker import InProcessWorker, IsolatedPublisher
 
 BROKER = "memory://localhost"
@@ -70,11 +71,14 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
         shutil.copyfile(empty_ledger(), directory / "ledger.db")
-        given = {f"onejob_{name}": value for name, value in _with_heartbeat(app, settings).items()}
+        lease, heartbeat = settings.get("lease"), app.conf.get("onejob_heartbeat", Settings().heartbeat)
+        if isinstance(lease, int | float) and isinstance(heartbeat, int | float):
+            settings = {"heartbeat": min(heartbeat, lease / 3), **settings}
+        given = {f"onejob_{name}": value for name, value in settings.items()}
         stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | given))
         stack.enter_context(_broker_in_memory(app))
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
-        stack.enter_context(replaced(app_state_module, "build_ledger", _refuse))
+        stack.enter_context(patch.object(app_state_module, "build_ledger", _refuse))
         stack.enter_context(_refused_waits(app))
         jobs.is_eager = is_eager
         yield jobs
@@ -136,26 +140,15 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
     }
 
 
-def _with_heartbeat(app: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings with the heartbeat that a given lease needs."""
-    lease, own = settings.get("lease"), app.conf.get("onejob_heartbeat", Settings().heartbeat)
-    if "heartbeat" in settings or not isinstance(lease, (int, float)) or not isinstance(own, (int, float)):
-        return settings
-    return {**settings, "heartbeat": min(own, lease / 3)}
-
-
 @contextmanager
 def _changed_settings(app: Any, settings: Mapping[str, Any]) -> Iterator[None]:
     """Change settings of an app; afterwards, undo all changes of its settings since."""
     environment = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
-    changes = app.conf.changes
-    before = dict(changes)
     try:
-        app.conf.update(settings)
-        yield
+        with patch.dict(app.conf.changes):
+            app.conf.update(settings)
+            yield
     finally:
-        changes.clear()
-        changes.update(before)
         os.environ.update(environment)
 
 
@@ -178,7 +171,8 @@ def _broker_in_memory(app: Any) -> Iterator[None]:
     control, was_draining = app.__dict__.pop("control", None), draining.is_set()
     with ExitStack() as stack:
         for owner, name, value in anew:
-            stack.enter_context(replaced(owner, name, value))
+            stack.callback(setattr, owner, name, getattr(owner, name, None))
+            setattr(owner, name, value)
         draining.clear()
         try:
             yield
@@ -209,7 +203,7 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
         stack.callback(publisher.close)
         for each in classes if known != state.settings else []:
             # where a bound class has its resolved options, with the settings
-            stack.enter_context(replaced(each, "_onejob", TaskOptions.of(each, app)))
+            stack.enter_context(patch.object(each, "_onejob", TaskOptions.of(each, app)))
         _active[id(app)] = jobs
         try:
             yield jobs
@@ -260,7 +254,7 @@ def _refused_waits(app: Any) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, method in (("get", get), ("wait", get), ("aget", aget)):
-            stack.enter_context(replaced(result_class, name, method))
+            stack.enter_context(patch.object(result_class, name, method))
         yield
 
 
@@ -297,7 +291,6 @@ class _RefusedState(AppState):
 
     @property
     def ledger(self) -> NoReturn:
-        """Raise `ConfigurationError`."""
         raise ConfigurationError(self._refusal)
 
 
@@ -315,29 +308,21 @@ def guarded(name: str) -> Iterator[None]:
 
     An app that is isolated already, by a fixture of a wider scope, is left alone.
     """
-    app = _loaded_app(name)
-    if app is None:
-        with _unopened(name):
-            yield
-    elif find_jobs(app) is not None:
-        yield
-    else:
-        with refused(app, WITHOUT_JOBS):
-            yield
-
-
-@contextmanager
-def _unopened(name: str) -> Iterator[None]:
-    """Refuse to open the ledger of an app that is not imported yet, so that its ledger is not open."""
     original = vars(app_state_module)["build_ledger"]
 
     def build(settings: Settings, *args: Any, **options: Any) -> Any:
+        """Refuse to open the ledger of the app, which has been imported meanwhile."""
         app = _loaded_app(name)
         if app is not None and app_state_of(app).settings is settings:
             raise ConfigurationError(WITHOUT_JOBS)
         return original(settings, *args, **options)
 
-    with replaced(app_state_module, "build_ledger", build):
+    app = _loaded_app(name)
+    if app is None:
+        refusing: Any = patch.object(app_state_module, "build_ledger", build)
+    else:
+        refusing = nullcontext() if find_jobs(app) is not None else refused(app, WITHOUT_JOBS)
+    with refusing:
         yield
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 from celery import current_app, signals
 
@@ -22,7 +23,7 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.testing.fault import CrashReport, Fault, FaultKind, Trial, declaration, inject, recover, run_matrix, survive
 from onejob.testing.ledger import Hook, RecordingLedger, SubmittedJob
-from onejob.testing.store import Clock, IsolatedStore, Outage, replaced
+from onejob.testing.store import Clock, IsolatedStore, Outage
 from onejob.testing.worker import InProcessWorker
 
 SHOWN = 20
@@ -69,8 +70,7 @@ class Jobs:
                 f"attempt={attempt} with steps={sorted(steps or {})}: attempts count from 1, and only an earlier one "
                 "keeps steps"
             )
-        task = celery_task(self.app, task)
-        check_task(self.worker, task, "run_job")
+        task = self._checked(task, "run_job")
         job = _submit(self.worker, task, args, kwargs, retries)
         for number in range(1, attempt):
             _lose_attempt(self.worker, job, (steps or {}) if number == 1 else {})
@@ -79,7 +79,16 @@ class Jobs:
         self.state.publisher.publish(job)
         with _watched_errors(job.id) as errors:
             self.worker.run_next_message(job.id)
-        return _run_of(self.worker, self.ledger.get(job.id), errors)
+        job, run = self.ledger.get(job.id), next(run for run in reversed(self.ledger.runs) if run.job_id == job.id)
+        return JobRun(
+            id=job.id,
+            state=job.state,
+            error=errors[-1] if errors else None,
+            progress=run.progress,
+            steps={name: loads(value) for name, value in self.ledger.steps(job).items()},
+            retry_in=run.retry_in,
+            value=loads(job.result) if job.result is not None else None,
+        )
 
     def run_all(self) -> int:
         """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
@@ -100,7 +109,7 @@ class Jobs:
         They are admitted, claimed and completed as always, so that duplicates, windows and steps keep their promises,
         unlike with `task_always_eager`. A failure is the result's, and a retry or a countdown waits for `travel`.
         """
-        with replaced(self, "is_eager", value=True):
+        with patch.object(self, "is_eager", new=True):
             yield
 
     def run_if_eager(self) -> None:
@@ -122,13 +131,13 @@ class Jobs:
 
         A submission raises `StoreUnavailableError`. A run waits for the store, so give a number of `operations` then.
         """
-        with replaced(self.store, "refuse", Outage(operations)):
+        with patch.object(self.store, "refuse", Outage(operations)):
             yield
 
     @contextmanager
     def duplicate_delivery(self) -> Iterator[None]:
         """Deliver each message twice in a block, as brokers may do."""
-        with replaced(self.worker, "delivers_twice", value=True):
+        with patch.object(self.worker, "delivers_twice", new=True):
             yield
 
     # --- faults -----------------------------------------------------------------------------------------------------
@@ -197,8 +206,7 @@ class Jobs:
         any, as it is the same before and after a run), and if those of an earlier run are still there after `setup`.
         """
         __tracebackhide__ = True
-        check_task(self.worker, task, "crash_matrix")
-        task = celery_task(self.app, task)
+        task = self._checked(task, "crash_matrix")
         trial = Trial(self.worker, task, args, kwargs, effects=effects, setup=setup, in_child=in_child)
         return run_matrix(trial, f"{task.name}{_call(args, kwargs)}", processes=processes)
 
@@ -242,7 +250,9 @@ class Jobs:
         if not hasattr(task, "_onejob"):
             msg = f"{getattr(task, 'name', task)!r} is no onejob.Task: its submissions are in no ledger"
             raise ConfigurationError(msg)
-        wanted = Wanted(task, args, kwargs, None if outcome is None else _outcome(outcome))
+        if outcome not in {None, *Outcome}:
+            raise ConfigurationError(f"outcome={outcome!r} must be one of {', '.join(Outcome)}")
+        wanted = Wanted(task, args, kwargs, Outcome(outcome) if outcome else None)
         found = wanted.find(self.submitted(task))
         if len(found) != times:
             raise AssertionError(wanted.describe_mismatch(self.submitted(), len(found), times))
@@ -253,12 +263,17 @@ class Jobs:
         __tracebackhide__ = True
         self.assert_submitted(task, *args, times=0, outcome=outcome, **kwargs)
 
-
-def _outcome(name: str) -> Outcome:
-    try:
-        return Outcome(name)
-    except ValueError:
-        raise ConfigurationError(f"outcome={name!r} must be one of {', '.join(Outcome)}") from None
+    def _checked(self, task: Any, function: str) -> Any:
+        """Return a task of onejob of this app. Raises `ConfigurationError` for any other."""
+        task = celery_task(self.app, task)
+        name = getattr(task, "name", task)
+        if not hasattr(task, "_onejob"):
+            raise ConfigurationError(f"{name!r} is no onejob.Task: {function} runs a task that has base=onejob.Task")
+        app = real_app(task.app)
+        if app is not self.app:
+            msg = f"{name!r} is a task of app {app.main!r}, not of the isolated app {self.app.main!r}"
+            raise ConfigurationError(msg)
+        return task
 
 
 # --- one run of a body ------------------------------------------------------------------------------------------------
@@ -327,16 +342,6 @@ class JobRun:
         return self.retry_in is not None
 
 
-def check_task(worker: InProcessWorker, task: Any, function: str) -> None:
-    """Raise `ConfigurationError` for what is no task of onejob, or one of another app."""
-    name = getattr(task, "name", task)
-    if not hasattr(task, "_onejob"):
-        raise ConfigurationError(f"{name!r} is no onejob.Task: {function} runs a task that has base=onejob.Task")
-    app = real_app(task.app)
-    if app is not worker.app:
-        raise ConfigurationError(f"{name!r} is a task of app {app.main!r}, not of the isolated app {worker.app.main!r}")
-
-
 def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:
     """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
     submission = build(worker.app_state, Call(task, args, kwargs, {"retries": retries}, source="run_job"))
@@ -376,19 +381,6 @@ def _watched_errors(job_id: str) -> Iterator[list[BaseException]]:
     finally:
         signals.task_failure.disconnect(on_failure)
         signals.task_retry.disconnect(on_retry)
-
-
-def _run_of(worker: InProcessWorker, job: Job, errors: list[BaseException]) -> JobRun:
-    recorded = next(run for run in reversed(worker.ledger.runs) if run.job_id == job.id)
-    return JobRun(
-        id=job.id,
-        state=job.state,
-        error=errors[-1] if errors else None,
-        progress=recorded.progress,
-        steps={name: loads(value) for name, value in worker.ledger.steps(job).items()},
-        retry_in=recorded.retry_in,
-        value=loads(job.result) if job.result is not None else None,
-    )
 
 
 # --- assertions about submissions -------------------------------------------------------------------------------------

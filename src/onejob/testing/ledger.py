@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from onejob.celery.payload import decode, loads
 from onejob.errors import ConfigurationError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Admission, Applied, Job, MessageOf, Outcome, Retention, Submission
 from onejob.ledger.ledger import Ledger
-from onejob.stores.protocol import Transaction
-from onejob.testing.store import IsolatedStore, replaced
+from onejob.testing.store import IsolatedStore
+from onejob.transactions.sessions import OpenTransaction
 
 _POINT = re.compile(
     r"(before|after)_(start|progress:\d+|step:.+|complete|fail|retry|abandon|release|replace|release_identity)"
@@ -91,8 +92,9 @@ class PendingWrite:
             self.on_rollback()
 
     def settle(self) -> None:
-        """End the write if its transaction will never call it, in a test case."""
-        if not self.ended and _only_test_case_is_open(self.transaction):
+        """End the write if its transaction will never call it: only blocks of Django's TestCase are open."""
+        blocks = getattr(_django(self.transaction), "atomic_blocks", ())
+        if not self.ended and blocks and all(getattr(block, "_from_testcase", False) for block in blocks):
             self()
             self.on_silent_commit()
 
@@ -115,12 +117,6 @@ def is_in_django_transaction() -> bool:
 
 def _django(transaction: Any) -> Any:
     return transaction._connection  # noqa: SLF001 - the wrapper of onejob, which shows the driver's connection only
-
-
-def _only_test_case_is_open(transaction: Any) -> bool:
-    """Return whether all open blocks are those that Django's TestCase rolls back at its end."""
-    blocks = getattr(_django(transaction), "atomic_blocks", None)
-    return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks or ())
 
 
 @dataclass(frozen=True)
@@ -180,11 +176,8 @@ class RecordingLedger(Ledger):
 
     def record_submitted(self, submission: Submission, admission: Admission) -> SubmittedJob:
         """Record a submission and its answer."""
-        message = decode(submission.payload)
-        own = admission.follower or admission.job
-        submitted = SubmittedJob(
-            message.task, tuple(message.args), message.kwargs, admission.outcome, own.id, submission.delay
-        )
+        call, own = decode(submission.payload), admission.follower or admission.job
+        submitted = SubmittedJob(call.task, tuple(call.args), call.kwargs, admission.outcome, own.id, submission.delay)
         self.submitted.append(submitted)
         return submitted
 
@@ -220,7 +213,7 @@ class RecordingLedger(Ledger):
                 self.run_of(job).retry_in = values["run_in"]
             return super()._fenced(job, transition, reason, **values)
 
-    def in_transaction(self, transaction: Transaction, emit: Any = None) -> Ledger:
+    def in_transaction(self, transaction: OpenTransaction, emit: Any = None) -> Ledger:
         """Return a ledger whose writes take effect with the commit of a user's transaction, on any database."""
         return SessionLedger(self, transaction, emit)
 
@@ -304,7 +297,7 @@ class SessionLedger(Ledger):
 
     def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
         """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""
-        with replaced(self._ledger, "is_completing", value=True):
+        with patch.object(self._ledger, "is_completing", new=True):
             self._ledger.reach("before_complete", job)
         now = self._ledger.get(job.id)
         repeated = any(each.job.id == job.id and not each.ended for each in self._ledger.pending)

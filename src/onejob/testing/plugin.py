@@ -56,7 +56,8 @@ def onejob_app(request: pytest.FixtureRequest) -> Any:
     The fixture of Celery's own plugin is that of no project, so the setting wins over it.
     """
     name = request.config.getini("onejob_app")
-    if name and _is_of_celery(request):
+    found = request.session._fixturemanager.getfixturedefs("celery_app", request.node)  # noqa: SLF001 - pytest 8 and 9
+    if name and found and found[-1].func.__module__ == "celery.contrib.pytest":
         return _import_app(name)
     try:
         return request.getfixturevalue("celery_app")
@@ -111,11 +112,6 @@ def _options_of(item: Any) -> dict[str, Any] | None:
     if any(marker.args for marker in markers):
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.onejob takes options by name, such as onejob(lease=5)")
     return {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()} if markers else None
-
-
-def _is_of_celery(request: Any) -> bool:
-    found = request.session._fixturemanager.getfixturedefs("celery_app", request.node)  # noqa: SLF001 - pytest 8 and 9
-    return bool(found) and found[-1].func.__module__ == "celery.contrib.pytest"
 
 
 def _import_app(name: str) -> Any:

@@ -7,8 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -114,14 +113,3 @@ def _remove(directory: Path, process: int) -> None:
     """Remove a directory at the end of the process that has made it, and not of one that was forked from it."""
     if os.getpid() == process:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute in a block."""
-    before = getattr(owner, name, None)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -64,22 +64,19 @@ class InProcessWorker:
     def run_all(self) -> int:
         """Run all jobs that are due, until none is, and return how many messages were handled."""
         handled = 0
-        while True:
-            while self.run_next_message():
-                handled += 1
-                if handled > RUN_LIMIT:
-                    msg = f"run_all has handled {RUN_LIMIT} messages, and there are more: do jobs submit each other?"
-                    raise OneJobError(msg)
-            if not self.sweep():
-                return handled
+        while self.run_next():
+            handled += 1
+            if handled > RUN_LIMIT:
+                msg = f"run_all has handled {RUN_LIMIT} messages, and there are more: do jobs submit each other?"
+                raise OneJobError(msg)
+        return handled
 
     def run_next(self) -> bool:
         """Run one job that is due; return False if none is."""
-        while True:
-            if self.run_next_message():
-                return True
+        while not self.run_next_message():
             if not self.sweep():
                 return False
+        return True
 
     def sweep(self) -> bool:
         """Publish what is due, recover what was lost, purge what is old; return whether anything was due."""
@@ -87,11 +84,9 @@ class InProcessWorker:
         if self.ledger.pending:
             msg = "a transaction is open in which jobs were submitted or completed: run jobs after its commit"
             raise OneJobError(msg)
-        publisher = self.app_state.publisher
         with suppress(StoreUnavailableError):  # as a worker's sweeper, which tries again later
-            publishing = Publishing(
-                publisher.publish, gone_in=self._gone_in, dispatchers={WEBHOOK_TASK: self._record_webhook}
-            )
+            dispatchers = {WEBHOOK_TASK: self._record_webhook}
+            publishing = Publishing(self.app_state.publisher.publish, gone_in=self._gone_in, dispatchers=dispatchers)
             return sweep(self.ledger, publishing, tasks=frozenset(tasks_of(self.app))).seen > 0
         return False
 
@@ -99,7 +94,9 @@ class InProcessWorker:
         """Handle the next message that is due, or that of a job; return False if there is none."""
         for queue, payload in self._messages():
             headers = payload["headers"]
-            if (job_id is None or headers.get("id") == job_id) and self._is_due(headers):
+            eta = headers.get("eta")  # of a plain Celery task
+            is_due = not eta or datetime.fromisoformat(eta).timestamp() <= self.clock()
+            if is_due and job_id in {None, headers.get("id")}:
                 queue.remove(payload)
                 self.execute(self._request_of(payload))
                 if self.delivers_twice:
@@ -145,11 +142,6 @@ class InProcessWorker:
         for queue in [*memory.Channel.queues.values()]:
             yield from ((queue.queue, payload) for payload in [*queue.queue] if "task" in payload.get("headers", {}))
 
-    def _is_due(self, headers: Any) -> bool:
-        """Return whether a message is due; those of plain Celery tasks carry their ETA."""
-        eta = headers.get("eta")
-        return not eta or datetime.fromisoformat(eta).timestamp() <= self.clock()
-
     def _request_of(self, payload: Any) -> Any:
         name = payload["headers"]["task"]
         task = self.app.tasks.get(name)
@@ -160,9 +152,9 @@ class InProcessWorker:
             channel = connection.default_channel
             message = channel.Message(payload, channel=channel)
             make: Any = symbol_by_name(task.Request)
-            return make(
-                message, app=self.app, task=task, hostname=HOSTNAME, on_ack=_ignore, on_reject=_ignore,
-            )  # fmt: skip
+            # The broker in memory has forgotten a message that was taken.
+            ends = dict.fromkeys(("on_ack", "on_reject"), lambda *_, **__: None)
+            return make(message, app=self.app, task=task, hostname=HOSTNAME, **ends)
 
     def _record_webhook(self, webhook: Job) -> None:
         """Record a webhook in place of its delivery, and complete its job."""
@@ -178,7 +170,3 @@ class InProcessWorker:
 def refuse_lost_worker() -> None:
     """Refuse an operation of a run whose worker is lost."""
     raise WorkerLost("the worker of this run was lost, as the test said")
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing: the broker in memory has forgotten a message that was taken."""

@@ -32,12 +32,10 @@ class HasToken(Protocol):
     @property
     def id(self) -> str:
         """The job's id."""
-        ...
 
     @property
     def token(self) -> int:
         """The fencing token of its run."""
-        ...
 
 
 def fence(session: object, job: HasToken, name: str = "") -> bool:
@@ -60,14 +58,9 @@ def fence(session: object, job: HasToken, name: str = "") -> bool:
     try:
         rows = transaction.rows(_INSERT, {"job_id": job.id, "name": name, "token": job.token})
     except Exception as error:
-        if _table_is_missing(error):
+        causes = (error, error.__cause__, getattr(error, "orig", None))  # a library may have wrapped it
+        codes = {getattr(cause, name, None) for cause in causes for name in ("sqlstate", "pgcode")}
+        if UNDEFINED_TABLE in codes or "no such table: onejob_fence" in str(error):
             raise ConfigurationError(f"this database has no table onejob_fence; create it once:\n{TABLE}") from error
         raise
     return bool(rows)
-
-
-def _table_is_missing(error: Exception) -> bool:
-    """Return whether a driver's error, possibly wrapped by a library, means that the table does not exist."""
-    causes = (error, error.__cause__, getattr(error, "orig", None))
-    codes = {getattr(cause, name, None) for cause in causes for name in ("sqlstate", "pgcode")}
-    return UNDEFINED_TABLE in codes or "no such table: onejob_fence" in str(error)

@@ -202,8 +202,6 @@ class _Cursor(OpenTransaction):
 
 
 class _Psycopg(_Cursor):
-    """A connection of psycopg."""
-
     def _cursor(self) -> Any:
         psycopg = sys.modules["psycopg"]
         if self._connection.pgconn.pipeline_status:
@@ -218,8 +216,6 @@ class _Psycopg(_Cursor):
 
 
 class _Psycopg2(_Psycopg):
-    """A connection of psycopg2."""
-
     def _cursor(self) -> Any:
         return self._connection.cursor(cursor_factory=sys.modules["psycopg2.extensions"].cursor)
 
@@ -247,8 +243,6 @@ class _Django(_Cursor):
 
 
 class _SQLite(_Cursor):
-    """A connection of the standard library's sqlite3, whose placeholders are `:name`."""
-
     dialect = "sqlite"
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Rows:

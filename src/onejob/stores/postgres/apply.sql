@@ -1,6 +1,6 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged. A job that is reopened takes its
 -- identity, also from a holder whose uniqueness window is over.
--- in: the fields of the change (sources as an array), :keeps_entry (not what the row implies) :history_limit :window_over :end_channel :now
+-- in: the fields of the change (sources as an array), :keeps_entry (not what the row implies) :end_channel :now
 -- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
 --      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},
@@ -74,14 +74,14 @@ inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, :event, state, attempt, node, :detail from changed, clock where cast(:keeps_entry as boolean)
   union all
-  select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
+  select id, entries, now, 'release_identity', state, attempt, node, {window_over} from expired, clock
 ),
 deleted_steps as (
   delete from onejob.steps using changed where cast(:forgets_steps as boolean) and job_id = changed.id
 ),
 trimmed_history as (
   delete from onejob.history using changed
-  where job_id = changed.id and changed.entries > :history_limit and seq <= changed.entries - :history_limit
+  where job_id = changed.id and changed.entries > {history_limit} and seq <= changed.entries - {history_limit}
 )
 select true as applied, changed.*, set_config('ledger.applied_request', :request_id, true),
   case when cast(:ends as boolean) and awaited then pg_notify(:end_channel, id) end::text

@@ -1,7 +1,7 @@
 -- Store and count a duplicate that changes nothing else: the outcome of most duplicates, at a fraction of the cost of
 -- `submit`, which runs when this writes nothing. Only for a submission without a key, a follower or a delay, which neither
 -- replaces nor is queued next. It does not wait for the disk: a crash of the server may forget the record.
--- in: the fields of the submission, :duplicate_limit :submitter_limit :other_submitters :now
+-- in: the fields of the submission, :submitter_limit :now
 -- out: the job and the "outcome" of the duplicate; nothing when no job holds the identity, when the job would be
 --      rescheduled or expire later, or when the request is repeated
 with {unsynchronized_clock},
@@ -26,7 +26,7 @@ attached as (
 inserted_duplicate as (
   insert into onejob.duplicates as duplicates ({duplicate_columns})
   select
-    id, mod(duplicate_count - 1, cast(:duplicate_limit as integer)), now, :nonce, answer, id, :source, :submitter,
+    id, mod(duplicate_count - 1, {duplicate_limit}), now, :nonce, answer, id, :source, :submitter,
     :host, :fingerprint, fingerprint <> :fingerprint, false
   from attached, clock
   {replace_duplicate}

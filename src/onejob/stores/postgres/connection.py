@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -10,13 +9,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-from weakref import WeakSet
 
 import psycopg
 from psycopg import conninfo, errors
 from psycopg.pq import TransactionStatus
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.stores.forks import abandon_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,11 +110,18 @@ class Pool:
     def connection(self, *, wait_for_locks: bool) -> Iterator[Connection]:
         """Yield an exclusive connection. Operations that may wait for locks get at most half of all connections."""
         with self._waiting_slots if wait_for_locks else nullcontext(), self._slots:
-            connection = self._acquire()
+            connection = self._take()
             try:
                 yield connection
             finally:
-                self._release(connection)
+                # After an interrupted operation it is not idle: its unread reply must not answer another one.
+                driver = connection.pgconn
+                if driver.transaction_status == TransactionStatus.IDLE and not driver.pipeline_status:
+                    self._idle.append((time.monotonic(), connection))
+                    if self._retired:
+                        self.retire()
+                else:
+                    connection.close()
 
     def retire(self) -> None:
         """Close the idle connections now, and those in use at the end of their operations."""
@@ -128,7 +134,7 @@ class Pool:
         with suppress(Exception):
             self.retire()
 
-    def _acquire(self) -> Connection:
+    def _take(self) -> Connection:
         while True:
             try:
                 since, connection = self._idle.pop()
@@ -136,15 +142,6 @@ class Pool:
                 return self._connect()
             if time.monotonic() - since < IDLE_SECONDS:
                 return connection
-            connection.close()
-
-    def _release(self, connection: Connection) -> None:
-        # After an interrupted operation the connection is not idle: its unread reply must not answer another one.
-        if connection.pgconn.transaction_status == TransactionStatus.IDLE and not connection.pgconn.pipeline_status:
-            self._idle.append((time.monotonic(), connection))
-            if self._retired:
-                self.retire()
-        else:
             connection.close()
 
 
@@ -156,8 +153,7 @@ class Slots:
 
     def __enter__(self) -> None:
         if not _in_main_thread() and not self.free.acquire(timeout=WAIT_SECONDS):
-            msg = "all connections of this process are in use"
-            raise PoolTimeout(msg)
+            raise PoolTimeout("all connections of this process are in use")
 
     def __exit__(self, *_: object) -> None:
         if not _in_main_thread():
@@ -175,13 +171,13 @@ class Connections:
     """
 
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
-        self._conninfo = conninfo_of(url)
+        self.conninfo = conninfo_of(url)
         self.is_pooled = is_pooled(url)
         self._prepare = prepare
         self._pool: Pool | None = None
         self._lock = threading.Lock()
-        self.address = address_of(self._conninfo)
-        _instances.add(self)
+        self.address = address_of(self.conninfo)
+        abandon_in_children(self)
 
     def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
         """Run statements as one transaction, in one round trip, and return the rows of each.
@@ -194,14 +190,12 @@ class Connections:
                 return self._attempt(statements, wait_for_locks=wait_for_locks)
             except psycopg.Error as error:
                 late = time.monotonic() - start > WAIT_SECONDS
-                if delay is None or late or not _is_retryable(error):
+                timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
+                is_lost = isinstance(error, _LOST) and not timed_out and not _is_refusal(error)
+                if delay is None or late or not (is_lost or isinstance(error, _RETRYABLE)):
                     raise _translate_error(error, self.address) from error
                 time.sleep(delay)
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
-
-    def open_listening(self) -> psycopg.Connection:
-        """Return a connection of the caller's own, outside of the pool. Raises the driver's exceptions."""
-        return psycopg.Connection.connect(self._conninfo, autocommit=True)
 
     def close(self) -> None:
         """Close the idle connections now, the others after their operations. The next operation opens new ones."""
@@ -210,11 +204,11 @@ class Connections:
         if pool is not None:
             pool.retire()
 
-    def abandon(self) -> None:
+    def abandon(self) -> Pool | None:
         """Drop the inherited pool in a forked child, unclosed: the parent uses its sockets; its locks may be held."""
-        _abandoned.append(self._pool)
-        self._pool = None
+        pool, self._pool = self._pool, None
         self._lock = threading.Lock()
+        return pool
 
     def _attempt(self, statements: Sequence[Statement], *, wait_for_locks: bool) -> list[Rows]:
         pool = self._pool or self._new_pool()
@@ -226,7 +220,9 @@ class Connections:
             except psycopg.Error as error:
                 # The other connections are most likely broken, too: the server restarted, or the network failed.
                 if connection.broken or isinstance(error, errors.ReadOnlySqlTransaction):
-                    self._drop(pool)
+                    with self._lock:
+                        self._pool = None if self._pool is pool else self._pool
+                    pool.retire()
                 raise
 
     def _new_pool(self) -> Pool:
@@ -234,16 +230,10 @@ class Connections:
             self._pool = self._pool or Pool(self._open)
             return self._pool
 
-    def _drop(self, pool: Pool) -> None:
-        with self._lock:
-            if self._pool is pool:
-                self._pool = None
-        pool.retire()
-
     def _open(self) -> Connection:
         threshold = None if self.is_pooled else 0
         connection = Connection.connect(
-            self._conninfo, autocommit=True, prepare_threshold=threshold, cursor_factory=psycopg.RawCursor
+            self.conninfo, autocommit=True, prepare_threshold=threshold, cursor_factory=psycopg.RawCursor
         )
         try:
             for command in () if self.is_pooled else SESSION:
@@ -292,11 +282,6 @@ def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
     return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
 
 
-def _is_retryable(error: psycopg.Error) -> bool:
-    timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
-    return isinstance(error, _RETRYABLE) or (isinstance(error, _LOST) and not timed_out and not _is_refusal(error))
-
-
 def _is_refusal(error: psycopg.Error) -> bool:
     """Return whether the server refused the connection, which only its message says."""
     return "authentication failed" in str(error) or "does not exist" in str(error)
@@ -329,11 +314,10 @@ def conninfo_of(url: str) -> str:
     try:
         options = conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
     except psycopg.ProgrammingError:
-        msg = (
+        raise ConfigurationError(
             "the URL of the PostgreSQL store is invalid: write postgresql://user:password@host:5432/database, "
             "with its password percent-encoded, and only options of libpq"
-        )
-        raise ConfigurationError(msg) from None
+        ) from None
     return conninfo.make_conninfo(**(DEFAULTS | options))
 
 
@@ -357,13 +341,3 @@ def user_of(info: str) -> str:
     """Return the user of a connection string as it stands in a URL before the host; "" without one."""
     user = conninfo.conninfo_to_dict(info).get("user")
     return f"{quote(str(user), safe='')}@" if user else ""
-
-
-def _after_fork_in_child() -> None:
-    for each in list(_instances):
-        each.abandon()
-
-
-_instances: WeakSet[Connections] = WeakSet()
-_abandoned: list[Pool | None] = []
-os.register_at_fork(after_in_child=_after_fork_in_child)

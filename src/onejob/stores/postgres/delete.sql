@@ -1,7 +1,7 @@
 -- Delete jobs with everything that belongs to them, add the counts of their duplicates to the sums of their tasks, insert
 -- their tombstones, and delete expired tombstones.
 -- in: :job_ids :sources (arrays) :skip_referenced :tombstone_for (seconds; 0 for none) :submitter_limit
---     :other_submitters :now
+--     :now
 -- out: the ids of the deleted jobs: in one of the states, and not holding their identity; with :skip_referenced only
 --      those to which no idempotency key and no unfinished follower points, and whose rows are not locked or just changed. The former
 --      become due when their last key expires, or when the time since their end has doubled; the latter stay until the
@@ -46,7 +46,7 @@ deleted_counts as (
 ),
 summed as ( -- in the order of the key, so that concurrent deletions do not deadlock
   insert into onejob.duplicate_sums as sums (task, submitter, outcome, count)
-  select task, case when has_entry then submitter else :other_submitters end as entry, outcome, sum(count)
+  select task, case when has_entry then submitter else {other_submitters} end as entry, outcome, sum(count)
   from (
     select *, exists (
       select from onejob.duplicate_sums where (task, submitter) = (deleted_counts.task, deleted_counts.submitter)

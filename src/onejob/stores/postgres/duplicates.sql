@@ -1,17 +1,16 @@
 -- name: duplicates
--- in: :job_id :duplicate_limit
+-- in: :job_id
 -- out: the newest duplicates of the job, oldest first
 select
   job_id, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled, at
 from onejob.duplicates
 cross join (
-  select duplicate_count, cast(:duplicate_limit as integer) as slots from onejob.jobs where id = :job_id
+  select duplicate_count, {duplicate_limit} as slots from onejob.jobs where id = :job_id
 ) as job
 where job_id = :job_id
 order by slot < 0, mod(slot + 1 - duplicate_count, slots)
 -- name: list_stats
--- in: :by (task, identity or submitter) :limit :submitter :tasks (array), null for any :redelivered (an outcome that
---     does not count)
+-- in: :by (task, identity or submitter) :limit :submitter :tasks (array), null for any
 -- out: name, task, outcome and count; the names with the largest counts first
 with counted as (
   select task, identity, jobs.submitter as owner, counts.submitter, counts.outcome, count
@@ -28,7 +27,7 @@ named as (
     and (cast(:tasks as text[]) is null or task = any(cast(:tasks as text[])))
 ),
 largest as (
-  select name, sum(case when outcome = :redelivered then 0 else count end) as total
+  select name, sum(case when outcome = {redelivered} then 0 else count end) as total
   from named group by name order by total desc, name limit :limit
 )
 select name, task, outcome, sum(count)::bigint as count from named join largest using (name)

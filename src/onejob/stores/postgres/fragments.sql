@@ -22,16 +22,16 @@ jobs.published_at is null and jobs.lease_until is null and jobs.finished_at is n
     and jobs.follows_id is null and {is_plain}
 -- name: notify_workers
 -- Wake the workers of its queue, with the commit, unless they look for themselves before it is due.
--- in: a job that was just written, :look_interval (seconds) :due_channel
+-- in: a job that was just written, :due_channel
 case
     when {is_offered} and jobs.run_at
-      <= coalesce(cast(:now as float8), extract(epoch from clock_timestamp())::float8) + cast(:look_interval as float8)
+      <= coalesce(cast(:now as float8), extract(epoch from clock_timestamp())::float8) + {look_interval}
       then pg_notify(cast(:due_channel as text), jobs.route || E'\njob')
   end
 -- name: notify_consumers
 -- Wake the consumers of a queue that has got messages, with the commit.
--- in: queue, :channel (of notifications)
-pg_notify(cast(:channel as text), queue || E'\nmessage')
+-- in: queue, :due_channel
+pg_notify(cast(:due_channel as text), queue || E'\nmessage')
 -- name: places
 -- The ranks of the jobs that are offered to the workers of queues, found one by one in the index.
 -- in: :queues (array)
@@ -178,7 +178,7 @@ job_id, seq, at, event, state, attempt, node, detail
   )
 -- name: count_duplicates
 -- Count duplicates of a job by submitter and outcome. The submitters of a job with many duplicates are limited.
--- in: `counted` (id, duplicate_count, outcome, number), :submitter :submitter_limit :other_submitters
+-- in: `counted` (id, duplicate_count, outcome, number), :submitter :submitter_limit
 insert into onejob.duplicate_counts as counts (job_id, submitter, outcome, count)
   select
     id,
@@ -186,7 +186,7 @@ insert into onejob.duplicate_counts as counts (job_id, submitter, outcome, count
       when duplicate_count <= cast(:submitter_limit as integer) or exists (
         select from onejob.duplicate_counts where job_id = id and submitter = :submitter
       ) then :submitter
-      else :other_submitters
+      else {other_submitters}
     end, outcome, number
   from counted
   on conflict (job_id, submitter, outcome) do update set count = counts.count + excluded.count

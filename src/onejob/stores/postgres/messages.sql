@@ -1,6 +1,6 @@
 -- name: put_messages
 -- Write a copy of each message to each queue that its exchange and routing key lead to.
--- in: :messages (JSON: an array of objects) :durable (false: a crash of the server may lose them) :channel (of notifications, null: none) :now
+-- in: :messages (JSON: an array of objects) :durable (false: a crash of the server may lose them) :wake (whether to notify) :due_channel :now
 -- out: the queues that have got one, which are notified
 with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now,
@@ -27,7 +27,7 @@ written as (
   on conflict (message_id, queue) do nothing
   returning queue
 )
-select queue, case when cast(:channel as text) is not null then {notify_consumers} end
+select queue, case when cast(:wake as boolean) then {notify_consumers} end
 from written group by queue
 -- name: take_messages
 -- Give the first copies of each queue to a consumer, as many as it has places for.
@@ -57,7 +57,7 @@ select id, queue, body, redelivered from taken order by priority desc, id
 with {unsynchronized_clock}
 delete from onejob.messages using clock where id = any(cast(:ids as bigint[])) and consumer = :consumer
 -- name: release_messages
--- in: :ids (array) :consumer :channel (of notifications)
+-- in: :ids (array) :consumer :due_channel
 -- out: the queues that have them again, which are notified
 with released as (
   update onejob.messages set consumer = '', taken_until = null, redelivered = true
@@ -79,7 +79,7 @@ update onejob.message_queues set until = now + greatest(expires_after, cast(:hol
 where name = any(cast(:queues as text[])) and until is not null
 -- name: release_abandoned
 -- Return the copies of dead consumers to their queues.
--- in: :channel (of notifications) :now
+-- in: :due_channel :now
 -- out: the queues that have them again, which are notified
 with {unsynchronized_clock},
 abandoned as (

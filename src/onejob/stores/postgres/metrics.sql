@@ -38,24 +38,24 @@ on conflict (period, starts_at, name) do update set amount = buckets.amount + ex
 select name, amount as total from onejob.metric_buckets where period = 0
 -- name: series
 -- in: :period :kept_for (seconds) :since :now
--- out: starts_at, and its amounts by name as JSON
+-- out: starts_at, name, amount
 with {clock}
-select starts_at, json_object_agg(name, amount) as amounts from onejob.metric_buckets, clock
+select starts_at, name, amount from onejob.metric_buckets, clock
 where period = :period and starts_at >= cast(:since as float8)
   and starts_at > now - cast(:kept_for as float8) and starts_at <= now
-group by starts_at order by starts_at
+order by starts_at
 -- name: heartbeat
 -- Record the heartbeat of a worker.
--- in: :node :lasts (seconds; 0 removes the worker) :registration (JSON)
-with {unsynchronized_clock},
-deleted as (
-  delete from onejob.workers as workers where name = :node and cast(:lasts as float8) <= 0
-)
+-- in: :node :lasts (seconds) :registration (JSON)
+with {unsynchronized_clock}
 insert into onejob.workers (name, seen_at, until, registration)
 select cast(:node as text), now, now + cast(:lasts as float8), cast(:registration as text)
-from clock where cast(:lasts as float8) > 0
+from clock
 on conflict (name) do update set
   seen_at = excluded.seen_at, until = excluded.until, registration = excluded.registration
+-- name: delete_worker
+-- in: :node
+delete from onejob.workers where name = :node
 -- name: workers
 -- out: name, seen_at and registration of the workers whose heartbeats have not expired
 with {clock}

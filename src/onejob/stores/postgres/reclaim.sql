@@ -1,6 +1,6 @@
 -- Start a later run of a job, as `claim` starts the first one, and store the history entry of the claim before, whose
 -- time and node this one overwrites.
--- in: :job_id :nonce :node :sources (array) :target :history_limit :now
+-- in: :job_id :nonce :node :sources (array) :target :now
 -- out: as `claim`
 with {unsynchronized_clock},
 jobs as (
@@ -24,7 +24,7 @@ inserted_history as (
 ),
 trimmed_history as (
   delete from onejob.history using claimed
-  where job_id = claimed.id and claimed.entries > :history_limit and seq <= claimed.entries - :history_limit
+  where job_id = claimed.id and claimed.entries > {history_limit} and seq <= claimed.entries - {history_limit}
 )
 select true as applied, claimed.* from claimed
 union all

@@ -1,7 +1,7 @@
 -- Store a duplicate and count it. The statement does not wait for the job's row: when it is locked, the duplicate
 -- replaces a random one and is counted by submitter only. So is that of a redelivered message, which has a slot of its
 -- own.
--- in: the fields of the duplicate, :redelivered (its outcome in the counts), :duplicate_limit :now
+-- in: the fields of the duplicate, :now
 with {unsynchronized_clock},
 target as (
   select id, duplicate_count from onejob.jobs
@@ -23,7 +23,7 @@ updated as (
 ),
 counted as (
   select
-    id, target.duplicate_count, case when :submission_nonce = '' then :redelivered else :outcome end as outcome,
+    id, target.duplicate_count, case when :submission_nonce = '' then {redelivered} else :outcome end as outcome,
     1 as number
   from protected join target using (id)
 ),
@@ -33,8 +33,8 @@ updated_counts as (
 insert into onejob.duplicates as duplicates ({duplicate_columns})
 select
   id, case when :submission_nonce = '' then -1 else coalesce(
-    (select mod(duplicate_count - 1, cast(:duplicate_limit as integer)) from updated),
-    floor(random() * cast(:duplicate_limit as integer))::integer
+    (select mod(duplicate_count - 1, {duplicate_limit}) from updated),
+    floor(random() * {duplicate_limit})::integer
   ) end,
   now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint,
   cast(:arguments_differ as boolean), cast(:rescheduled as boolean)

@@ -1,6 +1,5 @@
 -- Store duplicates that differ only by their nonces, the newest up to the limit, and count them.
--- in: the fields of the first duplicate, :submissions (array of all nonces), :nonce (the last of them), :duplicate_limit
---     :now
+-- in: the fields of the first duplicate, :submissions (array of all nonces), :nonce (the last of them) :now
 with {unsynchronized_clock},
 new as ( -- without those of a repeated request
   select given.submission_nonce, row_number() over (order by given.ordinal) as number
@@ -25,9 +24,9 @@ updated_counts as (
 )
 insert into onejob.duplicates as duplicates ({duplicate_columns})
 select
-  id, mod(duplicate_count - total.count + new.number - 1, cast(:duplicate_limit as integer)), now, new.submission_nonce,
+  id, mod(duplicate_count - total.count + new.number - 1, {duplicate_limit}), now, new.submission_nonce,
   :outcome, :answered_by, :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean),
   cast(:rescheduled as boolean)
 from counted, total, new, clock
-where new.number > total.count - cast(:duplicate_limit as integer)
+where new.number > total.count - {duplicate_limit}
 {replace_duplicate}

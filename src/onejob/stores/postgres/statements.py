@@ -10,16 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from onejob.jobs.model import values_of
-from onejob.jobs.records import REDELIVERED
-from onejob.stores.protocol import (
-    DUPLICATE_LIMIT,
-    HISTORY_LIMIT,
-    LOOK_INTERVAL,
-    OTHER_SUBMITTERS,
-    SUBMITTER_LIMIT,
-    WINDOW_OVER,
-)
-from onejob.stores.rows import COLUMNS, job_in
+from onejob.stores.protocol import SUBMITTER_LIMIT
+from onejob.stores.rows import COLUMNS
 from onejob.stores.schema import in_schema
 from onejob.stores.signals import Channel
 from onejob.stores.statement_files import statements
@@ -27,7 +19,6 @@ from onejob.stores.statement_files import statements
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Job
 
 SQL = statements(__package__, ".sql")
 MAY_WAIT = frozenset(
@@ -53,7 +44,6 @@ class Runner(Protocol):
 
         `wait_for_locks`: they may wait for a lock of a user's transaction.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +56,22 @@ class Statements:
     joins: bool = False
     """Whether they are part of a user's transaction."""
 
-    @property
-    def channels(self) -> Mapping[Channel, str]:
-        """The names of the channels of the ledger."""
-        return channels_of(self.schema)
-
     def run(self, *names: str, **values: Any) -> Rows:
         """Run statements with the same values as one transaction, and return the rows of the first."""
         return self.run_each([(name, values) for name in names])[0]
 
     def run_each(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Rows]:
         """Run statements, each with its own values, as one transaction, and return the rows of each."""
+        channels = channels_of(self.schema)
         shared = {
             "now": self.clock() if self.clock else None,
             "joins": self.joins,
-            "history_limit": HISTORY_LIMIT,
-            "duplicate_limit": DUPLICATE_LIMIT,
-            "window_over": WINDOW_OVER,
             "submitter_limit": SUBMITTER_LIMIT,
-            "other_submitters": OTHER_SUBMITTERS,
-            "redelivered": REDELIVERED,
-            "look_interval": LOOK_INTERVAL,
-            "due_channel": self.channels[Channel.DUE],
-            "end_channel": self.channels[Channel.END],
+            "due_channel": channels[Channel.DUE],
+            "end_channel": channels[Channel.END],
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
         return self.runner.run(statements, wait_for_locks=not MAY_WAIT.isdisjoint([name for name, _ in calls]))
-
-    def run_for_job(self, name: str, **values: Any) -> Job | None:
-        """Run a statement that returns at most one job."""
-        rows = self.run(name, **values)
-        return job_in(rows[0]) if rows else None
 
 
 @cache

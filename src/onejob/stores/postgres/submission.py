@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
 from onejob.jobs.transitions import new_job
-from onejob.stores.holder_cache import HolderCache
 from onejob.stores.rows import job_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from onejob.jobs.model import Submission
-    from onejob.jobs.submitter import Charge
+    from onejob.stores.holder_cache import HolderCache
     from onejob.stores.postgres.statements import Rows, Statements
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
@@ -35,66 +34,48 @@ SUBMIT_TRIES = 20
 """How often a submission is retried because the existing job changed while it waited for the row."""
 
 
-class Submitter:
-    """Submits by `admit` what is likely new, by `attach` what is a plain duplicate, and all else by `submit`.
+class Submitting:
+    """A call of `submit_many`: by `admit` what is likely new, by `attach` plain duplicates, and all else by `submit`.
 
     A transaction of a user gets only the last, which also finds the rows that this transaction has written.
+    `when_due`: the values `wake_after` and `offers` of the statements.
     """
 
-    def __init__(self, sql: Statements) -> None:
+    def __init__(
+        self, sql: Statements, holders: HolderCache, submissions: Sequence[Submission], when_due: dict[str, Any], *,
+        wait_for_locks: bool,
+    ) -> None:  # fmt: skip
         self._sql = sql
-        self._holder_cache = HolderCache()
+        self._holders = holders
+        self._submissions = submissions
+        self._when_due = when_due
+        self._wait_for_locks = wait_for_locks
+        self._results: dict[int, Result] = {}
+        self._order = _lock_order(submissions)
 
-    def submit_many(
-        self, submissions: Sequence[Submission], when_due: dict[str, Any], *, wait_for_locks: bool
-    ) -> list[Admission]:
-        """Submit in this order; return the admissions in this order.
-
-        `when_due`: the values `wake_after` and `offers` of the statements.
-        """
-        batch = _Batch(submissions, self._sql, when_due, wait_for_locks=wait_for_locks)
+    def run(self) -> list[Admission]:
+        """Submit in this order; return the admissions in this order."""
+        submissions = self._submissions
         if not self._sql.joins:
-            held = {each.identity for each in submissions if self._holder_cache.get(each.identity)}
+            held = {each.identity for each in submissions if self._holders.get(each.identity)}
             keyed = {each.identity for each in submissions if each.key is not None}
             special = {each.identity for each in submissions if _is_special(each, is_held=each.identity in held)}
             ambiguous = _ambiguous_identities(submissions)
-            batch.admit(held | keyed | ambiguous)
-            batch.attach(special | ambiguous)
+            self.admit(held | keyed | ambiguous)
+            self.attach(special | ambiguous)
         for _ in range(SUBMIT_TRIES):
-            if not batch.submit():
+            if not self.submit():
                 break
         else:
             msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
             raise StoreError(msg)
-        found = [self._remember(*each) for each in zip(submissions, batch.results(), strict=True)]
-        return PartlySubmittedError.checked(found)
-
-    def _remember(self, submission: Submission, admission: Result) -> Result:
-        if isinstance(admission, QuotaExceededError):
-            return admission
-        if admission.outcome is Outcome.ADMITTED:
-            self._holder_cache.discard(submission.identity)
-        else:
-            self._holder_cache.put(submission.identity, admission.job.id)
-        return admission
-
-
-class _Batch:
-    """The submissions of one call, and the admissions of those that are done."""
-
-    def __init__(
-        self, submissions: Sequence[Submission], sql: Statements, when_due: dict[str, Any], *, wait_for_locks: bool
-    ) -> None:
-        self._submissions = submissions
-        self._sql = sql
-        self._when_due = when_due
-        self._wait_for_locks = wait_for_locks
-        self._found: dict[int, Result] = {}
-        self._order = _lock_order(submissions)
-
-    def results(self) -> list[Result]:
-        """Return the results in the order of the submissions."""
-        return [self._found[number] for number in range(len(self._submissions))]
+        results = [self._results[number] for number in range(len(submissions))]
+        for submission, result in zip(submissions, results, strict=True):
+            if isinstance(result, Admission) and result.outcome is Outcome.ADMITTED:
+                self._holders.discard(submission.identity)
+            elif isinstance(result, Admission):
+                self._holders.put(submission.identity, result.job.id)
+        return PartlySubmittedError.checked(results)
 
     def admit(self, excluded: set[str]) -> None:
         """Write those with other identities that have no holder, unless their quotas are too small for all of them."""
@@ -107,7 +88,7 @@ class _Batch:
         for number, each in zip(wanted, given, strict=True):
             if each.id in written:
                 job = new_job(each, now=written.pop(each.id), **self._when_due)
-                self._found[number] = Admission(job, Outcome.ADMITTED)
+                self._results[number] = Admission(job, Outcome.ADMITTED)
 
     def attach(self, excluded: set[str]) -> None:
         """Count those with other identities, which are plain duplicates."""
@@ -117,7 +98,7 @@ class _Batch:
         answers = self._run([("attach", values_of(self._submissions[number])) for number in wanted])
         for number, rows in zip(wanted, answers, strict=True):
             for row in rows:
-                self._found[number] = Admission(job_in(row), Outcome(row["outcome"]))
+                self._results[number] = Admission(job_in(row), Outcome(row["outcome"]))
 
     def submit(self) -> bool:
         """Submit the others, in one transaction; return whether some may have to be retried."""
@@ -128,27 +109,23 @@ class _Batch:
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         calls += lock_quotas(given)
-        answers = self._run(
-            [*calls, *(submit_call(self._statement(each), each, values_of(each) | self._when_due) for each in given)]
-        )
-        for number, each, rows in zip(wanted, given, answers[len(calls) :], strict=True):
+        for each in given:
+            # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if necessary.
+            locks = not self._sql.joins or each.replaces or each.queue_next
+            calls.append(charged_call("submit" if locks else "submit_in", values_of(each) | self._when_due, [each]))
+        answers = self._run(calls)[-len(given) :]
+        for number, each, rows in zip(wanted, given, answers, strict=True):
             result = _parse_result(rows, each)
             if result is not None:
-                self._found[number] = result
-        return len(self._found) < len(self._submissions)
-
-    def _statement(self, submission: Submission) -> str:
-        # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
-        locks = not self._sql.joins or submission.replaces or submission.queue_next
-        return "submit" if locks else "submit_in"
+                self._results[number] = result
+        return len(self._results) < len(self._submissions)
 
     def _remaining(self, excluded: Collection[str] = ()) -> list[int]:
         """Return those without a result, without those that have the excluded identities."""
-        done, given = self._found, self._submissions
+        done, given = self._results, self._submissions
         return [number for number in self._order if number not in done and given[number].identity not in excluded]
 
     def _run(self, calls: Sequence[Call]) -> list[Rows]:
-        """Run statements as one transaction."""
         if self._wait_for_locks:
             return self._sql.run_each(calls)
         return self._sql.run_each([("set_lock_timeout", {"wait": str(LOCK_TIMEOUT)}), *calls])[1:]
@@ -195,16 +172,13 @@ def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
 def _admit_calls(submissions: Sequence[Submission], when_due: dict[str, Any]) -> list[Call]:
     """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
     if len(submissions) > 1:
-        texts = json.dumps([_given_values(each) for each in submissions])
-        call = _charged_call("admit_many", when_due | {"submissions": texts}, submissions)
+        given = [
+            dict(zip(_GIVEN, _given(each), strict=True)) | ({"tag_lines": each.tag_lines} if each.tag_lines else {})
+            for each in submissions
+        ]
+        call = charged_call("admit_many", when_due | {"submissions": json.dumps(given)}, submissions)
         return [*lock_quotas(submissions), call]
     return [("admit", values_of(each) | when_due) for each in submissions if not each.charges]
-
-
-def _given_values(submission: Submission) -> dict[str, Any]:
-    """Return the columns of `given_many`, without that of the tags if there are none."""
-    values = dict(zip(_GIVEN, _given(submission), strict=True))
-    return values | {"tag_lines": submission.tag_lines} if submission.tag_lines else values
 
 
 def lock_quotas(submissions: Sequence[Submission]) -> list[Call]:
@@ -213,12 +187,8 @@ def lock_quotas(submissions: Sequence[Submission]) -> list[Call]:
     return [("lock_quotas", {"names": names})] if names else []
 
 
-def submit_call(name: str, submission: Submission, values: dict[str, Any]) -> Call:
-    """Return the call of a statement, in the variant for the quotas of the submission."""
-    return _charged_call(name, values, [submission])
-
-
-def _charged_call(name: str, values: dict[str, Any], submissions: Sequence[Submission]) -> Call:
+def charged_call(name: str, values: dict[str, Any], submissions: Sequence[Submission]) -> Call:
+    """Return the call of a statement, in the variant for quotas if the submissions are charged."""
     charges = [
         {"id": each.id, "number": number, "name": charge.name, "max_used": charge.quota.limit,
          "period": charge.quota.period}
@@ -231,8 +201,8 @@ def _charged_call(name: str, values: dict[str, Any], submissions: Sequence[Submi
 def exceeded_quota(submission: Submission, quota: str) -> QuotaExceededError:
     """Return the error of a quota that a statement has found to be used up."""
     number, until, seconds = json.loads(quota)
-    charge: Charge = submission.charges[number]
-    return charge.exceeded(until, seconds)
+    error: QuotaExceededError = submission.charges[number].exceeded(until, seconds)
+    return error
 
 
 def _parse_result(rows: Rows, submission: Submission) -> Result | None:

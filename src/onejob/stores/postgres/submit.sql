@@ -2,7 +2,7 @@
 -- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
 -- follower, which is due when the followed job ends.
 -- variants: charged
--- in: the fields of the submission, :wake_after (seconds) :offers, :joins :duplicate_limit :window_over :now; take_keys ran before
+-- in: the fields of the submission, :wake_after (seconds) :offers, :joins :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
 --      With :charges "exceeded", with the quota as its outcome, when a new job would exceed that.
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
@@ -130,12 +130,12 @@ inserted_history as (
   union all
   select id, 1, now, 'follow', 'queued', 0, '', reason from follower, clock
   union all
-  select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
+  select id, entries, now, 'release_identity', state, attempt, node, {window_over} from expired, clock
 ),
 inserted_duplicate as (
   insert into onejob.duplicates as duplicates ({duplicate_columns})
   select
-    existing.id, mod(existing.duplicate_count - 1, cast(:duplicate_limit as integer)), now, :nonce, answer.outcome,
+    existing.id, mod(existing.duplicate_count - 1, {duplicate_limit}), now, :nonce, answer.outcome,
     answer.id, :source, :submitter, :host, :fingerprint,
     existing.outcome = 'replaced' or existing.fingerprint <> :fingerprint, answer.rescheduled
   from existing, answer, clock

@@ -3,7 +3,7 @@
 -- retained longer than that job. With :follows a duplicate gets a row of its own, as a follower, which is due at once:
 -- the followed job may end before the commit, and its end cannot see uncommitted rows.
 -- variants: charged
--- in: the fields of the submission, :wake_after (seconds) :offers, :window_over :now; take_keys ran before
+-- in: the fields of the submission, :wake_after (seconds) :offers, :now; take_keys ran before
 -- out: as submit, over a quota also when an equal job is not visible yet; nothing when the existing job is not visible yet, and no follower when another row got its id
 --      meanwhile
 with {clock},
@@ -69,7 +69,7 @@ inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, 'follow', state, attempt, node, reason from follower, clock
   union all
-  select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
+  select id, entries, now, 'release_identity', state, attempt, node, {window_over} from expired, clock
 ),
 {keep_key}
 select

@@ -29,18 +29,21 @@ def pool_of(url: str) -> ConnectionPool:
     """Return the pool for `redis://`, `rediss://` or `unix://`. Raises `ConfigurationError`."""
     try:
         pool = ConnectionPool.from_url(url, **DEFAULTS)
-        _accept_celery_options(pool.connection_kwargs)
-        pool.connection_kwargs.update(_FIXED)
-        pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
+        options = pool.connection_kwargs
+        # The URL of the store is often that of the broker, in Celery's spelling of two options.
+        if isinstance(options.get("ssl_cert_reqs"), str):
+            options["ssl_cert_reqs"] = options["ssl_cert_reqs"].lower().removeprefix("cert_")
+        if "virtual_host" in options:
+            options["db"] = int(options.pop("virtual_host").strip("/") or 0)
+        options.update(_FIXED)
+        pool.connection_class(**options)  # raises TypeError for an unknown option
     except (exceptions.RedisError, TypeError) as error:
-        msg = f"the URL of the Redis store has an invalid option: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"the URL of the Redis store has an invalid option: {error}") from None
     except ValueError as error:
         # Other messages may quote a part of the password, which an unencoded slash makes look like the port.
         is_safe = str(error).startswith(("Invalid value for", "Redis URL must"))
         reason = str(error) if is_safe else "are its port and database numbers, and is its password percent-encoded?"
-        msg = f"the URL of the Redis store is invalid: {reason}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"the URL of the Redis store is invalid: {reason}") from None
     return pool
 
 
@@ -57,11 +60,3 @@ def address_of(pool: ConnectionPool) -> str:
     user = "a credential provider" if options.get("credential_provider") else options.get("username") or "default"
     scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
     return f"{scheme}://{user}@{location_of(pool)}"
-
-
-def _accept_celery_options(options: dict[str, Any]) -> None:
-    """Convert two options from Celery's spelling: the URL of the store is often that of the broker."""
-    if isinstance(options.get("ssl_cert_reqs"), str):
-        options["ssl_cert_reqs"] = options["ssl_cert_reqs"].lower().removeprefix("cert_")
-    if "virtual_host" in options:
-        options["db"] = int(options.pop("virtual_host").strip("/") or 0)

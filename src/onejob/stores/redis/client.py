@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from redis import exceptions
@@ -12,8 +15,9 @@ from redis.backoff import EqualJitterBackoff
 from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.stores.redis.address import address_of, location_of, pool_of
 from onejob.stores.redis.connection import RETRYABLE, Connections
-from onejob.stores.redis.rows import PARTS, job_of
-from onejob.stores.redis.scripts import load_script
+from onejob.stores.redis.rows import CONSTANTS, PARTS, job_of
+from onejob.stores.statement_files import CONSTANTS as SHARED_CONSTANTS
+from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +78,8 @@ class Client:
         digests; those that the server does not have (it was restarted, or flushed) are sent again as texts, and
         with them, unless `partial`, what was sent beside them.
         """
+        if not requests:
+            return []
         number = 1
         while True:
             clock = "" if self._clock is None else str(self._clock())
@@ -133,11 +139,32 @@ def commands_of(
     for request in requests:
         call = request() if callable(request) else request
         if isinstance(call, Call):
-            script = load_script(call.script)
-            name, code = ("EVALSHA", script.sha) if by_digest else ("EVAL", script.text)
+            text, digest = _load_script(call.script)
+            name, code = ("EVALSHA", digest) if by_digest else ("EVAL", text)
             yield (name, code, str(len(call.keys)), *call.keys, clock, *call.arguments)
         else:
             yield call
+
+
+LUA = statements(__package__, ".lua")
+_CONSTANTS = CONSTANTS | {name.upper(): constant for name, constant in SHARED_CONSTANTS.items()}
+_CONSTANT = re.compile(rf"\b(?:{'|'.join(_CONSTANTS)})\b")
+_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
+_FUNCTIONS = {found[1]: found[0] for found in _FUNCTION.finditer(LUA["prelude"])}
+
+
+@cache
+def _load_script(name: str) -> tuple[str, str]:
+    """Return a script with the functions that it uses, and numbers for constants; and its digest for EVALSHA.
+
+    Redis requires `#!lua` and its flags in the first line, so the rest is inserted after it.
+    """
+    shebang, _, code = LUA[name].partition("\n")
+    for function, definition in reversed(_FUNCTIONS.items()):  # each may use those before it
+        if re.search(rf"\b{function}\b", code):
+            code = f"{definition}\n{code}"
+    text = f"{shebang}\n{_CONSTANT.sub(lambda found: json.dumps(_CONSTANTS[found[0]]), code)}"
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 class Part:
@@ -150,12 +177,9 @@ class Part:
     def _read_jobs(self, ids: Sequence[str], *, light: bool = False) -> list[Job]:
         """Return the jobs of these ids that exist, in one round trip; `light`: without their large fields."""
         pages = [get_many(self._keys, page, light=light) for page in pages_of(ids)]
-        replies = self._client.send(pages) if pages else []
+        replies = self._client.send(pages)
         found = zip(ids, (parts for reply in replies for parts in reply), strict=True)
         return [job_of(job_id, parts) for job_id, parts in found if parts]
-
-    def _read_job(self, job_id: str) -> Job | None:
-        return next(iter(self._read_jobs([job_id])), None)
 
 
 def get_many(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Call:

@@ -13,11 +13,12 @@ from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from hiredis import Reader, pack_command
 from redis import exceptions
 from redis.connection import DefaultParser
+
+from onejob.stores.forks import abandon_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +55,7 @@ class Connections:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._idle: list[tuple[Connection, float]] = []
-        _all.add(self)
+        abandon_in_children(self)
 
     def execute(self, commands: Iterable[Sequence[str | bytes]], *, partial: bool = False) -> list[Any]:
         """Send commands in one round trip, and return their replies.
@@ -83,10 +84,10 @@ class Connections:
             with suppress(IndexError):  # another thread has taken it
                 self._idle.pop()[0].close()
 
-    def abandon(self) -> None:
+    def abandon(self) -> object:
         """Drop the connections, unclosed: after a fork they are the parent's. Called in each forked child."""
-        _abandoned.append(self._idle)
-        self._idle = []
+        idle, self._idle = self._idle, []
+        return idle
 
     def _take(self) -> Connection:
         """Return the connection that was used last, so that the others become idle; a new one if there is none."""
@@ -162,8 +163,7 @@ class Connection:
         with suppress(*_WOULD_BLOCK):
             while data := self._socket.recv(RECEIVE_SIZE):
                 self._reader.feed(data)
-            msg = "the server has closed the connection"
-            raise exceptions.ConnectionError(msg)
+            raise exceptions.ConnectionError("the server has closed the connection")
         replies: list[Any] = []
         while (reply := self._reader.gets()) is not Ellipsis:
             replies.append(reply)
@@ -178,10 +178,8 @@ class Connection:
         """Return whether the connection is open, and has nothing to read."""
         try:
             self._socket.recv(1)
-        except _WOULD_BLOCK:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, _WOULD_BLOCK)
         return False
 
     def close(self) -> None:
@@ -194,13 +192,11 @@ class Connection:
         except _WOULD_BLOCK:
             sent = 0
         except OSError as error:
-            msg = f"the connection was lost while a request was sent: {error}"
-            raise exceptions.ConnectionError(msg) from error
+            raise exceptions.ConnectionError(f"the connection was lost while a request was sent: {error}") from error
         if sent < len(data):
             self._sleep(self._socket.sendall, data[sent:], deadline)
 
     def _receive(self, deadline: float | None) -> bytes:
-        """Return the next bytes."""
         started = now = monotonic()
         if self._last_wait < SPIN and self._sleeps_until <= now:
             while not self._poll(0) and now < started + SPIN:
@@ -214,12 +210,10 @@ class Connection:
         except _WOULD_BLOCK:
             data = self._sleep(self._socket.recv, RECEIVE_SIZE, deadline)
         except OSError as error:
-            msg = f"the connection was lost before the reply: {error}"
-            raise exceptions.ConnectionError(msg) from error
+            raise exceptions.ConnectionError(f"the connection was lost before the reply: {error}") from error
         self._last_wait = monotonic() - started
         if not data:
-            msg = "the server has closed the connection"
-            raise exceptions.ConnectionError(msg)
+            raise exceptions.ConnectionError("the server has closed the connection")
         return data
 
     def _sleep(self, operation: Any, argument: Any, deadline: float | None) -> Any:
@@ -229,11 +223,9 @@ class Connection:
             result = operation(argument)
             self._socket.settimeout(0.0)
         except TimeoutError as error:
-            msg = f"no answer within {self._timeout} s"
-            raise exceptions.TimeoutError(msg) from error
+            raise exceptions.TimeoutError(f"no answer within {self._timeout} s") from error
         except OSError as error:
-            msg = f"the connection was lost: {error}"
-            raise exceptions.ConnectionError(msg) from error
+            raise exceptions.ConnectionError(f"the connection was lost: {error}") from error
         return result
 
 
@@ -249,13 +241,3 @@ def _poll_of(socket: Any) -> Callable[[float], Any]:
     poller.register(socket, select.POLLIN)
     poll: Callable[[float], Any] = poller.poll
     return poll
-
-
-def _after_fork_in_child() -> None:
-    for connections in list(_all):
-        connections.abandon()
-
-
-_all: WeakSet[Connections] = WeakSet()
-_abandoned: list[list[Any]] = []
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -18,7 +18,7 @@ from onejob.stores.protocol import indexed_state, is_indexed
 from onejob.stores.redis.client import Call, Part, pages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.jobs.model import Job
     from onejob.jobs.records import Backlog, Query
@@ -38,7 +38,11 @@ class Queries(Part):
             if query.filters:
                 ids = [job_id for job_id, state in zip(page, self._filter(query, page), strict=True) if state]
             skipped, to_skip = to_skip, max(to_skip - len(ids), 0)
-            found += self._read_found(query, ids[skipped:], query.limit - len(found))
+            # The state of some may have changed since they were filtered.
+            found += self._read_some(
+                ids[skipped:], query.limit - len(found), lambda job: not query.states or job.state in query.states,
+                light=query.light,
+            )  # fmt: skip
             if len(found) >= query.limit:
                 break
         return found
@@ -87,21 +91,21 @@ class Queries(Part):
         (flat,) = self._client.read(("HGETALL", self._keys.followers(job_id)))
         created = self._creation_times(flat[::2])
         ids = sorted(created, key=lambda follower_id: (created[follower_id], follower_id))
-        found: list[Job] = []
-        while ids and len(found) < limit:
-            count = limit - len(found)
-            # The key of its followers has some that follow it no more.
-            found += [job for job in self._read_jobs(ids[:count]) if job.follows_id == job_id]
-            ids = ids[count:]
-        return found
+        # The key of its followers has some that follow it no more.
+        return self._read_some(ids, limit, lambda job: job.follows_id == job_id)
 
     def _pages(self, query: Query) -> Iterator[Sequence[str]]:
         """Yield the ids of the jobs among which a query filters, newest first, a page at a time."""
         state = indexed_state(query)
-        if state is State.RUNNING:
-            yield from self._pages_of_runs(query)
-        else:
+        if state is not State.RUNNING:
             yield from self._pages_of_set(self._keys.jobs if state is None else self._keys.state_sets[state], query)
+            return
+        # Running jobs are few, so all are read first.
+        (running,) = self._client.read(("ZRANGEBYSCORE", self._keys.leases, "-inf", "+inf"))
+        created = self._creation_times(running)
+        newest_first = sorted(created, key=lambda job_id: (created[job_id], job_id), reverse=True)
+        ids = [job_id for job_id in newest_first if _is_in_range(query, job_id, created[job_id])]
+        yield from pages_of(ids, PAGE_SIZE)
 
     def _pages_of_set(self, sorted_set: str, query: Query) -> Iterator[Sequence[str]]:
         """Yield the ids of a sorted set of `created_at` in the time range of a query."""
@@ -118,17 +122,7 @@ class Queries(Part):
             newest = times[-1]
             yield [job_id for job_id, at in zip(ids, times, strict=True) if _is_after(query, job_id, float(at))]
 
-    def _pages_of_runs(self, query: Query) -> Iterator[Sequence[str]]:
-        """Yield the ids of the running jobs in the time range of a query. They are few, so all are read first."""
-        (running,) = self._client.read(("ZRANGEBYSCORE", self._keys.leases, "-inf", "+inf"))
-        created = self._creation_times(running)
-        newest_first = sorted(created, key=lambda job_id: (created[job_id], job_id), reverse=True)
-        yield from pages_of(
-            [job_id for job_id in newest_first if _is_in_range(query, job_id, created[job_id])], PAGE_SIZE
-        )
-
     def _creation_times(self, ids: Sequence[str]) -> dict[str, float]:
-        """Return `created_at` of the jobs that exist."""
         replies = self._client.read(*(("ZMSCORE", self._keys.jobs, *page) for page in pages_of(ids, PAGE_SIZE)))
         times = (at for reply in replies for at in reply)
         return {job_id: float(at) for job_id, at in zip(ids, times, strict=True) if at is not None}
@@ -139,13 +133,14 @@ class Queries(Part):
         states: list[str] = self._client.call("filter_jobs", tuple(map(self._keys.job, ids)), (filters,))
         return states
 
-    def _read_found(self, query: Query, ids: Sequence[str], limit: int) -> list[Job]:
-        """Return at most `limit` jobs, without those whose state has changed since they were filtered."""
+    def _read_some(
+        self, ids: Sequence[str], limit: int, matches: Callable[[Job], bool], *, light: bool = False
+    ) -> list[Job]:
+        """Return the first jobs that match, at most `limit`."""
         found: list[Job] = []
         while ids and len(found) < limit:
             count = limit - len(found)
-            jobs = self._read_jobs(ids[:count], light=query.light)
-            found += [job for job in jobs if not query.states or job.state in query.states]
+            found += filter(matches, self._read_jobs(ids[:count], light=light))
             ids = ids[count:]
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from onejob.jobs.model import Duplicate
@@ -25,7 +25,7 @@ from onejob.stores.redis.rows import POSITIONS
 from onejob.stores.redis.submission import ORIGIN, origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from onejob.jobs.records import Registration
 
@@ -33,12 +33,8 @@ FACTS = ("at", "outcome", "arguments_differ", "rescheduled", "answered_by")
 """The second element of a stored duplicate, separated by spaces. The first is the nonce of the submission."""
 SCAN_COUNT = "1000"
 """About how many counts one request reads."""
-SUM_FIELDS = 4
-"""Task, submitter, outcome and count."""
-Group: TypeAlias = "tuple[tuple[str, str, str], int]"
-"""Name, task and outcome; and how many duplicates."""
-Matches: TypeAlias = "Callable[[str, str], bool]"
-"""Decides by submitter and task whether duplicates are counted."""
+Group: TypeAlias = "tuple[str, str, str]"
+"""Name, task and outcome."""
 
 
 class Records(Part):
@@ -69,26 +65,32 @@ class Records(Part):
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
     ) -> list[DuplicateCount]:
         """Return the counts of duplicates. All are read, because a hash has no order."""
+        counted = self._counts_of_jobs() if by is GroupBy.IDENTITY else self._sums_of_tasks(by)
+        return _largest_groups(
+            [
+                (group, count)
+                for group, of_submitter, count in counted
+                if submitter in {None, of_submitter} and (tasks is None or group[1] in tasks)
+            ],
+            limit,
+        )
 
-        def matches(of_submitter: str, task: str) -> bool:
-            return submitter in {None, of_submitter} and (tasks is None or task in tasks)
-
-        if by is GroupBy.IDENTITY:
-            groups = self._counts_by_identity(matches)
-        else:
-            groups = _parse_sums(self._scan(self._keys.duplicate_sums), by, matches)
-        return _largest_groups(groups, limit)
-
-    def _counts_by_identity(self, matches: Matches) -> list[Group]:
-        found = self._scan(self._keys.duplicate_counts)
-        counts = [(field.split(" ", 1), int(count)) for field, count in found.items()]
-        jobs = {job.id: job for job in self._read_jobs([job_id for (_, job_id), _ in counts], light=True)}
-        groups: list[Group] = []
-        for (outcome, job_id), count in counts:
+    def _counts_of_jobs(self) -> Iterator[tuple[Group, str, int]]:
+        """Yield the counts of the identities of jobs, with the submitters of these."""
+        found = [(field.split(" ", 1), int(count)) for field, count in self._scan(self._keys.duplicate_counts).items()]
+        jobs = {job.id: job for job in self._read_jobs([job_id for (_, job_id), _ in found], light=True)}
+        for (outcome, job_id), count in found:
             job = jobs.get(job_id)
-            if job is not None and matches(job.submitter, job.task):  # None: it was deleted meanwhile
-                groups.append(((job.identity, job.task, outcome), count))
-        return groups
+            if job is not None:  # None: it was deleted meanwhile
+                yield (job.identity, job.task, outcome), job.submitter, count
+
+    def _sums_of_tasks(self, by: GroupBy) -> Iterator[tuple[Group, str, int]]:
+        """Yield the counts of tasks or submitters, with the submitters of the duplicates."""
+        for field, count in self._scan(self._keys.duplicate_sums).items():
+            task, *of_submitter = json.loads(field)
+            if of_submitter:  # else it is the number of the task's sums
+                submitter, outcome = of_submitter
+                yield (task if by is GroupBy.TASK else submitter, task, outcome), submitter, int(count)
 
     def _scan(self, key: str) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -152,7 +154,6 @@ class Records(Part):
         return self._list_workers("take_dead_workers")
 
     def _list_workers(self, script: str) -> list[WorkerInfo]:
-        """Return the workers in the reply of a script, by name."""
         flat = self._client.call(script, (self._keys.workers, self._keys.registrations))
         rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]
@@ -167,26 +168,13 @@ def _parse_amounts(flat: Sequence[str]) -> dict[str, float]:
 
 
 def _parse_duplicate(job_id: str, nonce: str, facts: str, origin: str) -> Duplicate:
-    row = dict(zip(FACTS, facts.split(" ", len(FACTS) - 1), strict=True)) | dict(
-        zip(ORIGIN, json.loads(origin), strict=True)
-    )
+    row = dict(zip((*FACTS, *ORIGIN), (*facts.split(" ", len(FACTS) - 1), *json.loads(origin)), strict=True))
     flags = {name: row[name] == "1" for name in ("arguments_differ", "rescheduled")}
     return Duplicate.from_row(row | flags | {"job_id": job_id, "submission_nonce": nonce})
 
 
-def _parse_sums(found: dict[str, str], by: GroupBy, matches: Matches) -> list[Group]:
-    fields = [(*json.loads(field), int(count)) for field, count in found.items()]
-    sums = [field for field in fields if len(field) == SUM_FIELDS]  # not the number of a task's sums
-    return [
-        ((task if by is GroupBy.TASK else submitter, task, outcome), count)
-        for task, submitter, outcome, count in sums
-        if matches(submitter, task)
-    ]
-
-
-def _largest_groups(found: Sequence[Group], limit: int) -> list[DuplicateCount]:
-    counts: dict[tuple[str, str, str], int] = defaultdict(int)
-    totals: dict[str, int] = defaultdict(int)
+def _largest_groups(found: Sequence[tuple[Group, int]], limit: int) -> list[DuplicateCount]:
+    counts, totals = Counter[Group](), Counter[str]()
     for group, count in found:
         name, _, outcome = group
         counts[group] += count

@@ -110,7 +110,7 @@ POSITIONS: Mapping[str, int] = {name: position for position, name in enumerate(R
     name: -position for position, name in enumerate(PARTS, 1)
 }
 """The position of a field in the row, and as a negative number that of an element after it."""
-CONSTANTS: Mapping[str, int] = {
+CONSTANTS: dict[str, int | float | str] = {
     **{name.upper(): position for position, name in enumerate(ROW, 1)},
     **{name.upper(): position for position, name in enumerate(PARTS, 2)},
     "ROW_SIZE": len(ROW),

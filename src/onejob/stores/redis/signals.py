@@ -6,44 +6,23 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions
 
-from onejob.stores.listener import ConnectedListener
+from onejob.stores.listener import Feed
 from onejob.stores.redis.connection import Connection
-from onejob.stores.signals import split_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from redis import ConnectionPool
 
-    from onejob.stores.redis.client import Client
-    from onejob.stores.redis.rows import Keys
     from onejob.stores.signals import Channel
 
 
-class RedisSignals(ConnectedListener):
-    """The signals of one ledger."""
-
-    def __init__(self, client: Client, keys: Keys) -> None:
-        super().__init__()
-        self._client = client
-        self._names = keys.channels
-
-    def _connect(self) -> RedisFeed:
-        return RedisFeed(self._client.pool, self._names)
-
-
-class RedisFeed:
+class RedisFeed(Feed):
     """A connection that is subscribed to channels, named `names`."""
 
-    def __init__(self, pool: ConnectionPool, names: dict[Channel, str]) -> None:
-        self._connection = Connection(pool)
-        self._names = names
-        self._channels = {name: channel for channel, name in names.items()}
+    def __init__(self, pool: ConnectionPool, names: Mapping[Channel, str]) -> None:
+        super().__init__(Connection(pool), names)
         self._is_checked = False
-
-    def fileno(self) -> int:
-        """Return the socket."""
-        return self._connection.fileno()
 
     def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
         """Subscribe to channels, and unsubscribe from others."""
@@ -58,18 +37,13 @@ class RedisFeed:
             self._is_checked = False
             kind, name, text = reply if len(reply) == 3 else (*reply, "")  # noqa: PLR2004 - a PONG has two
             if kind == "message":
-                yield (self._channels[name], *split_message(text))
+                yield self._signal(name, text)
             elif kind == "subscribe":
                 yield self._channels[name], None, ""
 
     def check(self) -> None:
         """Send a ping, whose reply has to arrive before the next call."""
         if self._is_checked:
-            msg = "the server does not answer"
-            raise exceptions.TimeoutError(msg)
+            raise exceptions.TimeoutError("the server does not answer")
         self._connection.send([("PING",)])
         self._is_checked = True
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()

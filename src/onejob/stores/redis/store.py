@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.crc import key_slot
@@ -12,12 +13,13 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Outcome, Renewal
 from onejob.jobs.records import COMPLETED, REDELIVERED, Entry, Tombstone, full_history
 from onejob.stores.holder_cache import HolderCache
+from onejob.stores.listener import ConnectedListener
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of
 from onejob.stores.redis.queries import Queries
 from onejob.stores.redis.records import Records
 from onejob.stores.redis.rows import POSITIONS, Keys, arguments_of, format_value, given, job_of
-from onejob.stores.redis.signals import RedisSignals
+from onejob.stores.redis.signals import RedisFeed
 from onejob.stores.redis.submission import Submitting, exceeded_quota, limits_of, quota_keys, split_batch
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class RedisStore(Queries, Records):
     def __init__(self, client: Client, keys: Keys) -> None:
         super().__init__(client, keys)
         self._holder_cache = HolderCache()
-        self.signals = RedisSignals(client, keys)
+        self.signals = ConnectedListener(partial(RedisFeed, client.pool, keys.channels))
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
@@ -149,7 +151,7 @@ class RedisStore(Queries, Records):
         for page in pages_of([(job_id, sets[number - 1]) for job_id, number in zip(ids, found_in, strict=True)]):
             script_keys = (*keys.wake_sets, *(key for job_id, found in page for key in (found, keys.job(job_id))))
             calls.append(Call("read_due", script_keys, (wake_at, *(job_id for job_id, _ in page))))
-        replies = self._client.send(calls) if calls else []
+        replies = self._client.send(calls)
         found = dict(zip(ids, (parts for reply in replies for parts in reply), strict=True))
         self.delete([job_id for job_id, parts in found.items() if parts == ["lost"]], sources=frozenset())
         return [job_of(job_id, parts) for job_id, parts in found.items() if len(parts) > 1]
@@ -162,8 +164,7 @@ class RedisStore(Queries, Records):
             values = (str(value) for job_id in page for value in (job_id, wake_after[job_id], seen.get(job_id, "")))
             script_keys = (*self._keys.wake_sets, *map(self._keys.job, page))
             calls.append(Call("postpone", script_keys, (format_value(lost), *values)))
-        if calls:
-            self._client.send(calls)
+        self._client.send(calls)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         return {job.id: job for job in self._read_jobs(job_ids)}
@@ -197,7 +198,7 @@ class RedisStore(Queries, Records):
         if found is None:
             return None
         job_id, now = found
-        job = self._read_job(job_id)
+        job = self.get_many([job_id]).get(job_id)
         if job is None and key is not None:  # the key is that of a deleted job
             return self.find_existing(identity, None)
         is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
@@ -206,18 +207,18 @@ class RedisStore(Queries, Records):
     def history(self, job_id: str) -> list[Entry]:
         read_job = get_many(self._keys, [job_id], light=True)
         (parts,), elements = self._client.send([read_job, ("LRANGE", self._keys.history(job_id), "0", "-1")])
-        stored = []
-        for element in elements:
-            at, event, state, attempt, node, detail = json.loads(element)
-            stored.append(Entry(float(at), event, State(state), int(attempt), node, detail))
+        stored = [
+            Entry(float(at), event, State(state), int(attempt), node, detail)
+            for at, event, state, attempt, node, detail in map(json.loads, elements)
+        ]
         return full_history(job_of(job_id, parts) if parts else None, stored)[-HISTORY_LIMIT:]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         found = self._client.call("tombstone", (self._keys.job(job_id), self._keys.tombstones), (job_id,))
         if found is None:
             return None
-        state, finished_at, purged_at, _ = json.loads(found)
-        return Tombstone.from_row({"id": job_id, "state": state, "finished_at": finished_at, "purged_at": purged_at})
+        row = zip(("state", "finished_at", "purged_at"), json.loads(found), strict=False)  # and when it expires
+        return Tombstone.from_row({"id": job_id, **dict(row)})
 
     def _state_sets(self, states: Sequence[State]) -> tuple[str, Sequence[str]]:
         """Return which of these states have a sorted set, as words, and the sets, the one of the first state last."""

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.errors import StoreError, StoreRefusedError
 from onejob.jobs.model import Admission, Outcome
@@ -17,7 +17,7 @@ from onejob.stores.redis.client import Call, get_many, pages_of
 from onejob.stores.redis.rows import arguments_of, format_value, given, job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from onejob.errors import QuotaExceededError
     from onejob.jobs.model import Duplicate, Job, MessageOf, Submission
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from onejob.stores.redis.client import Client
     from onejob.stores.redis.rows import Keys
 
+T = TypeVar("T")
+Calls: TypeAlias = "Generator[Call | None, Any, T]"
+"""Yields calls, gets their replies, and returns a result."""
+Answer: TypeAlias = "Admission | QuotaExceededError | StoreError"
 CALL_SIZE = 100
 """How many submissions one call of the script writes: it blocks the server for a few milliseconds."""
 SUBMIT_TRIES = 20
@@ -34,21 +38,26 @@ ORIGIN = ("source", "submitter", "host", "fingerprint")
 _origin_values = attrgetter(*ORIGIN)
 
 
-@dataclass(slots=True)
 class _Pending:
     """A submission until it has its answer."""
 
-    submission: Submission
-    request: Call | None = None
-    """Its next call; None: it has to be written as a new job."""
-    then: Callable[[Sequence[Any]], None] | None = None
-    """Receives the row that this call reads, empty if there is none; None: the call submits."""
-    holder: tuple[str, str] = ("", "")
-    """The job that holds the identity, and the one that is queued next, or ""."""
-    answer: Admission | QuotaExceededError | StoreError | None = None
-    tries: int = 1
-    is_alone: bool = False
-    """Whether it needs a call of its own: one with others was refused, after it may have written some of them."""
+    __slots__ = ("_calls", "answer", "is_alone", "request", "submission")
+
+    def __init__(self, submission: Submission, calls: Calls[Answer]) -> None:
+        self.submission = submission
+        self._calls = calls
+        self.request = next(calls)
+        """Its next call; None: it has to be written as a new job."""
+        self.answer: Answer | None = None
+        self.is_alone = False
+        """Whether it needs a call of its own: one with others was refused, after it may have written some of them."""
+
+    def handle(self, reply: Any) -> None:
+        """Go on with the reply to its call, to the next call or the answer."""
+        try:
+            self.request = self._calls.send(reply)
+        except StopIteration as end:
+            self.answer = end.value
 
 
 @dataclass(slots=True)
@@ -67,36 +76,31 @@ class Submitting:
 
     def submit(self, submission: Submission) -> Admission:
         """Return the admission of one submission. Raises `StoreError` and `QuotaExceededError`."""
-        pending = _Pending(submission)
-        holder = self.holder_cache.get(submission.identity)
-        if holder is not None and submission.key is None:
-            self._meet_holder(pending, holder, "")
-        while pending.answer is None:
-            if pending.request is None:
-                (reply,) = self.client.call(*self.new_jobs([submission]))
-            else:
-                reply = self.client.call(*pending.request)
-            self._handle(pending, reply)
-        if isinstance(pending.answer, Exception):
-            raise pending.answer
-        return pending.answer
+        holder = self.holder_cache.get(submission.identity) if submission.key is None else None
+        calls = self._calls_of(submission, holder)
+        try:
+            request = next(calls)
+            while True:
+                reply = self.client.call(*(request or self.new_jobs([submission])))
+                request = calls.send(reply if request else reply[0])
+        except StopIteration as end:
+            answer: Answer = end.value
+            if isinstance(answer, Exception):
+                raise answer from None
+            return answer
 
     def submit_batch(self, submissions: Sequence[Submission]) -> list[Any]:
         """Return the answers to submissions with different ids and keys, or errors, as if one came after the other.
 
         Each round trip has the next call of each submission that is not answered yet.
         """
-        batch = [_Pending(submission) for submission in submissions]
         counts = Counter(submission.identity for submission in submissions)
         self.repeated = frozenset(identity for identity, count in counts.items() if count > 1)
         # Equal submissions, and those that use quotas, start with the same script: a stale entry that only some of them
         # use would reorder them.
         in_order = {each.identity for each in submissions if each.key is not None or each.charges}
-        for pending in batch:
-            identity = pending.submission.identity
-            holder = self.holder_cache.get(identity)
-            if holder is not None and identity not in in_order:
-                self._meet_holder(pending, holder, "")
+        holders = [None if each.identity in in_order else self.holder_cache.get(each.identity) for each in submissions]
+        batch = [_Pending(each, self._calls_of(each, held)) for each, held in zip(submissions, holders, strict=True)]
         waiting = batch
         while waiting:
             self._send(waiting)
@@ -120,7 +124,7 @@ class Submitting:
         sent = (*(pending for page in pages for pending in page), *(pending for pending, _ in others))
         for pending, answer in zip(sent, answers, strict=True):
             if not isinstance(answer, StoreError):
-                self._handle(pending, answer)
+                pending.handle(answer)
             elif not pending.is_alone:
                 pending.answer = answer
 
@@ -147,50 +151,63 @@ class Submitting:
                 values.append("")
         return Call("submit", script_keys, values)
 
-    def _handle(self, each: _Pending, reply: Any) -> None:
-        """Answer a submission by the reply to its call, or choose its next call."""
-        submission = each.submission
-        if each.then is not None:
-            each.then(*reply)
-            return
-        match reply:
-            case ["admitted", at, sent]:
-                job = new_job(submission, now=float(at), wake_after=self.wake_after)
-                if submission.key is not None:
-                    job = replace(job, key_retained_until=job.created_at + submission.key_for)
-                each.answer = Admission(job, Outcome.ADMITTED, sent=sent == "1")
-            case ["held", holder, queued]:
-                self._meet_holder(each, holder, queued)
-            case ["uncommon"]:
-                self._attach_to_holder(each)
-            case ["keyed", job_id, holder]:
-                each.request = self._attach(submission, job_id, "", holder if holder != job_id else "")
-            case ["duplicate", *found]:
-                self._answer_duplicate(each, found)
-            case ["exceeded", *found]:
-                each.answer = exceeded_quota(submission, found)
-            case ["own"]:
-                self._read(each, submission.id, partial(self._answer_repeated, each))
-            case _:
-                self._try_again(each)
+    def _calls_of(self, submission: Submission, holder: str | None) -> Calls[Answer]:
+        """Yield the next call of a submission, None to be written as a new job, get the reply, and return the answer.
 
-    def _meet_holder(self, each: _Pending, holder: str, queued: str) -> None:
-        """Resolve a duplicate of the job that holds the identity: by `attach_plain`, which is cheaper, if it can be."""
-        submission = each.submission
+        `holder`: the job that holds the identity, as far as it is known.
+        """
+        identity, queued = submission.identity, ""
+        request = None if holder is None else self._meet_holder(submission, holder, queued)
+        for _ in range(SUBMIT_TRIES):
+            while True:
+                reply = yield request
+                match reply:
+                    case ["admitted", at, sent]:
+                        job = new_job(submission, now=float(at), wake_after=self.wake_after)
+                        if submission.key is not None:
+                            job = replace(job, key_retained_until=job.created_at + submission.key_for)
+                        return Admission(job, Outcome.ADMITTED, sent=sent == "1")
+                    case ["held", holder, queued]:
+                        request = self._meet_holder(submission, holder, queued)
+                    case ["uncommon"]:
+                        request = self._attach_to_holder(submission, holder or "", queued)
+                    case ["keyed", job_id, key_holder]:
+                        request = self._attach(submission, job_id, "", key_holder if key_holder != job_id else "")
+                    case _:
+                        break
+            answer = yield from self._answer(submission, reply)
+            if answer is not None:
+                return answer
+            self.holder_cache.discard(identity)
+            request = None
+        return StoreError(f"the holder of identity {identity} changed {SUBMIT_TRIES} times during one submission")
+
+    def _answer(self, submission: Submission, reply: Any) -> Calls[Answer | None]:
+        """Return the answer in a reply; None if another job holds the identity by now: it has to be submitted anew."""
+        match reply:
+            case ["duplicate", *found]:
+                return (yield from self._answer_duplicate(submission, found))
+            case ["exceeded", *found]:
+                return exceeded_quota(submission, found)
+            case ["own"]:
+                own = yield from self._read(submission.id)
+                followed = (yield from self._read(own.follows_id)) if own and own.follows_id else None
+                return self._repeat(submission, own, followed) if own else None
+        return None
+
+    def _meet_holder(self, submission: Submission, holder: str, queued: str) -> Call:
+        """Return the call for a duplicate of the job that holds the identity, of the cheaper script if possible."""
         self.holder_cache.put(submission.identity, holder)
-        each.holder = holder, queued
         # Equal submissions have the same script: an uncommon one would fall behind those after it.
         if submission.identity not in self.repeated and _is_plain(submission):
-            each.request = self._attach_plain(submission, holder)
-        else:
-            self._attach_to_holder(each)
+            return self._attach_plain(submission, holder)
+        return self._attach_to_holder(submission, holder, queued)
 
-    def _attach_to_holder(self, each: _Pending) -> None:
-        submission, (holder, queued) = each.submission, each.holder
+    def _attach_to_holder(self, submission: Submission, holder: str, queued: str) -> Call:
         queued = queued or self.queued.get(submission.identity, "")
         if submission.queue_next and not submission.rejects:
             self.queued[submission.identity] = queued or submission.id
-        each.request = self._attach(submission, holder, queued)
+        return self._attach(submission, holder, queued)
 
     def _attach_plain(self, submission: Submission, existing: str) -> Call:
         keys = self.keys
@@ -227,60 +244,26 @@ class Submitting:
         )  # fmt: skip
         return Call("attach", script_keys, values)
 
-    def _try_again(self, each: _Pending) -> None:
-        """Submit as at first, because another job holds the identity by now."""
-        identity = each.submission.identity
-        self.holder_cache.discard(identity)
-        each.request, each.then = None, None
-        each.tries += 1
-        if each.tries > SUBMIT_TRIES:
-            each.answer = StoreError(
-                f"the holder of identity {identity} changed {SUBMIT_TRIES} times during one submission"
-            )
-
-    def _answer_duplicate(self, each: _Pending, found: Sequence[Any]) -> None:
+    def _answer_duplicate(self, submission: Submission, found: Sequence[Any]) -> Calls[Admission]:
         outcome, rescheduled, key_reused, answered_by, job_id, parts, own = found
-        submission = each.submission
         if submission.queue_next and answered_by != self.holder_cache.get(submission.identity):
             self.holder_cache.discard(submission.identity)  # which does not know the job queued next
         job = job_of(job_id, parts)
+        if job_id != answered_by:  # a repeated submission, which the job queued next has answered
+            job = (yield from self._read(answered_by)) or job
         follower = job_of(submission.id, own) if own else None
-        admission = Admission(
-            job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1"
-        )
+        return Admission(job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1")
 
-        def answer_by(found: Job | None) -> None:
-            each.answer = replace(admission, job=found or job)
-
-        if job_id == answered_by:
-            each.answer = admission
-        else:  # a repeated submission, which the job queued next has answered
-            self._read(each, answered_by, answer_by)
-
-    def _answer_repeated(self, each: _Pending, own: Job | None) -> None:
-        """Answer a submission whose id a job has already."""
-        if own is None:
-            self._try_again(each)
-        elif own.follows_id:
-            self._read(each, own.follows_id, partial(self._answer_by_own, each, own))
-        else:
-            self._answer_by_own(each, own, None)
-
-    def _answer_by_own(self, each: _Pending, own: Job, followed: Job | None) -> None:
-        answer = Admission.repeated(own, followed, each.submission.nonce)
-        sent = answer.outcome is Outcome.ADMITTED and self._was_sent(each.submission)
-        each.answer = replace(answer, sent=sent)
-
-    def _read(self, each: _Pending, job_id: str, then: Callable[[Job | None], None]) -> None:
-        """Read a job with the next calls, on which the answer depends."""
-        each.request = get_many(self.keys, [job_id])
-        each.then = lambda parts: then(job_of(job_id, parts) if parts else None)
-
-    def _was_sent(self, submission: Submission) -> bool:
-        """Return whether the message of a repeated submission was pushed with its new job: it has one, and was due."""
+    def _repeat(self, submission: Submission, own: Job, followed: Job | None) -> Admission:
+        """Answer by the job that has the id. Its message was pushed with it if it has one, and the job was due."""
+        answer = Admission.repeated(own, followed, submission.nonce)
         is_expired = submission.expires_in is not None and submission.expires_in <= 0
-        is_due = submission.delay <= 0 and not is_expired
-        return is_due and self.message_of is not None and self.message_of(submission) is not None
+        was_due = answer.outcome is Outcome.ADMITTED and submission.delay <= 0 and not is_expired
+        return replace(answer, sent=was_due and self.message_of is not None and self.message_of(submission) is not None)
+
+    def _read(self, job_id: str) -> Calls[Job | None]:
+        (parts,) = yield get_many(self.keys, [job_id])
+        return job_of(job_id, parts) if parts else None
 
 
 def split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:

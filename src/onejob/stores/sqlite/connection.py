@@ -63,22 +63,18 @@ class ForkSafeConnection:
         """Open a connection; retry while other processes open or close the file."""
         deadline = time.monotonic() + self._busy_timeout
         while True:
+            connection = connect(self.path, timeout=self._busy_timeout)
             try:
-                return self._open()
-            except sqlite3.OperationalError as error:
+                self._prepare(connection)
+            except BaseException as error:
+                connection.close()
                 # SQLite's busy timeout does not cover the switch to write-ahead logging.
-                if "locked" not in str(error) or time.monotonic() > deadline:
+                is_locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+                if not is_locked or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_SECONDS)
-
-    def _open(self) -> sqlite3.Connection:
-        connection = connect(self.path, timeout=self._busy_timeout)
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            else:
+                return connection
 
 
 def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
@@ -88,7 +84,8 @@ def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
     """
     is_uri = is_uri_path(path)  # a database in memory that connections share, as Django's tests have it
     if not is_uri:
-        create_private(path)
+        with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened; -wal and -shm get its mode
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         path = path.absolute()  # which SQLite never takes for a URI, however it was built
     return sqlite3.connect(
         str(path), timeout=timeout, isolation_level=None, check_same_thread=False,
@@ -99,12 +96,6 @@ def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
 def is_uri_path(path: Path) -> bool:
     """Return whether a path is SQLite's URI of a database, as `file:name?mode=memory`, and not the file `file:name`."""
     return str(path).startswith("file:") and "?" in str(path)
-
-
-def create_private(path: Path) -> None:
-    """Create the file, readable by its owner only, unless it exists; SQLite gives its -wal and -shm the same mode."""
-    with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 class _ForkHandler:

@@ -8,9 +8,9 @@ where {is_deletable}
 returning id, state, finished_at
 -- name: sum_counts
 -- Add the counts of the duplicates of the jobs that `delete` deletes to the sums of their tasks.
--- in: as delete; :submitter_limit :other_submitters
+-- in: as delete; :submitter_limit
 insert into duplicate_sums (task, submitter, outcome, count)
-select task, iif(has_entry, submitter, :other_submitters) as entry, outcome, sum(count)
+select task, iif(has_entry, submitter, {other_submitters}) as entry, outcome, sum(count)
 from (
   select
     task, counts.submitter, outcome, count,

@@ -30,27 +30,26 @@ values
 -- out: the stored duplicate of this submission, of one of the two jobs
 select * from duplicates where job_id in (:job_id, :follows_id) and submission_nonce = :submission_nonce
 -- name: duplicates
--- in: :job_id :duplicate_limit
+-- in: :job_id
 -- out: the newest duplicates of the job, oldest first
 select * from duplicates where job_id = :job_id
-order by slot < 0, (slot + 1 - (select duplicate_count from jobs where id = :job_id)) % :duplicate_limit
+order by slot < 0, (slot + 1 - (select duplicate_count from jobs where id = :job_id)) % {duplicate_limit}
 -- name: count_duplicate
 -- Count a duplicate of a job by submitter and outcome. The submitters of a job with many duplicates are limited.
--- in: :job_id :duplicate_count (of that job) :submitter :outcome :submitter_limit :other_submitters
+-- in: :job_id :duplicate_count (of that job) :submitter :outcome :submitter_limit
 insert into duplicate_counts (job_id, submitter, outcome, count)
 values (
   :job_id,
   iif(
     :duplicate_count <= :submitter_limit
       or exists (select 1 from duplicate_counts where job_id = :job_id and submitter = :submitter),
-    :submitter, :other_submitters
+    :submitter, {other_submitters}
   ),
   :outcome, 1
 )
 on conflict do update set count = count + 1
 -- name: list_stats
--- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any :redelivered (an outcome
---     that does not count)
+-- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any
 -- out: name, task, outcome and count; the names with the largest counts first
 with counted as (
   select task, identity, jobs.submitter as owner, counts.submitter, counts.outcome, count
@@ -65,7 +64,7 @@ named as (
     and (:tasks is null or task in (select value from json_each(:tasks)))
 ),
 largest as (
-  select name, sum(iif(outcome = :redelivered, 0, count)) as total
+  select name, sum(iif(outcome = {redelivered}, 0, count)) as total
   from named group by name order by total desc, name limit :limit
 )
 select name, task, outcome, sum(count) as count from named join largest using (name)

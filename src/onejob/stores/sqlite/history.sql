@@ -13,6 +13,6 @@ select :job_id, coalesce(max(seq), 0) + 1, :at, 'claim', 'running', :attempt, :n
 from history where job_id = :job_id
 -- name: trim_history
 -- Delete the oldest entries of a job's history beyond the limit.
--- in: :job_id :history_limit
+-- in: :job_id
 delete from history
-where job_id = :job_id and seq <= (select max(seq) from history where job_id = :job_id) - :history_limit
+where job_id = :job_id and seq <= (select max(seq) from history where job_id = :job_id) - {history_limit}

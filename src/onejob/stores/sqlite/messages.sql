@@ -71,10 +71,19 @@ update messages set consumer = '', taken_until = null, redelivered = 1 where tak
 -- name: delete_expired_messages
 -- in: :now
 delete from messages where taken_until is null and expires_at <= :now
--- name: expired_queues
+-- name: purge_expired_queues
+-- Delete what is in the temporary queues that have no consumer.
+-- in: :now
+delete from messages
+where taken_until is null and queue in (select name from message_queues where until <= :now)
+-- name: unbind_forgotten_queues
 -- in: :forgotten_after (seconds) :now
--- out: the names of the temporary queues that have no consumer, and whether they had none for so long
-select name, until <= :now - :forgotten_after as is_forgotten from message_queues where until <= :now
+delete from message_bindings
+where queue in (select name from message_queues where until <= :now - :forgotten_after)
+-- name: delete_forgotten_queues
+-- Delete the temporary queues that had no consumer for so long: one that was suspended goes on with its own.
+-- in: :forgotten_after (seconds) :now
+delete from message_queues where until <= :now - :forgotten_after
 -- name: declare_queue
 -- in: :name :expires_after (seconds, null: for ever) :message_ttl (seconds, or null) :now
 insert into message_queues (name, expires_after, until, message_ttl)

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onejob.stores.listener import Listener
-from onejob.stores.signals import POLL
 from onejob.stores.sqlite.connection import is_uri_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.stores.signals import Channel, Wake
 
 LOOK_INTERVAL = 0.002
 """Seconds between two looks while the file changes."""
@@ -33,23 +26,14 @@ class SQLiteSignals(Listener):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._in_memory = is_uri_path(path)
-        if self._in_memory:
-            self.interval = POLL
+        super().__init__(polls=is_uri_path(path))
         self._paths = (Path(f"{path}-wal"), path)  # the second one alone for a file that is not in WAL mode
-
-    def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
-        """Have a function called after each change of the file: see `onejob.stores.signals`."""
-        if self._in_memory:
-            return lambda: None
-        return super().subscribe(channel, key, wake)
 
     def _listen(self) -> None:
         seen: object = None  # so that the first look is a change
         changed_at, settles_at = time.monotonic(), float("inf")
         while channels := self._channels():
-            version, now = self._read_version(), time.monotonic()
+            version, now = [*map(_stat, self._paths)], time.monotonic()
             if version != seen or now >= settles_at:
                 settles_at = float("inf") if version == seen else now + SETTLED_AFTER
                 changed_at = changed_at if version == seen else now
@@ -58,10 +42,7 @@ class SQLiteSignals(Listener):
                     self._wake(channel, None)
             pause = LOOK_INTERVAL if now - changed_at < IDLE_AFTER else IDLE_INTERVAL
             with self._waiting():
-                self._interrupted.wait(max(pause, READ_SECONDS * self._count()))
-
-    def _read_version(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_stat(path) for path in self._paths)
+                self._interrupted.wait(max(pause, READ_SECONDS * sum(map(len, self._subscribers.values()))))
 
 
 def _stat(path: Path) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import time
 from dataclasses import replace
@@ -15,38 +16,25 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal, values_of
 from onejob.jobs.records import (
     NO_AMOUNTS,
-    REDELIVERED,
-    UNREGISTERED,
-    AuditEntry,
-    Bucket,
-    DuplicateCount,
+    Delivery,
     Entry,
     Period,
-    ScheduleState,
-    Tombstone,
-    WorkerInfo,
     full_history,
-    group_backlog,
 )
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import (
-    DUPLICATE_LIMIT,
     HISTORY_LIMIT,
-    OTHER_SUBMITTERS,
     SUBMITTER_LIMIT,
-    indexed_state,
-    is_indexed,
 )
-from onejob.stores.rows import completion_of, in_order, row_implies_entry
+from onejob.stores.rows import completion_of, row_implies_entry
 from onejob.stores.schema import LedgerSchema, check_version
+from onejob.stores.sql import SQLStore
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.messages import Messages, matches
 from onejob.stores.sqlite.signals import SQLiteSignals
 from onejob.stores.sqlite.submission import (
     WhenDue,
     admit,
     follow,
-    is_likely_new,
     record,
     release_expired,
     submit_charged,
@@ -54,22 +42,26 @@ from onejob.stores.sqlite.submission import (
 from onejob.stores.sqlite.transaction import JoinedTransaction, Transaction, check_same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
-    from onejob.jobs.records import Backlog, Query, Registration
-    from onejob.stores.protocol import GroupBy
-    from onejob.stores.protocol import Transaction as UserTransaction
+    from onejob.transactions.sessions import OpenTransaction
 
 _PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
 """How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
 
-
-@cache
-def _names(states: frozenset[State]) -> str:
-    """Return states as text that has each name between spaces."""
-    return f" {' '.join(sorted(states))} "
+PARTS = {
+    "append_audit": ("append_audit", "trim_audit"),
+    "keep_event": ("delete_events", "keep_event", "extend_event"),
+    "declare_queue": ("unbind_expired", "declare_queue"),
+    "delete_queue": ("unbind_all", "purge_queue", "delete_queue"),
+    "renew_messages": (
+        "renew_messages", "renew_queues", "release_abandoned", "delete_expired_messages", "purge_expired_queues",
+        "unbind_forgotten_queues", "delete_forgotten_queues",
+    ),
+}  # fmt: skip
+"""The statements of the operations that have several; the last one returns the rows."""
 
 
 def _now() -> float:
@@ -77,8 +69,10 @@ def _now() -> float:
     return time.time_ns() // 1000 / 1e6
 
 
-class SQLiteStore(Messages):
+class SQLiteStore(SQLStore):
     """A store in one SQLite file. `clock` returns seconds since the epoch, and is replaced in tests only."""
+
+    _lists_submitters = True
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
         self.path = Path(path)
@@ -98,7 +92,8 @@ class SQLiteStore(Messages):
         message_of: MessageOf | None = None,
     ) -> list[Admission]:
         due = WhenDue(wake_after, offers=message_of is not None)
-        if len(submissions) == 1 and is_likely_new(submissions[0], self._holders):
+        plain = len(submissions) == 1 and submissions[0].key is None and not submissions[0].charges
+        if plain and self._holders.get(submissions[0].identity) is None:  # most likely a new job, and nothing else
             with self._statement() as tx:
                 admission = admit(tx, submissions[0], due)
             if admission is not None:
@@ -116,20 +111,9 @@ class SQLiteStore(Messages):
             for each in (duplicate, *(replace(duplicate, submission_nonce=nonce) for nonce in also)):
                 record(tx, each)
 
-    def duplicates(self, job_id: str) -> list[Duplicate]:
-        rows = self._rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
-        return [Duplicate.from_row(row) for row in rows]
-
-    def duplicate_counts(
-        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
-    ) -> list[DuplicateCount]:
-        rows = self._rows(
-            "list_stats", by=by, limit=limit, submitter=submitter, tasks=_to_json(tasks), redelivered=REDELIVERED
-        )
-        return [DuplicateCount.from_row(**row) for row in rows]
-
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
-        values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": _names(sources), "target": target.value}
+        values: dict[str, Any] = {"job_id": job_id, "nonce": nonce, "node": node, "target": target.value}
+        values["sources"] = self._states(sources)
         with self._statement() as tx:
             job = tx.job("claim", is_first=True, **values)
         if job is not None:
@@ -146,12 +130,12 @@ class SQLiteStore(Messages):
             return Applied(applied=is_current, job=job)
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
-        rows = self._rows("renew", claims=json.dumps(claims), sources=_names(sources))
+        rows = self._rows("renew", claims=json.dumps(claims), sources=self._states(sources))
         renewed = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        sources, completion = _names(change.sources), completion_of(change)
+        sources, completion = self._states(change.sources), completion_of(change)
         if completion is not None:
             with self._statement() as tx:
                 job = tx.job("complete", sources=sources, **completion)
@@ -171,74 +155,15 @@ class SQLiteStore(Messages):
                 tx.rows("delete_steps", job_id=job.id)
             return Applied(applied=True, job=job)
 
-    def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
-        rows = self._rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
-        return Cancel(rows[0]["cancel"]) if rows else None
-
-    def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
-        rows = self._rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
-        return str(rows[0]["value"]) if rows else None
-
-    def steps(self, job_id: str) -> Mapping[str, str]:
-        return {row["name"]: row["value"] for row in self._rows("steps", job_id=job_id)}
-
-    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
-        return in_order(self._jobs("deliver", queues=_to_json(queues), refused=_to_json(refused), limit=limit))
-
-    def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
-        rows = self._rows("next_delivery", queues=_to_json(queues), refused=_to_json(refused))
-        seconds: float | None = rows[0]["seconds"]
-        return seconds
-
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
-        return self._jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
-
     def postpone(
         self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
     ) -> None:
         self._rows("postpone", wake_after=json.dumps(dict(wake_after)), taken=json.dumps(dict(taken or {})), lost=lost)
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        if len(job_ids) == 1:  # the usual number, which needs no JSON
-            jobs = self._jobs("get", job_id=job_ids[0])
-        else:
-            jobs = self._jobs("get_many", job_ids=json.dumps(list(job_ids)))
-        return {job.id: job for job in jobs}
-
-    get_awaited = get_many  # any write is a signal
+    get_awaited = SQLStore.get_many  # any write is a signal
 
     def read_clock(self) -> float:
         return self._clock()
-
-    def find_existing(self, identity: str, key: str | None) -> Job | None:
-        return next(iter(self._jobs("find_existing", identity=identity, key=key)), None)
-
-    def find(self, query: Query) -> list[Job]:
-        name = "_".join(["find_light" if query.light else "find", *_narrowed(query)])
-        return self._jobs(name, **_filters(query))
-
-    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        name = "_".join(["count_jobs" if limit is None else "count_newest", *_narrowed(query)])
-        rows = self._rows(name, **(_filters(query) | {"limit": limit}))
-        return {State(row["state"]): row["count"] for row in rows}
-
-    def count_states(self, *, limit: int) -> dict[State, int]:
-        (row,) = self._rows("count_states", limit=limit)
-        return {state: min(max(row[state], 0), limit) for state in State}
-
-    def is_indexed(self, query: Query) -> bool:
-        return is_indexed(query, of_submitter=True)
-
-    def edge(self, query: Query, *, skip: int) -> float | None:
-        rows = self._rows("edge", **_filters(query), skip=skip)
-        return rows[0]["created_at"] if rows else None
-
-    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
-        rows = self._rows("backlog", tasks=_to_json(tasks), limit=limit, submitter=submitter)
-        return group_backlog(row.values() for row in rows)
-
-    def followers(self, job_id: str, *, limit: int) -> list[Job]:
-        return self._jobs("followers", job_id=job_id, limit=limit)
 
     def history(self, job_id: str) -> list[Entry]:
         with Transaction(self._connection, self._clock, "deferred") as tx:
@@ -254,33 +179,30 @@ class SQLiteStore(Messages):
         skip_referenced: bool = False,
         tombstone_for: float = 0.0,
     ) -> list[str]:
-        values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
+        values = {"job_ids": json.dumps(list(job_ids)), "sources": self._states(sources)}
         with self._transaction() as tx:
             if skip_referenced:
                 tx.rows("reschedule_referenced", **values)
             tx.rows("delete_tombstones", limit=2 * len(job_ids))
-            limits = {"submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS}
-            tx.rows("sum_counts", skip_referenced=skip_referenced, **limits, **values)
+            tx.rows("sum_counts", skip_referenced=skip_referenced, submitter_limit=SUBMITTER_LIMIT, **values)
             rows = tx.rows("delete", skip_referenced=skip_referenced, **values)
             for row in rows:
                 tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)
         return [row["id"] for row in rows]
 
-    def tombstone(self, job_id: str) -> Tombstone | None:
-        rows = self._rows("tombstone", job_id=job_id)
-        return Tombstone.from_row(rows[0]) if rows else None
+    def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
+        values = {"queues": self._encode(queues), "limit": limit}
+        if not self._rows("find_ready", **values | {"limit": 1}):  # without the lock of a writer
+            return []
+        with self._transaction() as tx:
+            ids = self._encode(row["id"] for row in tx.rows("find_ready", **values))
+            name = "take_messages" if hold else "receive_messages"
+            rows = tx.rows(name, ids=ids, consumer=consumer, hold=hold)
+        rows.sort(key=lambda row: (-row.pop("priority"), row["id"]))
+        return [Delivery(**row | {"redelivered": bool(row["redelivered"])}) for row in rows]
 
-    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
-        if lasts > 0:
-            self._rows("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
-        else:
-            self._rows("delete_worker", node=node)
-
-    def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo.from_row(row) for row in self._rows("workers")]
-
-    def take_dead_workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo.from_row(row) for row in self._rows("take_dead_workers")]
+    def purge_queue(self, name: str) -> int:
+        return len(self._rows("purge_queue", name=name))
 
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         values = {"amounts": json.dumps(dict(amounts)), "recent": json.dumps(dict(recent)), "periods": _PERIODS}
@@ -288,43 +210,7 @@ class SQLiteStore(Messages):
         for period in Period if recent else ():
             self._rows("delete_buckets", period=period.seconds, kept_for=period.kept_for, limit=2 * len(recent))
 
-    def totals(self) -> dict[str, float]:
-        return {row["name"]: row["total"] for row in self._rows("totals")}
-
-    def series(self, period: Period, *, since: float) -> list[Bucket]:
-        rows = self._rows("series", period=period.seconds, kept_for=period.kept_for, since=since)
-        found: dict[float, dict[str, float]] = {}
-        for row in rows:
-            found.setdefault(row["starts_at"], {})[row["name"]] = row["amount"]
-        return [Bucket(start, amounts) for start, amounts in found.items()]
-
-    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
-        with self._transaction() as tx:
-            tx.rows("delete_events")
-            tx.rows("keep_event", id=event_id, body=body, keep_for=keep_for)
-            rows = tx.rows("extend_event", id=event_id, keep_for=keep_for)
-        return str(rows[0]["body"]) if rows else None
-
-    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
-        with self._transaction() as tx:
-            tx.rows("append_audit", kind=entry.kind, entry=entry.to_json())
-            tx.rows("trim_audit", kind=entry.kind, keep=keep, keep_for=keep_for)
-
-    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
-        rows = self._rows("audit", limit=limit, before=before, keep_for=keep_for)
-        return [AuditEntry.from_row(**row) for row in rows]
-
-    def schedules(self) -> list[ScheduleState]:
-        return [ScheduleState.from_row(**row) for row in self._rows("schedules")]
-
-    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
-        values = {"name": state.name, "nonce": state.nonce, "state": state.to_json()}
-        return bool(self._rows("put_schedule", expected=expected, **values))
-
-    def delete_schedule(self, name: str, *, expected: str) -> None:
-        self._rows("delete_schedule", name=name, expected=expected)
-
-    def in_transaction(self, transaction: UserTransaction) -> SQLiteStore:
+    def in_transaction(self, transaction: OpenTransaction) -> SQLiteStore:
         check_same_file(transaction, self.path)
         return _JoinedStore(self.path, self._clock, transaction.connection)
 
@@ -338,16 +224,26 @@ class SQLiteStore(Messages):
         return Transaction(self._connection, self._clock, "immediate")
 
     def _statement(self) -> Transaction:
-        """Return a transaction of one statement."""
         return Transaction(self._connection, self._clock)
 
-    def _rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
-        """Execute a statement as a transaction of its own, and return its rows by column."""
-        with self._statement() as tx:
-            return tx.rows(statement, **values)
+    @staticmethod
+    def _encode(values: Iterable[Any]) -> str:
+        return json.dumps([*values])
+
+    @staticmethod
+    @cache
+    def _states(states: frozenset[State]) -> str:
+        return f" {' '.join(sorted(states))} "  # each name between spaces
+
+    def _rows(self, operation: str, /, **values: Any) -> list[dict[str, Any]]:
+        parts = PARTS.get(operation)
+        if parts is None:
+            with self._statement() as tx:
+                return tx.rows(operation, **values)
+        with self._transaction() as tx:
+            return [tx.rows(part, **values) for part in parts][-1]
 
     def _jobs(self, statement: str, /, **values: Any) -> list[Job]:
-        """Execute a statement as a transaction of its own, and return its jobs."""
         with self._statement() as tx:
             return tx.jobs(statement, **values)
 
@@ -360,7 +256,9 @@ class SQLiteStore(Messages):
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")
         connection.execute(f"pragma cache_size = -{CACHE_KIB}")
-        connection.create_function("regexp", 2, matches, deterministic=True)
+        connection.create_function(
+            "regexp", 2, lambda pattern, text: re.search(pattern, text) is not None, deterministic=True
+        )
         schema = LedgerSchema(connection.cursor(), "sqlite")
         if schema.version() is None:
             with connection:
@@ -393,22 +291,3 @@ def _wake_followers(tx: Transaction, ended: Job) -> None:
     for row in tx.rows("wake_followers", job_id=ended.id):
         if row["holds_identity"]:
             tx.append_history(row["id"], Transition.PROMOTE, f"promoted when {ended.id} ended")
-
-
-def _narrowed(query: Query) -> list[str]:
-    """Return the name of the condition by which an index finds the jobs of a query, or nothing."""
-    state = indexed_state(query)
-    if state is State.RUNNING:
-        return ["of_runs"]
-    if query.submitter:
-        return ["of_submitter"]
-    return [] if state is None else ["of_state"]
-
-
-def _filters(query: Query) -> dict[str, Any]:
-    lists = {"states": _to_json(query.states), "tasks": _to_json(query.tasks)}
-    return values_of(query) | lists | {"state": indexed_state(query)}
-
-
-def _to_json(names: Collection[str] | None) -> str | None:
-    return None if names is None else json.dumps(sorted(names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ from onejob.jobs.model import Admission, Duplicate, Outcome, is_plain, values_of
 from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import REDELIVERED
 from onejob.jobs.transitions import new_job
-from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
+from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.transaction import positional
 
 if TYPE_CHECKING:
@@ -67,14 +67,8 @@ def submit(tx: Transaction, submission: Submission, when_due: WhenDue, holders: 
     holder = tx.existing_job("get_holder", identity=submission.identity)
     repeated = _repeated_admission(tx, holder, submission)
     if repeated is None:  # pragma: no cover - no other transaction writes meanwhile
-        msg = f"the ledger is inconsistent: job {holder.id} refuses a duplicate"
-        raise StoreError(msg)
+        raise StoreError(f"the ledger is inconsistent: job {holder.id} refuses a duplicate")
     return repeated
-
-
-def is_likely_new(submission: Submission, holders: HolderCache) -> bool:
-    """Return whether a submission most likely writes a new job, and nothing else: then `admit` suffices."""
-    return submission.key is None and not submission.charges and holders.get(submission.identity) is None
 
 
 def _try_all(tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache) -> Admission | None:
@@ -113,7 +107,7 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     tx.rows(
         "count_duplicate", job_id=job.id, submitter=duplicate.submitter, duplicate_count=job.duplicate_count,
         outcome=duplicate.outcome.value if is_submission else REDELIVERED,
-        submitter_limit=SUBMITTER_LIMIT, other_submitters=OTHER_SUBMITTERS,
+        submitter_limit=SUBMITTER_LIMIT,
     )  # fmt: skip
 
 
@@ -147,15 +141,6 @@ def release_expired(tx: Transaction, identity: str) -> bool:
 # --- duplicates -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """The job that answers a duplicate, and the outcome."""
-
-    job: Job
-    outcome: Outcome
-    rescheduled: bool = False
-
-
 def _resolve_duplicate(tx: Transaction, submission: Submission, when_due: WhenDue) -> Admission | None:
     """Count and store a duplicate of the job that holds the identity, and let it have its effect.
 
@@ -180,7 +165,7 @@ def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Ad
     return Admission(answer, duplicate.outcome, rescheduled=duplicate.rescheduled)
 
 
-def _update_job(tx: Transaction, job: Job, submission: Submission, when_due: WhenDue) -> _Answer:
+def _update_job(tx: Transaction, job: Job, submission: Submission, when_due: WhenDue) -> Admission:
     """Apply a duplicate to the job that answers it."""
     resolution = resolve(job, submission, now=tx.now)
     rescheduled, run_at = resolution.reschedules(job), resolution.run_at
@@ -193,28 +178,27 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, when_due: Whe
             wake_at=wake_at if (rescheduled or run_at > tx.now) and not job.queued_next else None,
             published_at=tx.now if run_at <= tx.now and not (when_due.offers and is_plain(job.route)) else None,
         )  # fmt: skip
-    return _Answer(job, resolution.outcome, rescheduled=rescheduled)
+    return Admission(job, resolution.outcome, rescheduled=rescheduled)
 
 
-def _queue_next(tx: Transaction, holder: Job, submission: Submission, when_due: WhenDue) -> _Answer:
+def _queue_next(tx: Transaction, holder: Job, submission: Submission, when_due: WhenDue) -> Admission:
     """Queue a run after the holder's; if one is queued already, update that job."""
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
         _charge(tx, submission)
         tx.append_history(job.id, "queue_next", f"runs after {holder.id}")
-        return _Answer(job, Outcome.QUEUED_NEXT)
+        return Admission(job, Outcome.QUEUED_NEXT)
     queued = tx.existing_job("get_queued_next", identity=submission.identity)
     return _update_job(tx, queued, submission, when_due)
 
 
-def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: _Answer) -> Admission:
+def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: Admission) -> Admission:
     """Store a duplicate of the existing job, in whose row it is counted, and write its follower if it needs one."""
-    job, follower = answer.job, None
+    job = answer.job
     if submission.follows and job.id != submission.id and answer.outcome is not Outcome.REJECTED:
-        follower = _write_follower(tx, submission, job.id, "follow", f"follows {job.id}")
-    admission = Admission(job, answer.outcome, follower, rescheduled=answer.rescheduled)
-    insert_duplicate(tx, existing, Duplicate.of(submission, admission, existing))
-    return admission
+        answer = replace(answer, follower=_write_follower(tx, submission, job.id, "follow", f"follows {job.id}"))
+    insert_duplicate(tx, existing, Duplicate.of(submission, answer, existing))
+    return answer
 
 
 # --- followers ------------------------------------------------------------------------------------------------------
@@ -250,7 +234,7 @@ def _answer_by_key(tx: Transaction, submission: Submission, keyed: dict[str, Any
             return repeated
         outcome = Outcome.REPLAYED if job.finished_at is not None else Outcome.ATTACHED
         job = tx.existing_job("bump_job", job_id=job.id)
-        answer = _Answer(job, Outcome.REJECTED if key_reused else outcome)
+        answer = Admission(job, Outcome.REJECTED if key_reused else outcome)
         admission = _record_duplicate(tx, submission, job, answer)
     return replace(admission, key_reused=key_reused)
 

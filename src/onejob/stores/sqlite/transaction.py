@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.model import Applied
 from onejob.jobs.records import claim_detail
-from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.rows import job_of
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite.connection import is_uri_path
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onejob.jobs.model import Job
-    from onejob.stores.protocol import Transaction as UserTransaction
     from onejob.stores.sqlite.connection import ForkSafeConnection
+    from onejob.transactions.sessions import OpenTransaction
 
 SQL = statements(__package__, ".sql")
 LOCKED_IN_MEMORY = (
@@ -86,7 +85,6 @@ class Transaction:
             raise self._store_error(error) from error
 
     def _store_error(self, error: sqlite3.Error) -> StoreError:
-        """Return the store's error for one of the driver."""
         if isinstance(error, sqlite3.OperationalError):
             hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
             return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}{hint}")
@@ -94,7 +92,6 @@ class Transaction:
         return refused(f"the SQLite store {self._shared.path} refused: {error}")
 
     def _run(self, statement: str, values: dict[str, Any]) -> Any:
-        """Execute a statement of this package, and return its cursor."""
         values["now"] = self.now
         text, names = positional(statement)
         return self.execute(text, [values[name] for name in names])
@@ -118,8 +115,7 @@ class Transaction:
         """Execute a statement on a job that was read before in this transaction. Raises `StoreError` without a row."""
         job = self.job(statement, **values)
         if job is None:  # pragma: no cover - no other transaction writes meanwhile
-            msg = f"the ledger is inconsistent: {statement} found no job for {values}"
-            raise StoreError(msg)
+            raise StoreError(f"the ledger is inconsistent: {statement} found no job for {values}")
         return job
 
     def append_history(self, job_id: str, event: str, detail: str) -> None:
@@ -137,7 +133,7 @@ class Transaction:
             self._trim_history(job.id)
 
     def _trim_history(self, job_id: str) -> None:
-        self.rows("trim_history", job_id=job_id, history_limit=HISTORY_LIMIT)
+        self.rows("trim_history", job_id=job_id)
 
     def find_applied(self, job_id: str, request_id: str) -> Applied:
         """Return whether a request is repeated and was applied, or else is refused."""
@@ -191,21 +187,19 @@ def _cursor_of(connection: Any) -> Any:
     return cursor
 
 
-def check_same_file(transaction: UserTransaction, path: Path) -> None:
+def check_same_file(transaction: OpenTransaction, path: Path) -> None:
     """Raise `ConfigurationError` unless a user's transaction is on the file of the ledger, at a supported version."""
     if transaction.dialect != "sqlite":
-        msg = (
+        raise ConfigurationError(
             f"the ledger is in SQLite, and cannot take part in a transaction of {transaction.dialect}. Keep it in that "
             "database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
         )
-        raise ConfigurationError(msg)
     databases = transaction.rows("pragma database_list", {})
     found = next((str(row["file"] or "") for row in databases if row["name"] == "main"), "")
     is_memory = not found and is_uri_path(path)  # SQLite returns no name for a database in memory
     if not is_memory and not (found and path.exists() and path.samefile(found)):
-        msg = (
+        raise ConfigurationError(
             f"this session is on the SQLite file {found or 'in memory'}, and the ledger of this app is in {path}: "
             "pass a session on that file"
         )
-        raise ConfigurationError(msg)
     check_version(LedgerSchema(_cursor_of(transaction.connection), "sqlite").version(), found or str(path))
