@@ -23,8 +23,8 @@ from celery.result import AsyncResult, GroupResult
 import onejob
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
+from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import MAX_BATCHES, Batcher, Pending
-from onejob.celery.coroutines import reader_of
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.stores.protocol import BATCH_LIMIT

@@ -19,8 +19,8 @@ from kombu import Queue
 from kombu.asynchronous import Hub
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.channel import PlainMessages, Taken
-from onejob.celery.delivery import ASK_AFTER, LOCKED_PAUSES, JobMessages
+from onejob.celery.channel import PlainMessages
+from onejob.celery.delivery import ASK_AFTER, LOCKED_PAUSES, JobMessages, Taken
 from onejob.celery.transport import Waker
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, group
 
 import onejob
-from onejob.celery import coroutines
+from onejob.celery import async_reads
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -67,7 +67,7 @@ def awaited(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let those who wait look only after a signal."""
     monkeypatch.setattr(Listener, "interval", NEVER)
-    monkeypatch.setattr(coroutines, "REREAD_INTERVAL", NEVER)
+    monkeypatch.setattr(async_reads, "REREAD_INTERVAL", NEVER)
 
 
 def complete(ledger: Ledger, job_id: str) -> None:

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from onejob.api.callers import Permissions
 from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, PageEnd
+from onejob.celery.async_reads import Watch, Watcher
 from onejob.celery.batching import Batcher, PerEventLoop
-from onejob.celery.coroutines import Watch, Watcher
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict

@@ -14,6 +14,7 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # missing in the published types
 from kombu.utils.json import dumps, loads
 
+from onejob.celery.delivery import JobMessages, Taken
 from onejob.celery.option_names import is_priority
 from onejob.errors import StoreError
 from onejob.jobs.records import NewMessage
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from onejob.celery.delivery import JobMessages
     from onejob.jobs.records import Delivery
     from onejob.stores.protocol import MessageStore
 
@@ -38,17 +38,6 @@ VirtualChannel: Any = virtual.Channel
 
 
 # --- where the messages come from: of each connection, one object for each kind of messages --------------------------
-
-
-class Taken(NamedTuple):
-    """A message that a consumer has got."""
-
-    tag: str
-    queue: str
-    payload: dict[str, Any]
-    """As kombu's virtual transports have it."""
-    counts: bool = True
-    """Whether it takes a place of those that its consumer prefetches."""
 
 
 def take_from(

@@ -6,10 +6,9 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.channel import Taken
 from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
 from onejob.ledger.sweep import note_publication
@@ -30,6 +29,17 @@ ASK_AFTER = 0.005
 """Seconds after which a worker that was idle asks when its next job is due: its processes get their jobs before."""
 LOCKED_PAUSES = (0.001, 0.1)
 """Seconds between two looks for due jobs whose rows are locked: at first, doubled each time, and at most."""
+
+
+class Taken(NamedTuple):
+    """A message that a consumer has got."""
+
+    tag: str
+    queue: str
+    payload: dict[str, Any]
+    """As kombu's virtual transports have it."""
+    counts: bool = True
+    """Whether it takes a place of those that its consumer prefetches."""
 
 
 class Delivered(NamedTuple):

@@ -128,7 +128,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
 
     async def ajob(self) -> JobWithValues:
         """Return `job`, without blocking the event loop."""
-        from onejob.celery.coroutines import read_job
+        from onejob.celery.async_reads import read_job
 
         return JobWithValues.of(await read_job(self.app, self._job_id))
 
@@ -190,7 +190,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
 
         All waits of one event loop share one reader. Canceling the coroutine ends the wait, not the job.
         """
-        from onejob.celery.coroutines import wait_for_end
+        from onejob.celery.async_reads import wait_for_end
 
         celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -201,7 +201,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
             submitted = None
             if self._admission is not None and self.may_be_committed is None:  # not in an open transaction
                 submitted = self._admission.follower or self._admission.job
-            self._cache = await wait_for_end(self.app, self.id, self._read, left, submitted)
+            self._cache = await wait_for_end(self.app, self.id, meta_of, self._read, left, submitted)
         return self._value_of(self._get_task_meta(), propagate=propagate)
 
     def _await_end(

@@ -240,13 +240,15 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
         Once it has been awaited, the job is submitted, also if the coroutine is canceled meanwhile.
         """
-        from onejob.celery.coroutines import submit as submit_in_thread
+        from onejob.celery.async_submissions import submit as submit_in_thread
 
-        return await submit_in_thread(self, args, kwargs, options)
+        alone = type(self).apply_async is not Task.apply_async
+        result: Result[R_co] = await submit_in_thread(self, args, kwargs, options, alone=alone)
+        return result
 
     async def asubmit_many(self, items: Iterable[Item], **options: Unpack[SubmissionOptions]) -> list[Result[R_co]]:
         """Submit many jobs as `submit_many` does, without blocking the event loop."""
-        from onejob.celery.coroutines import submit_many as submit_many_in_thread
+        from onejob.celery.async_submissions import submit_many as submit_many_in_thread
 
         return await submit_many_in_thread(self, items, options)
 

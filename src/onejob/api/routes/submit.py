@@ -25,9 +25,9 @@ from onejob.api.problems import Problem
 from onejob.api.request_models import CALL_OPTIONS, KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
 from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
+from onejob.celery.async_submissions import admit_batch
 from onejob.celery.batching import Batcher, PerEventLoop
 from onejob.celery.call import Call, Prepared, prepare, seconds_until
-from onejob.celery.coroutines import admit_batch
 from onejob.celery.operations import check_duplicate
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.submit import check_accepted
