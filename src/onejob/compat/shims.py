@@ -128,7 +128,8 @@ class LockSharingTask(Task[..., Any]):
         if getattr(cls, name) is not method and not callable(cls.unique_on):
             raise ConfigurationError(
                 f"{name} of task {cls.name} does not decide which calls are equal: set unique_on to a function of the "
-                f"arguments that returns what counts, such as unique_on=lambda order_id, **_: order_id, and remove {name}"
+                "arguments that returns what counts, such as unique_on=lambda order_id, **_: order_id, and remove "
+                f"{name}"
             )
 
     @abstractmethod

@@ -109,7 +109,10 @@ def examine(installation: Installation) -> Iterator[Finding]:
     if display_url(broker).rpartition("/")[0] == display_url(url).rpartition("/")[0]:
         return
     with suppress(RedisError, OSError):  # that it does not answer is a finding about the app
-        found = with_address(check_broker(read_facts(broker)), "-u URL", cli_options(broker))
+        policy = read_facts(broker).setting("maxmemory-policy")
+        keeps = policy in {None, "noeviction"}  # the ledger replaces all else that a broker loses
+        findings = [] if keeps else [BROKER_EVICTION.found(f"maxmemory-policy is {policy}")]
+        found = with_address(findings, "-u URL", cli_options(broker))
         yield from or_ok(found, "broker", f"{display_url(broker)} answers")
 
 
@@ -140,11 +143,9 @@ def read_facts(url: str) -> RedisFacts:
     with connected(url) as client:
         info: Any = client.info("everything")
         names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write")
-        config: Any
-        try:
+        config: Any = None
+        with suppress(ResponseError):
             config = client.config_get(*names) or None
-        except ResponseError:
-            config = None
     return RedisFacts(info=info, config=config)
 
 
@@ -179,10 +180,3 @@ def _check_memory(facts: RedisFacts) -> Iterator[Finding]:
     used = int(facts.info.get("used_memory", 0))
     if limit and used > FULL * limit:
         yield MEMORY.found(f"{used / limit:.0%} of maxmemory ({limit / 2**20:,.0f} MiB) is used")
-
-
-def check_broker(facts: RedisFacts) -> Iterator[Finding]:
-    """Check the server of a broker: the ledger replaces what it loses."""
-    policy = facts.setting("maxmemory-policy")
-    if policy not in {None, "noeviction"}:
-        yield BROKER_EVICTION.found(f"maxmemory-policy is {policy}")
