@@ -82,12 +82,11 @@ def _show(findings: list[Finding], *, as_json: bool) -> None:
             if text:
                 echo(f"{'':<8} {heading}: {text}")
     counts = Counter(finding.level for finding in findings)
+    texts = {
+        level: count_text(count, level) if level in LIMITS else f"{count} {level}" for level, count in counts.items()
+    }
     if findings:
-        echo(", ".join(_counted(counts[level], level) for level in reversed(Level) if counts[level]))
-
-
-def _counted(count: int, level: Level) -> str:
-    return count_text(count, level) if level in LIMITS else f"{count} {level}"
+        echo(", ".join(texts[level] for level in reversed(Level) if level in texts))
 
 
 @click.group()

@@ -46,6 +46,7 @@ from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import audit_text, query_of
 from onejob.ledger.stuck import list_stuck
+from onejob.stores import display_url
 
 ORIGIN = "at the command line"
 SHOWN = 10
@@ -90,7 +91,10 @@ def list_jobs(
 def _print_found(access: Access, ledger: Ledger, query: Query, found: Sequence[Any], *, as_json: bool) -> None:
     """Print a list, of which the query asked for one job more than it has; and what there is, if it is empty."""
     print_job_list(found, ledger.read_clock(), limit=query.limit - 1, as_json=as_json)
-    access.report_if_empty(ledger, found)
+    if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
+        settings = access.settings()
+        address = f"{display_url(settings.store)}, namespace {settings.namespace}"
+        echo(f"There is no ledger here, or an empty one: {address}. Check --store and --namespace", err=True)
     if not found:
         _report_what_exists(ledger, query)
 
@@ -133,8 +137,9 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """
     ledger = access.ledger()
     format_time = format_timestamp if as_json else local_text
-    found = explain(ledger, access.find_id(ledger, job_id), format_time=format_time)
-    job, history, duplicates, stuck, sentences = found
+    job, history, duplicates, stuck, sentences = explain(
+        ledger, access.find_id(ledger, job_id), format_time=format_time
+    )
     if as_json:
         lists = {"history": [*map(fields_of, history)], "duplicates": [*map(duplicate_fields, duplicates)]}
         print_json({"job": job_to_dict(job), "stuck": stuck, "sentences": sentences} | lists)
@@ -206,7 +211,8 @@ def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool
     if len(job_ids) == 1:
         _operate(access, operation, job_ids[0], as_json=as_json)
     else:
-        _run_bulk(_bulk_of(access, operation), Selection(job_ids=job_ids), _detail(operation), as_json=as_json)
+        detail = "forced" if force else ""
+        _run_bulk(_bulk_of(access, operation), Selection(job_ids=job_ids), detail, as_json=as_json)
 
 
 @jobs.command("run-now")
@@ -228,7 +234,7 @@ def delete(access: Access, job_id: str, *, as_json: bool) -> None:
 def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool) -> None:
     ledger = access.ledger()
     job_id = access.find_id(ledger, job_id)
-    with audited(ledger, operation.permission, job_id, _detail(operation)):
+    with audited(ledger, operation.permission, job_id, "forced" if operation is Operation.FORCE_CANCEL else ""):
         job = Operator(app=access.app, ledger=ledger, origin=ORIGIN).operate(operation, ledger.get(job_id))
     if job is not None:
         print_job(job_to_dict(job), as_json=as_json)
@@ -238,10 +244,6 @@ def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool
         print_json({"done": [job_id]})
     else:
         echo(f"{job_id} {operation.done}")
-
-
-def _detail(operation: Operation) -> str:
-    return "forced" if operation is Operation.FORCE_CANCEL else ""
 
 
 # --- operations on many jobs ----------------------------------------------------------------------------------------

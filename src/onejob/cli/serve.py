@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from onejob.cli.access import (
-    Access,
-    Duration,
-    Time,
-    access,
-    audited,
-    find_app,
-    json_option,
-    needs_extra,
-    seconds_of,
-    with_tasks,
-)
+from onejob.cli.access import DURATION, TIME, Access, access, audited, find_app, json_option, needs_extra, seconds_of
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
+from onejob.jobs.quota import Quotas
 from onejob.jobs.timestamps import format_timestamp
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate", "edit")
 KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
@@ -68,7 +54,7 @@ def serve(
         from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
         from onejob.pages.app import create_app_with_dashboard
-    celery_app = with_tasks(find_app(app))
+    celery_app = Access(find_app(app)).app
     check_host(options["host"], keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
@@ -91,7 +77,7 @@ def _future(_context: click.Context, _parameter: click.Parameter, at: float | ti
 
 
 expires_option = click.option(
-    "--expires", "expires_at", type=Time(), callback=_future, help="A duration (90d, 12h) or an RFC 3339 time."
+    "--expires", "expires_at", type=TIME, callback=_future, help="A duration (90d, 12h) or an RFC 3339 time."
 )
 
 
@@ -111,7 +97,6 @@ def add(
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
-        from onejob.jobs.quota import Quotas
     quotas, tasks = Quotas.parse(quota, identity_quota), limits.pop("tasks")
     permissions = [*(["own jobs"] if limits["own_jobs"] else []), *(f"task {task}" for task in tasks)]
     detail = ", ".join([f"{file}: role {role}", *permissions])
@@ -122,9 +107,7 @@ def add(
 
 @keys.command()
 @click.argument("name")
-@click.option(
-    "--overlap", default="24h", show_default=True, type=Duration(), help="How long the former key still works."
-)
+@click.option("--overlap", default="24h", show_default=True, type=DURATION, help="How long the former key still works.")
 @expires_option
 @file_option
 @access
@@ -147,13 +130,9 @@ def list_keys(file: str, *, as_json: bool) -> None:
     """List the keys: their names, roles, times of expiry, limits and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    rows = [_columns_of(key) for key in KeyFile(file).read()]
+    found = [key.row() | fields_of(key, "created_at", "expires_at", "own_jobs") for key in KeyFile(file).read()]
+    rows = [{name: fields.get(name) for name in KEY_COLUMNS} for fields in found]
     print_list(rows, KEY_COLUMNS, [(*row.values(),) for row in rows], as_json=as_json)
-
-
-def _columns_of(key: Key) -> dict[str, Any]:
-    fields = key.row() | fields_of(key, "created_at", "expires_at", "own_jobs")
-    return {name: fields.get(name) for name in KEY_COLUMNS}
 
 
 @keys.command()
