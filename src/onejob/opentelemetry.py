@@ -5,13 +5,13 @@ Spans are of submissions, runs, steps and webhook deliveries; metrics have the n
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import version
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from celery import Celery, signals
@@ -20,6 +20,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 from opentelemetry.trace import (
+    INVALID_SPAN,
     Link,
     NonRecordingSpan,
     Span,
@@ -52,14 +53,8 @@ FAILURES = frozenset({EVENT_NAMES[Transition.FAIL], EVENT_NAMES[Transition.DEAD_
 _W3C = TraceContextTextMapPropagator()
 
 
-class _Run(NamedTuple):
-    """The run in this context, and its span."""
-
-    job_id: str
-    span: Span
-
-
-_run: ContextVar[_Run | None] = ContextVar("onejob_run_span", default=None)
+_run: ContextVar[tuple[str, Span]] = ContextVar("onejob_run_span", default=("", INVALID_SPAN))
+"""The id of the job that runs in this context, and the span of its run."""
 
 
 class SpanTracer(Tracer):
@@ -94,7 +89,7 @@ class SpanTracer(Tracer):
             "onejob.crashes": job.crashes, "onejob.node": job.node,
         }  # fmt: skip
         with self._start(f"run {job.task}", SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)) as span:
-            reset_token = _run.set(_Run(one_line(job.id), span))
+            reset_token = _run.set((one_line(job.id), span))
             try:
                 yield span
             except Retry as error:
@@ -125,14 +120,14 @@ class SpanTracer(Tracer):
 
     def on_event(self, event: JobEvent) -> None:
         """Add what happened to the job of the run in this context; an end of the run is an attribute, too."""
-        run = _run.get()
-        if run is None or run.job_id != event.job_id:
+        job_id, span = _run.get()
+        if job_id != event.job_id:
             return
-        run.span.add_event(event.name, {f"onejob.{name}": value for name, value in event.fields.items()})
+        span.add_event(event.name, {f"onejob.{name}": value for name, value in event.fields.items()})
         if "run_seconds" in event.fields:
-            run.span.set_attribute("onejob.end", end_of(event.name))
+            span.set_attribute("onejob.end", end_of(event.name))
         if event.name in FAILURES:
-            run.span.set_status(StatusCode.ERROR)
+            span.set_status(StatusCode.ERROR)
 
     @contextmanager
     def _start(
@@ -147,9 +142,10 @@ class SpanTracer(Tracer):
         if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
             context = set_span_in_context(NonRecordingSpan(parent))
             links = [Link(current)] if current.is_valid else []
-        messaging = {"messaging.system": "celery", "messaging.operation.type": operation} if operation else {}
-        if operation:
-            messaging["messaging.operation.name"] = name.partition(" ")[0]
+        messaging = {
+            "messaging.system": "celery", "messaging.operation.type": operation,
+            "messaging.operation.name": name.partition(" ")[0],
+        } if operation else {}  # fmt: skip
         with self._tracer.start_as_current_span(
             name, context, kind, messaging | {**attributes}, links, record_exception=False,
             set_status_on_exception=False,
@@ -319,18 +315,13 @@ def _report_histogram(meter: Meter, snapshot: Snapshot, name: str, unit: str) ->
     }
 
     def observe(part: str, _: CallbackOptions) -> Iterator[Observation]:
-        for texts, found in _by_labels(snapshot().get(name, {})).items():
+        by_labels: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        for (_name, *texts, bound), amount in snapshot().get(name, {}).items():
+            by_labels[tuple(texts)][bound] = amount
+        for labels, found in by_labels.items():
             for more, value in parts[part](found):
-                yield Observation(value, dict(zip(SERIES[name].labels, texts, strict=True)) | more)
+                yield Observation(value, dict(zip(SERIES[name].labels, labels, strict=True)) | more)
 
     for part in parts:
         create, unit_of_part = meter.create_observable_up_down_counter, unit if part == "sum" else "1"
         create(f"{PREFIX}{name}_{part}", [partial(observe, part)], unit_of_part, SERIES[name].meaning)
-
-
-def _by_labels(values: Values) -> dict[Key, dict[str, float]]:
-    """Return the amounts of a histogram by its labels, and by bound."""
-    found: dict[Key, dict[str, float]] = {}
-    for key, amount in values.items():
-        found.setdefault(key[1:-1], {})[key[-1]] = amount
-    return found
