@@ -17,8 +17,8 @@ from onejob.jobs.timestamps import format_timestamp
 
 ROLES = ("read", "submit", "operate", "edit")
 KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
-POSITIVE = click.IntRange(1)
-SECONDS = click.FloatRange(0, min_open=True)
+limit_option = partial(click.option, show_default=True, type=click.IntRange(1))
+seconds_option = partial(click.option, show_default=True, type=click.FloatRange(0, min_open=True))
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
 server_installed = partial(needs_extra, "server", "the server")
 
@@ -29,37 +29,22 @@ server_installed = partial(needs_extra, "server", "the server")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
 @click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
-@click.option("--limit-concurrency", default=1000, show_default=True, type=POSITIVE, help="Connections at once.")
-@click.option(
-    "--limit-waits", default=250, show_default=True, type=POSITIVE, help="Event streams and long polls per key."
-)
-@click.option(
-    "--head-timeout", default=10.0, show_default=True, type=SECONDS, help="Seconds for the headers of a request."
-)
-@click.option(
-    "--body-timeout", default=30.0, show_default=True, type=SECONDS, help="Seconds for the body of a request."
-)
-def serve(
-    app: str,
-    keys: str | None,
-    *,
-    limit_concurrency: int,
-    limit_waits: int,
-    head_timeout: float,
-    body_timeout: float,
-    **options: Any,
-) -> None:
+@limit_option("--limit-concurrency", "connections", default=1000, help="Connections at once.")
+@limit_option("--limit-waits", default=250, help="Event streams and long polls per key.")
+@seconds_option("--head-timeout", "head", default=10.0, help="Seconds for the headers of a request.")
+@seconds_option("--body-timeout", "body", default=30.0, help="Seconds for the body of a request.")
+def serve(app: str, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int, **limits: Any) -> None:
     """Serve the HTTP API of a Celery app, and the dashboard below /dashboard."""
     with server_installed():
         from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
         from onejob.pages.app import create_app_with_dashboard
     celery_app = Access(find_app(app)).app
-    check_host(options["host"], keys)
+    check_host(host, keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
-    limits = Limits(connections=limit_concurrency, head=head_timeout, body=body_timeout)
-    serve_app(create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits), limits=limits, **options)
+    web = create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits)
+    serve_app(web, limits=Limits(**limits), host=host, port=port, log_json=log_json)
 
 
 @click.group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -108,26 +107,16 @@ PYTHON_COOKIES = Check("python-cookies", "app", Level.INFO,
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
 class Seen:
-    """What the ledger's metrics say about runs so far."""
+    """What the totals of a ledger say about runs so far."""
 
-    longest: float
-    """Seconds that the longest run took at least; 0 without one."""
-    late_heartbeats: int
-
-    @property
-    def text(self) -> str:
-        """How long the longest run took, in words."""
-        return f"runs took {duration_text(self.longest)} or more (a lost run counts until its lease ended)"
-
-    @classmethod
-    def of(cls, totals: Mapping[str, float]) -> Seen:
-        """Read the totals of a store."""
+    def __init__(self, totals: Mapping[str, float]) -> None:
         keys = {key: amount for name, amount in totals.items() if (key := key_of(name)) and amount > 0}
-        bounds = [key[-1] for key in keys if key[0] == "run_seconds" and key[-1] != SUM]
-        highest = bisect_left(BUCKETS, max(map(float, bounds), default=0.0))
-        return cls([0.0, *BUCKETS][highest], int(keys.get(("heartbeats_late_total",), 0)))
+        bounds = [float(key[-1]) for key in keys if key[0] == "run_seconds" and key[-1] != SUM]
+        self.longest = [0.0, *BUCKETS][bisect_left(BUCKETS, max(bounds, default=0.0))]
+        """Seconds that the longest run took at least; 0 without one."""
+        self.text = f"runs took {duration_text(self.longest)} or more (a lost run counts until its lease ended)"
+        self.late_heartbeats = int(keys.get(("heartbeats_late_total",), 0))
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -135,7 +124,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     app, settings = installation.app, installation.settings
     if app is None:
         return
-    seen = Seen.of(installation.ledger.store.totals())
+    seen = Seen(installation.ledger.store.totals())
     findings = chain(
         _check_broker(app, settings), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
         _check_results(app, settings), _check_priorities(app), _check_tasks(app, settings, seen),

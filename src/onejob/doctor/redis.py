@@ -89,11 +89,6 @@ class RedisFacts:
         value = self.info.get(name.replace("-", "_"))
         return None if value is None else str(value)
 
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The version as numbers; empty if it is unknown."""
-        return tuple(int(part) for part in str(self.info.get("redis_version", "")).split(".") if part.isdigit())
-
 
 def examine(installation: Installation) -> Iterator[Finding]:
     """Examine the Redis of the ledger, and that of the broker if it is another one."""
@@ -152,7 +147,8 @@ def read_facts(url: str) -> RedisFacts:
 def check_ledger(facts: RedisFacts) -> Iterator[Finding]:
     """Check the server of a ledger."""
     info = facts.info
-    if facts.version and facts.version < OLDEST:
+    version = tuple(int(part) for part in str(info.get("redis_version", "")).split(".") if part.isdigit())
+    if version and version < OLDEST:
         yield VERSION.found(f"the version is {info['redis_version']}")
     if info.get("role") in {"slave", "replica"}:
         yield REPLICA.found(f"the role is {info['role']}, of {info.get('master_host')}:{info.get('master_port')}")
