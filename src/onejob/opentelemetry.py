@@ -160,8 +160,6 @@ class SpanTracer(Tracer):
 
 
 class _SubmissionSpan(SubmissionSpan):
-    """The span of one call that submits."""
-
     def __init__(self, span: Span, *, is_batch: bool) -> None:
         self._span = span
         self._is_batch = is_batch
@@ -192,8 +190,6 @@ class _SubmissionSpan(SubmissionSpan):
 
 
 class _WebhookSpan(WebhookSpan):
-    """The span of one attempt to deliver a webhook."""
-
     def __init__(self, span: Span, headers: Mapping[str, str]) -> None:
         self._span = span
         self.headers = headers

@@ -43,7 +43,6 @@ def list_(access: Access, *, as_json: bool) -> None:
 def pause(access: Access, entry: str) -> None:
     """Pause ENTRY: it has no ticks until it is resumed."""
     _set_paused(access, entry, paused=True)
-    echo(f"{entry} is paused.")
 
 
 @beat.command()
@@ -52,7 +51,6 @@ def pause(access: Access, entry: str) -> None:
 def resume(access: Access, entry: str) -> None:
     """Resume ENTRY. The ticks of the pause are not made up for."""
     _set_paused(access, entry, paused=False)
-    echo(f"{entry} goes on.")
 
 
 @beat.command()
@@ -74,6 +72,7 @@ def _set_paused(access: Access, entry: str, *, paused: bool) -> None:
     app, ledger = access.app_for(SCHEDULE), access.ledger()
     with audited(ledger, "beat pause" if paused else "beat resume", entry):
         set_paused(app, ledger, entry, paused=paused)
+    echo(f"{entry} is paused." if paused else f"{entry} goes on.")
 
 
 def _time(at: float | None) -> str:

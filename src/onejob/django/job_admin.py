@@ -51,9 +51,7 @@ TEMPLATES = "admin/onejob/job"
 DjangoAdmin: Any = ModelAdmin  # Django ships no types
 
 
-@lru_cache(maxsize=8)
-def _context_of(app: Any, redact: Any) -> Context:
-    return Context(app, redact, place="in the admin")
+_context_of = lru_cache(maxsize=8)(partial(Context, place="in the admin"))
 
 
 def page_context() -> Context:
