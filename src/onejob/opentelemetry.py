@@ -19,19 +19,6 @@ from celery.exceptions import Ignore, Reject, Retry
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
-from opentelemetry.trace import (
-    INVALID_SPAN,
-    Link,
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TracerProvider,
-    set_span_in_context,
-)
-from opentelemetry.trace import Tracer as OpenTelemetryTracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from onejob.celery.app_state import app_state_of
@@ -53,14 +40,14 @@ FAILURES = frozenset({EVENT_NAMES[Transition.FAIL], EVENT_NAMES[Transition.DEAD_
 _W3C = TraceContextTextMapPropagator()
 
 
-_run: ContextVar[tuple[str, Span]] = ContextVar("onejob_run_span", default=("", INVALID_SPAN))
+_run: ContextVar[tuple[str, trace.Span]] = ContextVar("onejob_run_span", default=("", trace.INVALID_SPAN))
 """The id of the job that runs in this context, and the span of its run."""
 
 
 class SpanTracer(Tracer):
     """Makes spans with a tracer of OpenTelemetry."""
 
-    def __init__(self, tracer: OpenTelemetryTracer) -> None:
+    def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
 
     @contextmanager
@@ -72,7 +59,7 @@ class SpanTracer(Tracer):
         attributes: dict[str, Any] = {"onejob.task": task, "onejob.source": source}
         if count is not None:
             attributes["messaging.batch.message_count"] = count
-        with self._start(f"submit {task}", SpanKind.PRODUCER, "send", attributes, parent=came) as span:
+        with self._start(f"submit {task}", trace.SpanKind.PRODUCER, "send", attributes, parent=came) as span:
             yield _SubmissionSpan(span, is_batch=count is not None)
 
     def context(self) -> Mapping[str, str]:
@@ -82,13 +69,15 @@ class SpanTracer(Tracer):
         return carrier
 
     @contextmanager
-    def run(self, job: Job) -> Iterator[Span]:
+    def run(self, job: Job) -> Iterator[trace.Span]:
         """Yield the span of a run: in the trace of the job, below the worker's span if that is in the same trace."""
         attributes = _job_attributes(job) | {
             "onejob.attempt": job.attempt, "onejob.token": job.token, "onejob.retries": job.retries,
             "onejob.crashes": job.crashes, "onejob.node": job.node,
         }  # fmt: skip
-        with self._start(f"run {job.task}", SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)) as span:
+        with self._start(
+            f"run {job.task}", trace.SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)
+        ) as span:
             reset_token = _run.set((one_line(job.id), span))
             try:
                 yield span
@@ -100,10 +89,10 @@ class SpanTracer(Tracer):
                 _run.reset(reset_token)
 
     @contextmanager
-    def step(self, name: str, *, memoised: bool) -> Iterator[Span]:
+    def step(self, name: str, *, memoised: bool) -> Iterator[trace.Span]:
         """Yield the span of a step, a child of the run's."""
         attributes = {"onejob.step": name, "onejob.step.memoised": memoised}
-        with self._start(f"step {name}", SpanKind.INTERNAL, None, attributes) as span:
+        with self._start(f"step {name}", trace.SpanKind.INTERNAL, None, attributes) as span:
             yield span
 
     @contextmanager
@@ -115,7 +104,7 @@ class SpanTracer(Tracer):
         }  # fmt: skip
         with suppress(ValueError):  # of an invalid URL, which the delivery reports
             attributes["server.address"] = urlsplit(url).hostname or ""
-        with self._start("deliver webhook", SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
+        with self._start("deliver webhook", trace.SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
             yield _WebhookSpan(span, self.context())
 
     def on_event(self, event: JobEvent) -> None:
@@ -127,21 +116,21 @@ class SpanTracer(Tracer):
         if "run_seconds" in event.fields:
             span.set_attribute("onejob.end", end_of(event.name))
         if event.name in FAILURES:
-            span.set_status(StatusCode.ERROR)
+            span.set_status(trace.StatusCode.ERROR)
 
     @contextmanager
     def _start(
-        self, name: str, kind: SpanKind, operation: str | None, attributes: Mapping[str, Any],
-        *, parent: SpanContext | None = None,
-    ) -> Iterator[Span]:  # fmt: skip
+        self, name: str, kind: trace.SpanKind, operation: str | None, attributes: Mapping[str, Any],
+        *, parent: trace.SpanContext | None = None,
+    ) -> Iterator[trace.Span]:  # fmt: skip
         """Yield a span that is current in the block.
 
         `parent`: the current span stays the parent if it is in the same trace, and gets a link otherwise.
         """
         current, context, links = _current(), None, []
         if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
-            context = set_span_in_context(NonRecordingSpan(parent))
-            links = [Link(current)] if current.is_valid else []
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+            links = [trace.Link(current)] if current.is_valid else []
         messaging = {
             "messaging.system": "celery", "messaging.operation.type": operation,
             "messaging.operation.name": name.partition(" ")[0],
@@ -155,12 +144,12 @@ class SpanTracer(Tracer):
             except BaseException as error:
                 if not isinstance(error, NO_ERRORS):
                     span.record_exception(error)
-                    span.set_status(Status(StatusCode.ERROR, describe(error)))
+                    span.set_status(trace.Status(trace.StatusCode.ERROR, describe(error)))
                 raise
 
 
 class _SubmissionSpan(SubmissionSpan):
-    def __init__(self, span: Span, *, is_batch: bool) -> None:
+    def __init__(self, span: trace.Span, *, is_batch: bool) -> None:
         self._span = span
         self._is_batch = is_batch
 
@@ -190,7 +179,7 @@ class _SubmissionSpan(SubmissionSpan):
 
 
 class _WebhookSpan(WebhookSpan):
-    def __init__(self, span: Span, headers: Mapping[str, str]) -> None:
+    def __init__(self, span: trace.Span, headers: Mapping[str, str]) -> None:
         self._span = span
         self.headers = headers
 
@@ -198,19 +187,19 @@ class _WebhookSpan(WebhookSpan):
         """Add the status of the response, which is an error unless the receiver has accepted."""
         self._span.set_attribute("http.response.status_code", status)
         if not 200 <= status < 300:  # noqa: PLR2004 - of HTTP
-            self._span.set_status(StatusCode.ERROR)
+            self._span.set_status(trace.StatusCode.ERROR)
 
 
-def _current() -> SpanContext:
+def _current() -> trace.SpanContext:
     return trace.get_current_span().get_span_context()
 
 
-def _span_context(carrier: Mapping[str, str]) -> SpanContext:
+def _span_context(carrier: Mapping[str, str]) -> trace.SpanContext:
     """Return the span context in a carrier; an invalid one if it has none."""
     return trace.get_current_span(_W3C.extract(carrier, Context())).get_span_context()
 
 
-def _kept_in(job: Job) -> SpanContext:
+def _kept_in(job: Job) -> trace.SpanContext:
     """Return the span context of the submission that made a job; an invalid one if it had none."""
     return _span_context(trace_of(job.options))
 
@@ -224,7 +213,7 @@ FLUSH_MILLISECONDS = 2000
 """Limit for the export of the last spans of a pool's child."""
 
 
-def instrument(tracer_provider: TracerProvider | None = None) -> None:
+def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     """Trace the submissions, runs, steps and webhooks of this process, and of the children that it forks.
 
     `tracer_provider`: None for OpenTelemetry's global one, which may also be set later. A repeated call replaces the
@@ -254,7 +243,7 @@ _UID = "onejob.opentelemetry.flush"
 class OneJobInstrumentor:
     """Calls `instrument` for `opentelemetry-instrument`, which finds this class by its entry point."""
 
-    def instrument(self, *, tracer_provider: TracerProvider | None = None, **_: Any) -> None:
+    def instrument(self, *, tracer_provider: trace.TracerProvider | None = None, **_: Any) -> None:
         """Call `instrument`. Options of other instrumentors are ignored."""
         instrument(tracer_provider)
 

@@ -12,17 +12,7 @@ import click
 from onejob.celery import operations
 from onejob.celery.operations import Operation, Operator
 from onejob.celery.options import options_of
-from onejob.cli.access import (
-    NEWEST,
-    Access,
-    access,
-    at_times,
-    audited,
-    filter_options,
-    json_access,
-    json_option,
-    together,
-)
+from onejob.cli.access import NEWEST, Access, at_times, audited, filter_options, json_access, together
 from onejob.cli.printing import (
     clean,
     columns_of,
@@ -253,7 +243,6 @@ bulk_options = together(
     click.option("--limit", default=NO_LIMIT, show_default="all", type=AT_LEAST_ONE, help="Maximum number of jobs."),
     click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
     click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
-    json_option,
 )  # fmt: skip
 """The options of every operation on many jobs."""
 
@@ -266,7 +255,7 @@ bulk_options = together(
     help="Only jobs that have never run here, and have ended by this result backend of Celery.",
 )  # fmt: skip
 @bulk_options
-@access
+@json_access
 def bulk(
     access: Access, /, operation: str, *, ended_in: str | None, limit: int, dry_run: bool, yes: bool, as_json: bool,
     **asked: Any,
@@ -439,8 +428,8 @@ chosen_options = together(
 
 @dead.command()
 @chosen_options
+@json_access
 @click.option("--forget-steps", is_flag=True, help="Delete the results of completed steps, so that they run again.")
-@access
 def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     """Queue dead letters again: JOB_IDS, or those that the options select."""
     _operate_on_dead(_bulk_of(access, Operation.REDRIVE, forget_steps=forget_steps), **options)
@@ -448,7 +437,7 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
 
 @dead.command()
 @chosen_options
-@access
+@json_access
 def drop(access: Access, /, **options: Any) -> None:
     """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()
