@@ -18,7 +18,7 @@ from celery import Celery, signals
 from celery.exceptions import Ignore, Reject, Retry
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from onejob.celery.app_state import app_state_of
@@ -252,11 +252,16 @@ class OneJobInstrumentor:
         uninstrument()
 
 
-Values: TypeAlias = dict[Key, float]
-Snapshot: TypeAlias = TTLCache[dict[str, Values]]
-Callback: TypeAlias = Callable[[CallbackOptions], Iterator[Observation]]
+Snapshot: TypeAlias = TTLCache[dict[str, dict[Key, float]]]
+Parts: TypeAlias = Mapping[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]]
 CACHE_SECONDS = 1.0
 """For so long all instruments observe the same values: those of one collection."""
+HISTOGRAM_PARTS: Parts = {
+    "bucket": lambda found: [({"le": bound}, count) for bound, count in accumulate(found)],
+    "count": lambda found: [({}, accumulate(found)[-1][1])],
+    "sum": lambda found: [({}, found.get(SUM, 0.0))],
+}
+"""The series that Prometheus has of a histogram, which OpenTelemetry cannot observe: their labels and values."""
 
 
 def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> None:
@@ -271,42 +276,27 @@ def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> 
     for name, series in SERIES.items():
         unit = "s" if name.endswith("_seconds") else "1"
         if series.kind is Kind.HISTOGRAM:
-            _report_histogram(meter, snapshot, name, unit)
+            for part in HISTOGRAM_PARTS:
+                # Up-down counters, because exporters to Prometheus add `_total` to the names of others.
+                title, observe = f"{PREFIX}{name}_{part}", partial(_observe_part, snapshot, name, part)
+                unit_of_part = unit if part == "sum" else "1"
+                meter.create_observable_up_down_counter(title, [observe], unit_of_part, series.meaning)
             continue
         create = meter.create_observable_counter if series.kind is Kind.COUNTER else meter.create_observable_gauge
-        create(PREFIX + name, [_observe(snapshot, name)], unit, series.meaning)
+        create(PREFIX + name, [partial(_observe, snapshot, name)], unit, series.meaning)
 
 
-def _observe(snapshot: Snapshot, name: str) -> Callback:
+def _observe(snapshot: Snapshot, name: str, _: CallbackOptions) -> Iterator[Observation]:
     labels = SERIES[name].labels
-
-    def observe(_: CallbackOptions) -> Iterator[Observation]:
-        values = snapshot().get(name) or ({} if labels else {(name,): 0.0})
-        for (_name, *texts), value in values.items():
-            yield Observation(value, dict(zip(labels, texts, strict=True)))
-
-    return observe
+    values = snapshot().get(name) or ({} if labels else {(name,): 0.0})
+    for (_name, *texts), value in values.items():
+        yield Observation(value, dict(zip(labels, texts, strict=True)))
 
 
-def _report_histogram(meter: Meter, snapshot: Snapshot, name: str, unit: str) -> None:
-    """Report a histogram as the series that Prometheus has: OpenTelemetry has no observable histogram.
-
-    Up-down counters, because exporters to Prometheus add `_total` to the names of others.
-    """
-    parts: dict[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]] = {
-        "bucket": lambda found: [({"le": bound}, count) for bound, count in accumulate(found)],
-        "count": lambda found: [({}, accumulate(found)[-1][1])],
-        "sum": lambda found: [({}, found.get(SUM, 0.0))],
-    }
-
-    def observe(part: str, _: CallbackOptions) -> Iterator[Observation]:
-        by_labels: defaultdict[Key, dict[str, float]] = defaultdict(dict)
-        for (_name, *texts, bound), amount in snapshot().get(name, {}).items():
-            by_labels[tuple(texts)][bound] = amount
-        for labels, found in by_labels.items():
-            for more, value in parts[part](found):
-                yield Observation(value, dict(zip(SERIES[name].labels, labels, strict=True)) | more)
-
-    for part in parts:
-        create, unit_of_part = meter.create_observable_up_down_counter, unit if part == "sum" else "1"
-        create(f"{PREFIX}{name}_{part}", [partial(observe, part)], unit_of_part, SERIES[name].meaning)
+def _observe_part(snapshot: Snapshot, name: str, part: str, _: CallbackOptions) -> Iterator[Observation]:
+    by_labels: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+    for (_name, *texts, bound), amount in snapshot().get(name, {}).items():
+        by_labels[tuple(texts)][bound] = amount
+    for labels, found in by_labels.items():
+        for more, value in HISTOGRAM_PARTS[part](found):
+            yield Observation(value, dict(zip(SERIES[name].labels, labels, strict=True)) | more)

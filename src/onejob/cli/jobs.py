@@ -18,7 +18,6 @@ from onejob.cli.printing import (
     columns_of,
     duplicate_fields,
     echo,
-    print_counts,
     print_job,
     print_job_list,
     print_json,
@@ -72,7 +71,10 @@ def list_jobs(
     now = ledger.read_clock()
     query = query_of(at_times(asked, now), limit=limit + 1, offset=offset)
     if count:
-        print_counts(ledger.counts(query), as_json=as_json)
+        by_state = ledger.counts(query)
+        total = sum(by_state.values())
+        rows = [*by_state.items(), ("total", total)]
+        print_list({"total": total, "by_state": by_state}, ("state", "jobs"), rows, as_json=as_json)
         return
     found: Sequence[Any] = list_stuck(ledger, query) if stuck else ledger.find(query)
     _print_found(access, ledger, query, found, as_json=as_json)

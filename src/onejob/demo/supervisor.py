@@ -115,12 +115,11 @@ class ApiClient:
 
     def get(self, path: str) -> Any:
         """Return the JSON of a path."""
-        return self._open(urllib.request.Request(self.url + path))  # noqa: S310 - our own server
+        return self._call(path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send JSON and return JSON."""
-        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
-        return self._open(urllib.request.Request(self.url + path, data=data, headers=headers))  # noqa: S310
+        return self._call(path, json.dumps(body).encode())
 
     def submit(self, project: str) -> Any:
         """Submit the study plan of a project, and return the response."""
@@ -135,17 +134,17 @@ class ApiClient:
         nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
         return nodes[-1].partition("@")[0]
 
-    @staticmethod
-    def _open(request: urllib.request.Request) -> Any:
+    def _call(self, path: str, data: bytes | None = None) -> Any:
+        url = self.url + path
+        request = urllib.request.Request(url, data, {"content-type": "application/json"})  # noqa: S310 - our own server
         try:
             with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                msg = f"{request.full_url} returned an error: {error.read().decode(errors='replace')}"
-            raise DemoError(msg) from error
+                raise DemoError(f"{url} returned an error: {error.read().decode(errors='replace')}") from error
         except (urllib.error.URLError, TimeoutError) as error:
-            raise DemoError(f"{request.full_url} cannot be reached: {error}") from error
+            raise DemoError(f"{url} cannot be reached: {error}") from error
 
 
 class Stack:
