@@ -123,10 +123,7 @@ class SpanTracer(Tracer):
         self, name: str, kind: trace.SpanKind, operation: str | None, attributes: Mapping[str, Any],
         *, parent: trace.SpanContext | None = None,
     ) -> Iterator[trace.Span]:  # fmt: skip
-        """Yield a span that is current in the block.
-
-        `parent`: the current span stays the parent if it is in the same trace, and gets a link otherwise.
-        """
+        """Yield a span, current in the block: below the current one, or below a `parent` of another trace, linked."""
         current, context, links = _current(), None, []
         if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
             context = trace.set_span_in_context(trace.NonRecordingSpan(parent))

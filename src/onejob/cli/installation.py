@@ -65,7 +65,6 @@ def doctor(
 
 
 def _show(findings: list[Finding], *, as_json: bool) -> None:
-    """Print findings, the worst first, and how many there are of each level."""
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return

@@ -326,10 +326,7 @@ def _run_bulk(
     operation: BulkOperation, selection: Selection, detail: str, *, as_json: bool, dry_run: bool = False,
     yes: bool = False,
 ) -> NoReturn:  # fmt: skip
-    """Act on each selected job, print the result, and exit: with 1 when a job was refused.
-
-    The audit log has `detail` then, unless it is a dry run.
-    """
+    """Act on each selected job, record that with `detail`, print the result, and exit: with 1 if a job was refused."""
     result = operation.apply(selection, dry_run=True) if dry_run else _apply(operation, selection, detail, yes=yes)
     if selection.query is not None and not (result.done or result.refused):
         _report_what_exists(operation.ledger, selection.query)
@@ -345,10 +342,7 @@ def _run_bulk(
 
 
 def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: bool) -> BulkResult:
-    """Act on each selected job, and record it.
-
-    For the jobs of a query it asks first, with their number, unless `yes`; those that match from then on stay.
-    """
+    """Act on each selected job, and record it; on those that match a query only after a confirmation, unless `yes`."""
     target, found = " ".join(selection.job_ids), BulkResult()
     if selection.query is not None and not yes:
         found = operation.apply(selection, dry_run=True)
@@ -356,7 +350,7 @@ def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: 
             return found
         count = count_text(len(found.done), "job")
         click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
-        selection = Selection(job_ids=found.done)
+        selection = Selection(job_ids=found.done)  # and not those that match from then on
     with audited(operation.ledger, operation.name, target, detail) as attempt:
         result = operation.apply(selection)
         result = BulkResult(result.done, found.refused | result.refused, result.next or found.next)

@@ -114,17 +114,13 @@ class LockSharingTask(Task[..., Any]):
 
     @classmethod
     def _check_locks(cls, app: Celery, setting: str, method: Callable[..., str], *, has_place: bool) -> None:
-        """Raise `ConfigurationError` if locks are shared without `setting`, which says where they are.
-
-        And if a class of the program's own replaces `method` to decide which calls are equal. With a function as
-        `unique_on` it may: the method makes the text of shared locks then.
-        """
+        """Raise `ConfigurationError` if shared locks have no place, or if a replaced `method` decides what is equal."""
         if not has_place and shares_locks(app):
             raise ConfigurationError(
                 f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
                 "version has it, or remove onejob_share_old_locks"
             )
-        name = method.__name__
+        name = method.__name__  # which makes the text of shared locks beside a function that decides
         if getattr(cls, name) is not method and not callable(cls.unique_on):
             raise ConfigurationError(
                 f"{name} of task {cls.name} does not decide which calls are equal: set unique_on to a function of the "
@@ -178,10 +174,7 @@ class LockSharingTask(Task[..., Any]):
         return admission
 
     def _take_or_raise(self, key: str, submission: Submission) -> bool:
-        """Take the lock for a submission. Raises `HeldByOldLibrary`.
-
-        False if a job in the ledger answers it, or if others have taken and released the lock many times meanwhile.
-        """
+        """Take the lock for a submission; False if a job in the ledger answers it, or if others take it each time."""
         ledger = app_state_of(self.app).ledger
         for _ in range(ROUNDS):
             if self._take(key, submission.id):

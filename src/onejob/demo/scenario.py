@@ -93,10 +93,7 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
 
 
 def _follow(console: Console, stack: Stack, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
-    """Kill the job's worker when half of the calls are made. Returns the job at its end, and how many calls were kept.
-
-    Raises `DemoError` if the job ends too early, or does not complete.
-    """
+    """Kill the worker of a job when half of its calls are made; return the job at its end, and how many were kept."""
     count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
     with Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console) as bar:
         bar.add_task("waiting", total=1)

@@ -131,7 +131,6 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         return result
 
     def _options_of(self, task: Any) -> dict[str, Any]:
-        """Return the options of Celery's `apply_async` for a task."""
         level = round((task.priority + 100) * HIGHEST / 200)  # of a priority from -100 to 100
         options: dict[str, Any] = {"priority": HIGHEST - level if self._is_redis else level}
         if task.queue_name != DEFAULT_QUEUE:

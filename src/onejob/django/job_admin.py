@@ -199,7 +199,6 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         return self._url("change", quote(job_id)) if job_id else self._url("changelist") + mark + query
 
     def _back(self, form: Form, names: Mapping[str, str]) -> str:
-        """Return the URL of the page that a form was on."""
         if "job_id" in names:
             return self._url("change", quote(names["job_id"]))
         query = form.text("filter")

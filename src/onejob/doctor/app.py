@@ -194,25 +194,21 @@ def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
 
 
 def _check_priorities(app: Celery) -> Iterator[Finding]:
-    conf, tasks = app.conf, tasks_of(app)
-    used = [name for name, task in tasks.items() if getattr(task, "priority", None) is not None]
-    if conf.task_default_priority is not None:
-        used = [*tasks]
+    conf, default = app.conf, app.conf.task_default_priority
+    used = [name for name, task in tasks_of(app).items() if {default, getattr(task, "priority", None)} != {None}]
     if not used:
         return
+    found = f"{names_text(used)} with priorities, and"
     if app.connection_for_write().transport.driver_type == "amqp":
+        queues: Mapping[str, Any] = app.amqp.queues
         plain = [
-            name
-            for name, queue in app.amqp.queues.items()
-            if not queue.max_priority  # type: ignore[attr-defined] # missing in the stubs
-            and "x-max-priority" not in (queue.queue_arguments or {})
-        ]
+            name for name, queue in queues.items()
+            if not queue.max_priority and "x-max-priority" not in (queue.queue_arguments or {})
+        ]  # fmt: skip
         if plain:
-            yield PRIORITIES.found(f"{names_text(used)} with priorities, and none in the queues {names_text(plain)}")
+            yield PRIORITIES.found(f"{found} none in the queues {names_text(plain)}")
     if _prefetches(app):
-        yield PRIORITY_PREFETCH.found(
-            f"{names_text(used)} with priorities, and worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}"
-        )
+        yield PRIORITY_PREFETCH.found(f"{found} worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}")
 
 
 def _check_tasks(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
