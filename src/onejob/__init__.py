@@ -133,7 +133,12 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Import a public name, or a module of this package, when it is used for the first time."""
     if name in _IN_EXTRAS:
-        return _import_from_extra(name)
+        module, extra, what = _IN_EXTRAS[name]
+        try:
+            return getattr(import_module(module), name)
+        except ImportError as error:
+            msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
+            raise ImportError(msg, name=error.name) from error
     if name in __all__:
         value = globals()[name] = getattr(import_module(_MODULES.get(name, "onejob.errors")), name)
         return value
@@ -141,12 +146,3 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
-
-
-def _import_from_extra(name: str) -> Any:
-    module, extra, what = _IN_EXTRAS[name]
-    try:
-        return getattr(import_module(module), name)
-    except ImportError as error:
-        msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
-        raise ImportError(msg, name=error.name) from error

@@ -82,7 +82,6 @@ class Settings:
     depth_limit: int = 64
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for an invalid value."""
         for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
         for name in ("shutdown_grace", "tombstone_retention", "metrics_interval", "silence"):

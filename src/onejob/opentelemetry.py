@@ -5,32 +5,20 @@ Spans are of submissions, runs, steps and webhook deliveries; metrics have the n
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import version
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from celery import Celery, signals
 from celery.exceptions import Ignore, Reject, Retry
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TracerProvider,
-    set_span_in_context,
-)
-from opentelemetry.trace import Tracer as OpenTelemetryTracer
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from onejob.celery.app_state import app_state_of
@@ -52,20 +40,14 @@ FAILURES = frozenset({EVENT_NAMES[Transition.FAIL], EVENT_NAMES[Transition.DEAD_
 _W3C = TraceContextTextMapPropagator()
 
 
-class _Run(NamedTuple):
-    """The run in this context, and its span."""
-
-    job_id: str
-    span: Span
-
-
-_run: ContextVar[_Run | None] = ContextVar("onejob_run_span", default=None)
+_run: ContextVar[tuple[str, trace.Span]] = ContextVar("onejob_run_span", default=("", trace.INVALID_SPAN))
+"""The id of the job that runs in this context, and the span of its run."""
 
 
 class SpanTracer(Tracer):
     """Makes spans with a tracer of OpenTelemetry."""
 
-    def __init__(self, tracer: OpenTelemetryTracer) -> None:
+    def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
 
     @contextmanager
@@ -77,7 +59,7 @@ class SpanTracer(Tracer):
         attributes: dict[str, Any] = {"onejob.task": task, "onejob.source": source}
         if count is not None:
             attributes["messaging.batch.message_count"] = count
-        with self._start(f"submit {task}", SpanKind.PRODUCER, "send", attributes, parent=came) as span:
+        with self._start(f"submit {task}", trace.SpanKind.PRODUCER, "send", attributes, parent=came) as span:
             yield _SubmissionSpan(span, is_batch=count is not None)
 
     def context(self) -> Mapping[str, str]:
@@ -87,14 +69,16 @@ class SpanTracer(Tracer):
         return carrier
 
     @contextmanager
-    def run(self, job: Job) -> Iterator[Span]:
+    def run(self, job: Job) -> Iterator[trace.Span]:
         """Yield the span of a run: in the trace of the job, below the worker's span if that is in the same trace."""
         attributes = _job_attributes(job) | {
             "onejob.attempt": job.attempt, "onejob.token": job.token, "onejob.retries": job.retries,
             "onejob.crashes": job.crashes, "onejob.node": job.node,
         }  # fmt: skip
-        with self._start(f"run {job.task}", SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)) as span:
-            reset_token = _run.set(_Run(one_line(job.id), span))
+        with self._start(
+            f"run {job.task}", trace.SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)
+        ) as span:
+            reset_token = _run.set((one_line(job.id), span))
             try:
                 yield span
             except Retry as error:
@@ -105,10 +89,10 @@ class SpanTracer(Tracer):
                 _run.reset(reset_token)
 
     @contextmanager
-    def step(self, name: str, *, memoised: bool) -> Iterator[Span]:
+    def step(self, name: str, *, memoised: bool) -> Iterator[trace.Span]:
         """Yield the span of a step, a child of the run's."""
         attributes = {"onejob.step": name, "onejob.step.memoised": memoised}
-        with self._start(f"step {name}", SpanKind.INTERNAL, None, attributes) as span:
+        with self._start(f"step {name}", trace.SpanKind.INTERNAL, None, attributes) as span:
             yield span
 
     @contextmanager
@@ -120,36 +104,34 @@ class SpanTracer(Tracer):
         }  # fmt: skip
         with suppress(ValueError):  # of an invalid URL, which the delivery reports
             attributes["server.address"] = urlsplit(url).hostname or ""
-        with self._start("deliver webhook", SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
+        with self._start("deliver webhook", trace.SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
             yield _WebhookSpan(span, self.context())
 
     def on_event(self, event: JobEvent) -> None:
         """Add what happened to the job of the run in this context; an end of the run is an attribute, too."""
-        run = _run.get()
-        if run is None or run.job_id != event.job_id:
+        job_id, span = _run.get()
+        if job_id != event.job_id:
             return
-        run.span.add_event(event.name, {f"onejob.{name}": value for name, value in event.fields.items()})
+        span.add_event(event.name, {f"onejob.{name}": value for name, value in event.fields.items()})
         if "run_seconds" in event.fields:
-            run.span.set_attribute("onejob.end", end_of(event.name))
+            span.set_attribute("onejob.end", end_of(event.name))
         if event.name in FAILURES:
-            run.span.set_status(StatusCode.ERROR)
+            span.set_status(trace.StatusCode.ERROR)
 
     @contextmanager
     def _start(
-        self, name: str, kind: SpanKind, operation: str | None, attributes: Mapping[str, Any],
-        *, parent: SpanContext | None = None,
-    ) -> Iterator[Span]:  # fmt: skip
-        """Yield a span that is current in the block.
-
-        `parent`: the current span stays the parent if it is in the same trace, and gets a link otherwise.
-        """
+        self, name: str, kind: trace.SpanKind, operation: str | None, attributes: Mapping[str, Any],
+        *, parent: trace.SpanContext | None = None,
+    ) -> Iterator[trace.Span]:  # fmt: skip
+        """Yield a span, current in the block: below the current one, or below a `parent` of another trace, linked."""
         current, context, links = _current(), None, []
         if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
-            context = set_span_in_context(NonRecordingSpan(parent))
-            links = [Link(current)] if current.is_valid else []
-        messaging = {"messaging.system": "celery", "messaging.operation.type": operation} if operation else {}
-        if operation:
-            messaging["messaging.operation.name"] = name.partition(" ")[0]
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+            links = [trace.Link(current)] if current.is_valid else []
+        messaging = {
+            "messaging.system": "celery", "messaging.operation.type": operation,
+            "messaging.operation.name": name.partition(" ")[0],
+        } if operation else {}  # fmt: skip
         with self._tracer.start_as_current_span(
             name, context, kind, messaging | {**attributes}, links, record_exception=False,
             set_status_on_exception=False,
@@ -159,14 +141,12 @@ class SpanTracer(Tracer):
             except BaseException as error:
                 if not isinstance(error, NO_ERRORS):
                     span.record_exception(error)
-                    span.set_status(Status(StatusCode.ERROR, describe(error)))
+                    span.set_status(trace.Status(trace.StatusCode.ERROR, describe(error)))
                 raise
 
 
 class _SubmissionSpan(SubmissionSpan):
-    """The span of one call that submits."""
-
-    def __init__(self, span: Span, *, is_batch: bool) -> None:
+    def __init__(self, span: trace.Span, *, is_batch: bool) -> None:
         self._span = span
         self._is_batch = is_batch
 
@@ -196,9 +176,7 @@ class _SubmissionSpan(SubmissionSpan):
 
 
 class _WebhookSpan(WebhookSpan):
-    """The span of one attempt to deliver a webhook."""
-
-    def __init__(self, span: Span, headers: Mapping[str, str]) -> None:
+    def __init__(self, span: trace.Span, headers: Mapping[str, str]) -> None:
         self._span = span
         self.headers = headers
 
@@ -206,19 +184,19 @@ class _WebhookSpan(WebhookSpan):
         """Add the status of the response, which is an error unless the receiver has accepted."""
         self._span.set_attribute("http.response.status_code", status)
         if not 200 <= status < 300:  # noqa: PLR2004 - of HTTP
-            self._span.set_status(StatusCode.ERROR)
+            self._span.set_status(trace.StatusCode.ERROR)
 
 
-def _current() -> SpanContext:
+def _current() -> trace.SpanContext:
     return trace.get_current_span().get_span_context()
 
 
-def _span_context(carrier: Mapping[str, str]) -> SpanContext:
+def _span_context(carrier: Mapping[str, str]) -> trace.SpanContext:
     """Return the span context in a carrier; an invalid one if it has none."""
     return trace.get_current_span(_W3C.extract(carrier, Context())).get_span_context()
 
 
-def _kept_in(job: Job) -> SpanContext:
+def _kept_in(job: Job) -> trace.SpanContext:
     """Return the span context of the submission that made a job; an invalid one if it had none."""
     return _span_context(trace_of(job.options))
 
@@ -232,7 +210,7 @@ FLUSH_MILLISECONDS = 2000
 """Limit for the export of the last spans of a pool's child."""
 
 
-def instrument(tracer_provider: TracerProvider | None = None) -> None:
+def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     """Trace the submissions, runs, steps and webhooks of this process, and of the children that it forks.
 
     `tracer_provider`: None for OpenTelemetry's global one, which may also be set later. A repeated call replaces the
@@ -262,7 +240,7 @@ _UID = "onejob.opentelemetry.flush"
 class OneJobInstrumentor:
     """Calls `instrument` for `opentelemetry-instrument`, which finds this class by its entry point."""
 
-    def instrument(self, *, tracer_provider: TracerProvider | None = None, **_: Any) -> None:
+    def instrument(self, *, tracer_provider: trace.TracerProvider | None = None, **_: Any) -> None:
         """Call `instrument`. Options of other instrumentors are ignored."""
         instrument(tracer_provider)
 
@@ -271,11 +249,16 @@ class OneJobInstrumentor:
         uninstrument()
 
 
-Values: TypeAlias = dict[Key, float]
-Snapshot: TypeAlias = TTLCache[dict[str, Values]]
-Callback: TypeAlias = Callable[[CallbackOptions], Iterator[Observation]]
+Snapshot: TypeAlias = TTLCache[dict[str, dict[Key, float]]]
+Parts: TypeAlias = Mapping[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]]
 CACHE_SECONDS = 1.0
 """For so long all instruments observe the same values: those of one collection."""
+HISTOGRAM_PARTS: Parts = {
+    "bucket": lambda found: [({"le": bound}, count) for bound, count in accumulate(found)],
+    "count": lambda found: [({}, accumulate(found)[-1][1])],
+    "sum": lambda found: [({}, found.get(SUM, 0.0))],
+}
+"""The series that Prometheus has of a histogram, which OpenTelemetry cannot observe: their labels and values."""
 
 
 def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> None:
@@ -290,47 +273,27 @@ def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> 
     for name, series in SERIES.items():
         unit = "s" if name.endswith("_seconds") else "1"
         if series.kind is Kind.HISTOGRAM:
-            _report_histogram(meter, snapshot, name, unit)
+            for part in HISTOGRAM_PARTS:
+                # Up-down counters, because exporters to Prometheus add `_total` to the names of others.
+                title, observe = f"{PREFIX}{name}_{part}", partial(_observe_part, snapshot, name, part)
+                unit_of_part = unit if part == "sum" else "1"
+                meter.create_observable_up_down_counter(title, [observe], unit_of_part, series.meaning)
             continue
         create = meter.create_observable_counter if series.kind is Kind.COUNTER else meter.create_observable_gauge
-        create(PREFIX + name, [_observe(snapshot, name)], unit, series.meaning)
+        create(PREFIX + name, [partial(_observe, snapshot, name)], unit, series.meaning)
 
 
-def _observe(snapshot: Snapshot, name: str) -> Callback:
+def _observe(snapshot: Snapshot, name: str, _: CallbackOptions) -> Iterator[Observation]:
     labels = SERIES[name].labels
-
-    def observe(_: CallbackOptions) -> Iterator[Observation]:
-        values = snapshot().get(name) or ({} if labels else {(name,): 0.0})
-        for (_name, *texts), value in values.items():
-            yield Observation(value, dict(zip(labels, texts, strict=True)))
-
-    return observe
+    values = snapshot().get(name) or ({} if labels else {(name,): 0.0})
+    for (_name, *texts), value in values.items():
+        yield Observation(value, dict(zip(labels, texts, strict=True)))
 
 
-def _report_histogram(meter: Meter, snapshot: Snapshot, name: str, unit: str) -> None:
-    """Report a histogram as the series that Prometheus has: OpenTelemetry has no observable histogram.
-
-    Up-down counters, because exporters to Prometheus add `_total` to the names of others.
-    """
-    parts: dict[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]] = {
-        "bucket": lambda found: [({"le": bound}, count) for bound, count in accumulate(found)],
-        "count": lambda found: [({}, accumulate(found)[-1][1])],
-        "sum": lambda found: [({}, found.get(SUM, 0.0))],
-    }
-
-    def observe(part: str, _: CallbackOptions) -> Iterator[Observation]:
-        for texts, found in _by_labels(snapshot().get(name, {})).items():
-            for more, value in parts[part](found):
-                yield Observation(value, dict(zip(SERIES[name].labels, texts, strict=True)) | more)
-
-    for part in parts:
-        create, unit_of_part = meter.create_observable_up_down_counter, unit if part == "sum" else "1"
-        create(f"{PREFIX}{name}_{part}", [partial(observe, part)], unit_of_part, SERIES[name].meaning)
-
-
-def _by_labels(values: Values) -> dict[Key, dict[str, float]]:
-    """Return the amounts of a histogram by its labels, and by bound."""
-    found: dict[Key, dict[str, float]] = {}
-    for key, amount in values.items():
-        found.setdefault(key[1:-1], {})[key[-1]] = amount
-    return found
+def _observe_part(snapshot: Snapshot, name: str, part: str, _: CallbackOptions) -> Iterator[Observation]:
+    by_labels: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+    for (_name, *texts, bound), amount in snapshot().get(name, {}).items():
+        by_labels[tuple(texts)][bound] = amount
+    for labels, found in by_labels.items():
+        for more, value in HISTOGRAM_PARTS[part](found):
+            yield Observation(value, dict(zip(SERIES[name].labels, labels, strict=True)) | more)

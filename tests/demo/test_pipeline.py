@@ -129,4 +129,4 @@ def test_progress_never_goes_back(demo: Any) -> None:
 
     assert run("embed 1", "embed 2") == [1, 2]
     assert run("embed 1", "embed 2", "embed 3") == [2, 2, 3]
-    assert demo.provider.calls() == 3
+    assert demo.provider.calls() == {job_id: (3, 3)}

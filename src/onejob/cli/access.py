@@ -6,28 +6,27 @@ import getpass
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from onejob.celery.options import BoundTask, tasks_of
-from onejob.cli.printing import echo
 from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
 from onejob.jobs.records import AuditEntry, Query
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import FILTERS, Filter
+from onejob.ledger.search import FILTERS
 from onejob.observability.logs import record_audit
-from onejob.stores import display_url, kind_of, sqlite_path
+from onejob.stores import kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
 
@@ -45,32 +44,34 @@ def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class Duration(click.ParamType[float]):
-    """A duration such as `90d` or `12h`, in seconds."""
+class Parsed(click.ParamType[Any]):
+    """What a function returns for the text of an option; its `ValueError` says what to write instead."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds; fail with the units."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text, or fail."""
         try:
-            return parse_duration(str(value))
+            return self._parse(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Time(click.ParamType["float | timedelta"]):
-    """A time with a time zone, as RFC 3339 has it, or a duration before or after now, such as `1h`."""
+def _parse_time(text: str) -> float | timedelta:
+    with suppress(ValueError):
+        return timedelta(seconds=parse_duration(text))
+    try:
+        return parse_timestamp(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, nor a duration such as 90m, 1h or 1d") from error
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | timedelta:
-        """Return seconds since the epoch, or the duration; fail with an example of both formats."""
-        with suppress(ValueError):
-            return timedelta(seconds=parse_duration(str(value)))
-        try:
-            return parse_timestamp(value)
-        except ValueError as error:
-            self.fail(f"{error}, nor a duration such as 90m, 1h or 1d", param, ctx)
+DURATION = Parsed("duration", parse_duration)
+"""A duration such as `90d` or `12h`, in seconds."""
+TIME = Parsed("time", _parse_time)
+"""A time with a time zone, in seconds since the epoch, or a duration before or after now, such as `1h`."""
 
 
 def seconds_of(at: float | timedelta | None, now: float, sign: int = -1) -> float | None:
@@ -80,14 +81,11 @@ def seconds_of(at: float | timedelta | None, now: float, sign: int = -1) -> floa
 
 def filter_options(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the decorator that adds the options that filter jobs, without some; `query_of` makes a query of them."""
-    return together(*(_option_of(each) for each in FILTERS if each.name not in without))
-
-
-def _option_of(each: Filter) -> Callable[..., Any]:
     kinds: dict[type, dict[str, Any]] = {
-        State: {"multiple": True, "type": click.Choice([each.value for each in State])}, float: {"type": Time()},
+        str: {}, State: {"multiple": True, "type": click.Choice([*map(str, State)])}, float: {"type": TIME},
     }  # fmt: skip
-    return click.option(f"--{each.name}", help=each.help, **kinds.get(each.kind, {}))
+    chosen = (each for each in FILTERS if each.name not in without)
+    return together(*(click.option(f"--{each.name}", help=each.help, **kinds[each.kind]) for each in chosen))
 
 
 def at_times(asked: dict[str, Any], now: float) -> dict[str, Any]:
@@ -117,8 +115,22 @@ class Access:
 
     @cached_property
     def app(self) -> Any:
-        """The app with its tasks, as a worker has it; None without one. Raises `click.ClickException`."""
-        return None if self.bare_app is None else with_tasks(self.bare_app)
+        """The app with the tasks of the modules that its configuration names, as a worker has it; None without one.
+
+        Raises `click.ClickException` if such a module cannot be imported.
+        """
+        try:
+            if self.bare_app is not None:
+                self.bare_app.loader.import_default_modules()
+        except ImportError as error:
+            raise click.ClickException(f"a module with tasks of the app cannot be imported: {error}") from error
+        return self.bare_app
+
+    def app_for(self, what: str) -> Any:
+        """Return the app, which alone knows something. Raises `ConfigurationError` without one."""
+        if self.app is None:
+            raise ConfigurationError(f"only an app knows {what}: name one with -A module")
+        return self.app
 
     def ledger(self) -> Ledger:
         """Return the ledger of --store, or else of the app. Raises `ConfigurationError`."""
@@ -127,13 +139,6 @@ class Access:
         ledger = build_ledger(settings)
         click.get_current_context().call_on_close(ledger.close)
         return ledger
-
-    def report_if_empty(self, ledger: Ledger, found: Sequence[Job]) -> None:
-        """Print, if nothing was found, that nothing at all is stored at this address, which may be a wrong one."""
-        if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
-            settings = self.settings()
-            address = f"{display_url(settings.store)}, namespace {settings.namespace}"
-            echo(f"There is no ledger here, or an empty one: {address}. Check --store and --namespace", err=True)
 
     def ledger_or_none(self) -> Ledger | None:
         """Return the ledger if one is named and its store can be opened, for a command that needs none."""
@@ -167,9 +172,7 @@ class Access:
 
     def task(self, name: str) -> BoundTask:
         """Return a task of the app by name. Raises `ConfigurationError`."""
-        if self.app is None:
-            raise ConfigurationError("only an app knows the signature of its tasks: name one with -A module")
-        tasks = tasks_of(self.app)
+        tasks = tasks_of(self.app_for("the signature of its tasks"))
         if name not in tasks:
             raise ConfigurationError(f"the app has no onejob task named {name!r}; it has: {', '.join(tasks) or 'none'}")
         return tasks[name]
@@ -234,18 +237,6 @@ def find_app(name: str) -> Any:
     return app
 
 
-def with_tasks(app: Any) -> Any:
-    """Return a Celery app with its tasks: `include`, `imports` and `autodiscover_tasks` name their modules.
-
-    Raises `click.ClickException` if one of these cannot be imported.
-    """
-    try:
-        app.loader.import_default_modules()
-    except ImportError as error:
-        raise click.ClickException(f"a module with tasks of the app cannot be imported: {error}") from error
-    return app
-
-
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Raise `click.ClickException` if a package that this extra installs, and that `what` imports, is missing."""
@@ -256,17 +247,10 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise click.ClickException(msg) from error
 
 
-@dataclass(slots=True)
-class Attempt:
-    """What is recorded of an action."""
-
-    outcome: str = "done"
-
-
 @contextmanager
-def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -> Iterator[Attempt]:
-    """Record what happens in a block, done or refused, as the action of this user on this host."""
-    attempt = Attempt()
+def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -> Iterator[SimpleNamespace]:
+    """Record what happens in a block as the action of this user on this host: done, refused, or another `outcome`."""
+    attempt = SimpleNamespace(outcome="done")
     try:
         yield attempt
     except OneJobError as error:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from onejob.cli.access import Access, access, audited, json_access
 from onejob.cli.printing import echo, print_list
-from onejob.errors import ConfigurationError
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.timestamps import local_text
 
 if TYPE_CHECKING:
     from onejob.celery.beat import ScheduleEntry
 
+SCHEDULE = "its schedule"
 COLUMNS = ("entry", "task", "schedule", "missed", "last tick", "last job", "next tick")
 
 
@@ -29,7 +29,7 @@ def list_(access: Access, *, as_json: bool) -> None:
     """List the entries of the app's schedule with their last and next ticks."""
     from onejob.celery.beat import list_entries
 
-    found = list_entries(_app_of(access), access.ledger())
+    found = list_entries(access.app_for(SCHEDULE), access.ledger())
     rows = (
         (each.name, each.task, each.schedule, each.missed, _time(each.last_tick_at), each.last_job, _next(each))
         for each in found
@@ -43,7 +43,6 @@ def list_(access: Access, *, as_json: bool) -> None:
 def pause(access: Access, entry: str) -> None:
     """Pause ENTRY: it has no ticks until it is resumed."""
     _set_paused(access, entry, paused=True)
-    echo(f"{entry} is paused.")
 
 
 @beat.command()
@@ -52,7 +51,6 @@ def pause(access: Access, entry: str) -> None:
 def resume(access: Access, entry: str) -> None:
     """Resume ENTRY. The ticks of the pause are not made up for."""
     _set_paused(access, entry, paused=False)
-    echo(f"{entry} goes on.")
 
 
 @beat.command()
@@ -62,7 +60,7 @@ def run(access: Access, entry: str) -> None:
     """Submit the call of ENTRY now, besides its ticks."""
     from onejob.celery.beat import run_entry
 
-    app, ledger = _app_of(access), access.ledger()
+    app, ledger = access.app_for(SCHEDULE), access.ledger()
     with audited(ledger, "beat run", entry):
         job_id = run_entry(app, entry)
     echo(f"Submitted: job {job_id}.")
@@ -71,15 +69,10 @@ def run(access: Access, entry: str) -> None:
 def _set_paused(access: Access, entry: str, *, paused: bool) -> None:
     from onejob.celery.beat import set_paused
 
-    app, ledger = _app_of(access), access.ledger()
+    app, ledger = access.app_for(SCHEDULE), access.ledger()
     with audited(ledger, "beat pause" if paused else "beat resume", entry):
         set_paused(app, ledger, entry, paused=paused)
-
-
-def _app_of(access: Access) -> Any:
-    if access.app is None:
-        raise ConfigurationError("only an app knows its schedule: name one with -A module")
-    return access.app
+    echo(f"{entry} is paused." if paused else f"{entry} goes on.")
 
 
 def _time(at: float | None) -> str:

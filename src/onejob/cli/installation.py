@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 
@@ -47,32 +46,25 @@ def doctor(
     With --migrate only the leftovers of other libraries are looked for, and the exit code is 1 if there are any above
     level info. PATHS are Python files, or folders of them.
     """
-    if migrate:
-        _find_leftovers(access.app, paths, as_json=as_json)
-    if paths:
+    if paths and not migrate:
         raise click.UsageError("PATHS are read with --migrate only")
-    app_name = "" if access.store or access.namespace else access.app_name
-    installation = Installation(
-        settings=access.settings(), ledger=access.ledger(), app=access.app, app_name=app_name, keys=keys
-    )
-    findings = examine(installation)
-    _show(findings, as_json=as_json)
-    raise SystemExit(1 if worst(findings).rank >= Level(fail_on).rank else 0)
-
-
-def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoReturn:
-    if app is None and not paths:
+    if migrate and access.app is None and not paths:
         raise click.UsageError("--migrate examines an app (-A module), source files (PATHS), or both: name one")
-    findings = find_leftovers(app, paths)
+    if migrate:
+        findings, limit = find_leftovers(access.app, paths), Level.WARNING
+    else:
+        app_name = "" if access.store or access.namespace else access.app_name
+        findings, limit = examine(Installation(
+            settings=access.settings(), ledger=access.ledger(), app=access.app, app_name=app_name, keys=keys
+        )), Level(fail_on)  # fmt: skip
     _show(findings, as_json=as_json)
-    is_left = worst(findings).rank > Level.INFO.rank
-    if not is_left and not as_json:
+    fails = worst(findings).rank >= limit.rank
+    if migrate and not fails and not as_json:
         echo("nothing is left of celery-singleton or celery-once")
-    raise SystemExit(1 if is_left else 0)
+    raise SystemExit(1 if fails else 0)
 
 
 def _show(findings: list[Finding], *, as_json: bool) -> None:
-    """Print findings, the worst first, and how many there are of each level."""
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return
@@ -82,12 +74,11 @@ def _show(findings: list[Finding], *, as_json: bool) -> None:
             if text:
                 echo(f"{'':<8} {heading}: {text}")
     counts = Counter(finding.level for finding in findings)
+    texts = {
+        level: count_text(count, level) if level in LIMITS else f"{count} {level}" for level, count in counts.items()
+    }
     if findings:
-        echo(", ".join(_counted(counts[level], level) for level in reversed(Level) if counts[level]))
-
-
-def _counted(count: int, level: Level) -> str:
-    return count_text(count, level) if level in LIMITS else f"{count} {level}"
+        echo(", ".join(texts[level] for level in reversed(Level) if level in texts))
 
 
 @click.group()

@@ -12,23 +12,12 @@ import click
 from onejob.celery import operations
 from onejob.celery.operations import Operation, Operator
 from onejob.celery.options import options_of
-from onejob.cli.access import (
-    NEWEST,
-    Access,
-    access,
-    at_times,
-    audited,
-    filter_options,
-    json_access,
-    json_option,
-    together,
-)
+from onejob.cli.access import NEWEST, Access, at_times, audited, filter_options, json_access, together
 from onejob.cli.printing import (
     clean,
     columns_of,
     duplicate_fields,
     echo,
-    print_counts,
     print_job,
     print_job_list,
     print_json,
@@ -46,6 +35,7 @@ from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import audit_text, query_of
 from onejob.ledger.stuck import list_stuck
+from onejob.stores import display_url
 
 ORIGIN = "at the command line"
 SHOWN = 10
@@ -81,7 +71,10 @@ def list_jobs(
     now = ledger.read_clock()
     query = query_of(at_times(asked, now), limit=limit + 1, offset=offset)
     if count:
-        print_counts(ledger.counts(query), as_json=as_json)
+        by_state = ledger.counts(query)
+        total = sum(by_state.values())
+        rows = [*by_state.items(), ("total", total)]
+        print_list({"total": total, "by_state": by_state}, ("state", "jobs"), rows, as_json=as_json)
         return
     found: Sequence[Any] = list_stuck(ledger, query) if stuck else ledger.find(query)
     _print_found(access, ledger, query, found, as_json=as_json)
@@ -90,7 +83,10 @@ def list_jobs(
 def _print_found(access: Access, ledger: Ledger, query: Query, found: Sequence[Any], *, as_json: bool) -> None:
     """Print a list, of which the query asked for one job more than it has; and what there is, if it is empty."""
     print_job_list(found, ledger.read_clock(), limit=query.limit - 1, as_json=as_json)
-    access.report_if_empty(ledger, found)
+    if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
+        settings = access.settings()
+        address = f"{display_url(settings.store)}, namespace {settings.namespace}"
+        echo(f"There is no ledger here, or an empty one: {address}. Check --store and --namespace", err=True)
     if not found:
         _report_what_exists(ledger, query)
 
@@ -133,8 +129,9 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """
     ledger = access.ledger()
     format_time = format_timestamp if as_json else local_text
-    found = explain(ledger, access.find_id(ledger, job_id), format_time=format_time)
-    job, history, duplicates, stuck, sentences = found
+    job, history, duplicates, stuck, sentences = explain(
+        ledger, access.find_id(ledger, job_id), format_time=format_time
+    )
     if as_json:
         lists = {"history": [*map(fields_of, history)], "duplicates": [*map(duplicate_fields, duplicates)]}
         print_json({"job": job_to_dict(job), "stuck": stuck, "sentences": sentences} | lists)
@@ -206,7 +203,8 @@ def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool
     if len(job_ids) == 1:
         _operate(access, operation, job_ids[0], as_json=as_json)
     else:
-        _run_bulk(_bulk_of(access, operation), Selection(job_ids=job_ids), _detail(operation), as_json=as_json)
+        detail = "forced" if force else ""
+        _run_bulk(_bulk_of(access, operation), Selection(job_ids=job_ids), detail, as_json=as_json)
 
 
 @jobs.command("run-now")
@@ -228,7 +226,7 @@ def delete(access: Access, job_id: str, *, as_json: bool) -> None:
 def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool) -> None:
     ledger = access.ledger()
     job_id = access.find_id(ledger, job_id)
-    with audited(ledger, operation.permission, job_id, _detail(operation)):
+    with audited(ledger, operation.permission, job_id, "forced" if operation is Operation.FORCE_CANCEL else ""):
         job = Operator(app=access.app, ledger=ledger, origin=ORIGIN).operate(operation, ledger.get(job_id))
     if job is not None:
         print_job(job_to_dict(job), as_json=as_json)
@@ -240,10 +238,6 @@ def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool
         echo(f"{job_id} {operation.done}")
 
 
-def _detail(operation: Operation) -> str:
-    return "forced" if operation is Operation.FORCE_CANCEL else ""
-
-
 # --- operations on many jobs ----------------------------------------------------------------------------------------
 
 
@@ -251,7 +245,6 @@ bulk_options = together(
     click.option("--limit", default=NO_LIMIT, show_default="all", type=AT_LEAST_ONE, help="Maximum number of jobs."),
     click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
     click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
-    json_option,
 )  # fmt: skip
 """The options of every operation on many jobs."""
 
@@ -264,7 +257,7 @@ bulk_options = together(
     help="Only jobs that have never run here, and have ended by this result backend of Celery.",
 )  # fmt: skip
 @bulk_options
-@access
+@json_access
 def bulk(
     access: Access, /, operation: str, *, ended_in: str | None, limit: int, dry_run: bool, yes: bool, as_json: bool,
     **asked: Any,
@@ -333,10 +326,7 @@ def _run_bulk(
     operation: BulkOperation, selection: Selection, detail: str, *, as_json: bool, dry_run: bool = False,
     yes: bool = False,
 ) -> NoReturn:  # fmt: skip
-    """Act on each selected job, print the result, and exit: with 1 when a job was refused.
-
-    The audit log has `detail` then, unless it is a dry run.
-    """
+    """Act on each selected job, record that with `detail`, print the result, and exit: with 1 if a job was refused."""
     result = operation.apply(selection, dry_run=True) if dry_run else _apply(operation, selection, detail, yes=yes)
     if selection.query is not None and not (result.done or result.refused):
         _report_what_exists(operation.ledger, selection.query)
@@ -352,10 +342,7 @@ def _run_bulk(
 
 
 def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: bool) -> BulkResult:
-    """Act on each selected job, and record it.
-
-    For the jobs of a query it asks first, with their number, unless `yes`; those that match from then on stay.
-    """
+    """Act on each selected job, and record it; on those that match a query only after a confirmation, unless `yes`."""
     target, found = " ".join(selection.job_ids), BulkResult()
     if selection.query is not None and not yes:
         found = operation.apply(selection, dry_run=True)
@@ -363,7 +350,7 @@ def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: 
             return found
         count = count_text(len(found.done), "job")
         click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
-        selection = Selection(job_ids=found.done)
+        selection = Selection(job_ids=found.done)  # and not those that match from then on
     with audited(operation.ledger, operation.name, target, detail) as attempt:
         result = operation.apply(selection)
         result = BulkResult(result.done, found.refused | result.refused, result.next or found.next)
@@ -437,8 +424,8 @@ chosen_options = together(
 
 @dead.command()
 @chosen_options
+@json_access
 @click.option("--forget-steps", is_flag=True, help="Delete the results of completed steps, so that they run again.")
-@access
 def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     """Queue dead letters again: JOB_IDS, or those that the options select."""
     _operate_on_dead(_bulk_of(access, Operation.REDRIVE, forget_steps=forget_steps), **options)
@@ -446,7 +433,7 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
 
 @dead.command()
 @chosen_options
-@access
+@json_access
 def drop(access: Access, /, **options: Any) -> None:
     """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()

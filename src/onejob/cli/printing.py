@@ -99,13 +99,6 @@ def _list_cells(job: Job, now: float) -> list[object]:
     ]  # fmt: skip
 
 
-def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:
-    """Print the number of jobs, by state and in total."""
-    total = sum(counts.values())
-    found = {"total": total, "by_state": counts}
-    print_list(found, ("state", "jobs"), [*counts.items(), ("total", total)], as_json=as_json)
-
-
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows below their headings."""
     cells = [list(headings), *([clean(_text(value)[:80]) for value in row] for row in rows)]

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from onejob.celery.payload import preview, read_message
-from onejob.cli.access import Access, Time, access, json_access, needs_extra, seconds_of
+from onejob.cli.access import TIME, Access, access, json_access, needs_extra, seconds_of
 from onejob.cli.printing import duplicate_fields, echo, print_json, print_list, print_table
 from onejob.jobs.model import Outcome
 from onejob.jobs.public_view import fields_of
-from onejob.jobs.records import AuditEntry, Period, Query
+from onejob.jobs.records import Period, Query
 from onejob.jobs.timestamps import local_text
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import AUDIT_LIMIT
@@ -105,14 +105,11 @@ def activity(access: Access, period: str, *, as_json: bool) -> None:
         print_json(found)
         return
     total = ("total", *_cells(found["totals"]))
-    slots = [(local_text(each["begin"]), *_cells(each)) for each in found["slots"] if not _is_empty(each)]
+    used = [each for each in found["slots"] if each["submissions"] or each["runs"] or each["wait_seconds"]["count"]]
+    slots = [(local_text(each["begin"]), *_cells(each)) for each in used]
     print_table((f"{period} from", *ACTIVITY_COLUMNS), [*slots, total])
     echo("")
     print_table(("task", *ACTIVITY_COLUMNS), [*((each["task"], *_cells(each)) for each in found["tasks"]), total])
-
-
-def _is_empty(stats: dict[str, Any]) -> bool:
-    return not (stats["submissions"] or stats["runs"] or stats["wait_seconds"]["count"])
 
 
 def _cells(stats: dict[str, Any]) -> list[object]:
@@ -130,12 +127,11 @@ def _seconds_text(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.3g}" if seconds < 1 else f"{seconds:.1f}"
 
 
-PAGE_SIZE = 200
 AUDIT_COLUMNS = ("at", "source", "actor", "address", "action", "target", "outcome", "count", "detail")
 
 
 @click.command()
-@click.option("--since", type=Time(), help="Only entries of this time or later: 90m, 1d, 2026-01-31T12:00:00Z.")
+@click.option("--since", type=TIME, help="Only entries of this time or later: 90m, 1d, 2026-01-31T12:00:00Z.")
 @click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, AUDIT_LIMIT), help="Maximum number of entries."
 )
@@ -143,21 +139,9 @@ AUDIT_COLUMNS = ("at", "source", "actor", "address", "action", "target", "outcom
 def audit(access: Access, since: float | timedelta | None, limit: int, *, as_json: bool) -> None:
     """List what operators did and which requests were refused, newest first."""
     ledger = access.ledger()
-    found = [fields_of(entry) for entry in _read(ledger, seconds_of(since, ledger.read_clock()), limit)]
+    begin = seconds_of(since, ledger.read_clock()) or 0.0
+    found = [fields_of(entry) for entry in ledger.audit(limit=limit) if entry.at >= begin]
     print_list(found, AUDIT_COLUMNS, ([entry[name] for name in AUDIT_COLUMNS] for entry in found), as_json=as_json)
-
-
-def _read(ledger: Ledger, since: float | None, limit: int) -> list[AuditEntry]:
-    found: list[AuditEntry] = []
-    before: int | None = None
-    while len(found) < limit:
-        page = ledger.audit(limit=min(PAGE_SIZE, limit - len(found)), before=before)
-        wanted = [entry for entry in page if since is None or entry.at >= since]
-        found += wanted
-        if not page or len(wanted) < len(page):
-            break
-        before = page[-1].id
-    return found
 
 
 @click.command()

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from onejob.cli.access import (
-    Access,
-    Duration,
-    Time,
-    access,
-    audited,
-    find_app,
-    json_option,
-    needs_extra,
-    seconds_of,
-    with_tasks,
-)
+from onejob.cli.access import DURATION, TIME, Access, access, audited, find_app, json_option, needs_extra, seconds_of
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
+from onejob.jobs.submitter import Quotas
 from onejob.jobs.timestamps import format_timestamp
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate", "edit")
 KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
-POSITIVE = click.IntRange(1)
-SECONDS = click.FloatRange(0, min_open=True)
+limit_option = partial(click.option, show_default=True, type=click.IntRange(1))
+seconds_option = partial(click.option, show_default=True, type=click.FloatRange(0, min_open=True))
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
 server_installed = partial(needs_extra, "server", "the server")
 
@@ -43,37 +29,22 @@ server_installed = partial(needs_extra, "server", "the server")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
 @click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
-@click.option("--limit-concurrency", default=1000, show_default=True, type=POSITIVE, help="Connections at once.")
-@click.option(
-    "--limit-waits", default=250, show_default=True, type=POSITIVE, help="Event streams and long polls per key."
-)
-@click.option(
-    "--head-timeout", default=10.0, show_default=True, type=SECONDS, help="Seconds for the headers of a request."
-)
-@click.option(
-    "--body-timeout", default=30.0, show_default=True, type=SECONDS, help="Seconds for the body of a request."
-)
-def serve(
-    app: str,
-    keys: str | None,
-    *,
-    limit_concurrency: int,
-    limit_waits: int,
-    head_timeout: float,
-    body_timeout: float,
-    **options: Any,
-) -> None:
+@limit_option("--limit-concurrency", "connections", default=1000, help="Connections at once.")
+@limit_option("--limit-waits", default=250, help="Event streams and long polls per key.")
+@seconds_option("--head-timeout", "head", default=10.0, help="Seconds for the headers of a request.")
+@seconds_option("--body-timeout", "body", default=30.0, help="Seconds for the body of a request.")
+def serve(app: str, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int, **limits: Any) -> None:
     """Serve the HTTP API of a Celery app, and the dashboard below /dashboard."""
     with server_installed():
         from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
         from onejob.pages.app import create_app_with_dashboard
-    celery_app = with_tasks(find_app(app))
-    check_host(options["host"], keys)
+    celery_app = Access(find_app(app)).app
+    check_host(host, keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
-    limits = Limits(connections=limit_concurrency, head=head_timeout, body=body_timeout)
-    serve_app(create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits), limits=limits, **options)
+    web = create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits)
+    serve_app(web, limits=Limits(**limits), host=host, port=port, log_json=log_json)
 
 
 @click.group()
@@ -91,7 +62,7 @@ def _future(_context: click.Context, _parameter: click.Parameter, at: float | ti
 
 
 expires_option = click.option(
-    "--expires", "expires_at", type=Time(), callback=_future, help="A duration (90d, 12h) or an RFC 3339 time."
+    "--expires", "expires_at", type=TIME, callback=_future, help="A duration (90d, 12h) or an RFC 3339 time."
 )
 
 
@@ -111,7 +82,6 @@ def add(
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
-        from onejob.jobs.submitter import Quotas
     quotas, tasks = Quotas.parse(quota, identity_quota), limits.pop("tasks")
     permissions = [*(["own jobs"] if limits["own_jobs"] else []), *(f"task {task}" for task in tasks)]
     detail = ", ".join([f"{file}: role {role}", *permissions])
@@ -122,9 +92,7 @@ def add(
 
 @keys.command()
 @click.argument("name")
-@click.option(
-    "--overlap", default="24h", show_default=True, type=Duration(), help="How long the former key still works."
-)
+@click.option("--overlap", default="24h", show_default=True, type=DURATION, help="How long the former key still works.")
 @expires_option
 @file_option
 @access
@@ -147,13 +115,9 @@ def list_keys(file: str, *, as_json: bool) -> None:
     """List the keys: their names, roles, times of expiry, limits and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    rows = [_columns_of(key) for key in KeyFile(file).read()]
+    found = [key.row() | fields_of(key, "created_at", "expires_at", "own_jobs") for key in KeyFile(file).read()]
+    rows = [{name: fields.get(name) for name in KEY_COLUMNS} for fields in found]
     print_list(rows, KEY_COLUMNS, [(*row.values(),) for row in rows], as_json=as_json)
-
-
-def _columns_of(key: Key) -> dict[str, Any]:
-    fields = key.row() | fields_of(key, "created_at", "expires_at", "own_jobs")
-    return {name: fields.get(name) for name in KEY_COLUMNS}
 
 
 @keys.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
 from importlib import import_module
@@ -24,7 +25,7 @@ from onejob.celery.current_job import current_job_or_none
 from onejob.celery.payload import decode
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, DuplicateJobError
-from onejob.jobs.model import Admission, Job, Outcome, Submission
+from onejob.jobs.model import Admission, Outcome, Submission
 from onejob.observability.logs import log_warning
 
 ROUNDS = 10
@@ -103,27 +104,6 @@ def shares_locks(app: Celery) -> bool:
     return app_state_of(app).settings.share_old_locks
 
 
-def check_place(app: Celery, setting: str, *, has_place: bool) -> None:
-    """Raise `ConfigurationError` if locks are shared, and `setting`, which says where they are, is missing."""
-    if not has_place and shares_locks(app):
-        raise ConfigurationError(
-            f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
-            "version has it, or remove onejob_share_old_locks"
-        )
-
-
-def check_lock_method(task: type[Task[..., Any]], method: str, base: type[Task[..., Any]]) -> None:
-    """Raise `ConfigurationError` if a class of the program's own decides by the text of the lock which calls are equal.
-
-    With a function as `unique_on` the method is left alone: it makes the text of shared locks.
-    """
-    if getattr(task, method) is not getattr(base, method) and not callable(task.unique_on):
-        raise ConfigurationError(
-            f"{method} of task {task.name} does not decide which calls are equal: set unique_on to a function of the "
-            f"arguments that returns what counts, such as unique_on=lambda order_id, **_: order_id, and remove {method}"
-        )
-
-
 class LockSharingTask(Task[..., Any]):
     """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
 
@@ -132,9 +112,25 @@ class LockSharingTask(Task[..., Any]):
     _unlocks_by: ClassVar[str]
     """The public method that removes a lock by its key."""
 
+    @classmethod
+    def _check_locks(cls, app: Celery, setting: str, method: Callable[..., str], *, has_place: bool) -> None:
+        """Raise `ConfigurationError` if shared locks have no place, or if a replaced `method` decides what is equal."""
+        if not has_place and shares_locks(app):
+            raise ConfigurationError(
+                f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
+                "version has it, or remove onejob_share_old_locks"
+            )
+        name = method.__name__  # which makes the text of shared locks beside a function that decides
+        if getattr(cls, name) is not method and not callable(cls.unique_on):
+            raise ConfigurationError(
+                f"{name} of task {cls.name} does not decide which calls are equal: set unique_on to a function of the "
+                "arguments that returns what counts, such as unique_on=lambda order_id, **_: order_id, and remove "
+                f"{name}"
+            )
+
     @abstractmethod
     def _key_of(self, args: Any, kwargs: Any) -> str:
-        """Return the key of a call in the old library. Raises as that does, for a call that it cannot lock."""
+        """Return the key of a call in the old library. Raises `TypeError` or `KeyError` for a call without one."""
 
     @abstractmethod
     def _take(self, key: str, job_id: str) -> bool:
@@ -148,16 +144,14 @@ class LockSharingTask(Task[..., Any]):
     def _release(self, key: str) -> None:
         """Release the lock, whoever holds it."""
 
-    @abstractmethod
     def _belongs(self, holder: str, job_id: str) -> bool:
         """Return whether the lock with this value is that of a job that has ended here."""
+        return holder == job_id
 
     def _old_key(self, args: Any, kwargs: Any) -> str | None:
-        """Return the key of a call in the old library; None for a call that it cannot lock."""
-        try:
+        with suppress(TypeError, KeyError):
             return self._key_of(args, kwargs)
-        except (TypeError, KeyError):
-            return None
+        return None
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -180,10 +174,7 @@ class LockSharingTask(Task[..., Any]):
         return admission
 
     def _take_or_raise(self, key: str, submission: Submission) -> bool:
-        """Take the lock for a submission. Raises `HeldByOldLibrary`.
-
-        False if a job in the ledger answers it, or if others have taken and released the lock many times meanwhile.
-        """
+        """Take the lock for a submission; False if a job in the ledger answers it, or if others take it each time."""
         ledger = app_state_of(self.app).ledger
         for _ in range(ROUNDS):
             if self._take(key, submission.id):
@@ -246,8 +237,11 @@ class LockSharingTask(Task[..., Any]):
         """Release the lock of a job that no longer holds its identity; a failure is logged."""
         try:
             job = app_state_of(self.app).ledger.get_or_none(job_id)
-            if job is None or not job.holds_identity or job.state.final:
-                self._release_own(job_id, *_call_of(job, args, kwargs))
+            if job is None:
+                self._release_own(job_id, args, kwargs)
+            elif not job.holds_identity or job.state.final:
+                submitted = decode(job.payload)  # the body may have changed the arguments that it got
+                self._release_own(job_id, submitted.args, submitted.kwargs)
         except Exception as error:  # noqa: BLE001 - the job has ended, whatever the old library's server does
             log_warning("job %s: the old lock was not released: %s", job_id, error)
 
@@ -258,11 +252,3 @@ class LockSharingTask(Task[..., Any]):
         if key is not None and holder is not None and self._belongs(holder, job_id):
             with suppress(FileNotFoundError):
                 self._release(key)
-
-
-def _call_of(job: Job | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a job as they were submitted, since its body may have changed the ones it got."""
-    if job is None:
-        return args, kwargs
-    message = decode(job.payload)
-    return message.args, message.kwargs

@@ -38,15 +38,11 @@ class Provider:
         time.sleep(self._latency)
         return work(*args)
 
-    def calls(self) -> int:
-        """Return the number of recorded calls."""
+    def calls(self) -> dict[str, tuple[int, int]]:
+        """Return by job how many calls are recorded, and how many one uninterrupted run makes: the distinct ones."""
         with self._open() as bill_file:
-            return int(bill_file.execute("select count(*) from calls").fetchone()[0])
-
-    def calls_of_one_run(self) -> dict[str, int]:
-        """Return by job how many distinct calls were made so far, which is what one uninterrupted run makes."""
-        with self._open() as bill_file:
-            return dict(bill_file.execute("select job_id, count(distinct call) from calls group by job_id"))
+            rows = bill_file.execute("select job_id, count(*), count(distinct call) from calls group by job_id")
+            return {job_id: (recorded, distinct) for job_id, recorded, distinct in rows}
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

@@ -34,7 +34,7 @@ def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0,
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that a pipe gets each line at once
     console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     stack = Stack(make_folder(), documents, port, in_memory=in_memory)
     try:
         with console.status("starting broker, two workers and the API ..."):
@@ -56,10 +56,6 @@ def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0,
     return 0
 
 
-def _as_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _run_scenario(console: Console, stack: Stack, api: ApiClient) -> None:
     """Run the scenario. Raises `DemoError` if a promise does not hold."""
     console.print(f"The page is at [bold]{api.url}[/bold], the dashboard at [bold]{api.url}dashboard/[/bold]\n")
@@ -79,7 +75,7 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
     """Send equal requests at the same moment. Returns the outcomes, the seconds and the one job's id."""
     gate = threading.Barrier(CLICKS)
 
-    def submit(_: int) -> dict[str, Any]:
+    def submit(_: int) -> Any:
         gate.wait()
         return api.submit(PROJECT)
 
@@ -97,10 +93,7 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
 
 
 def _follow(console: Console, stack: Stack, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
-    """Kill the job's worker when half of the calls are made. Returns the job at its end, and how many calls were kept.
-
-    Raises `DemoError` if the job ends too early, or does not complete.
-    """
+    """Kill the worker of a job when half of its calls are made; return the job at its end, and how many were kept."""
     count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
     with Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console) as bar:
         bar.add_task("waiting", total=1)
@@ -121,7 +114,7 @@ def _await(
     """Show the progress of a job until a condition holds. Raises `DemoError` if it ends before, or takes too long."""
     deadline = time.monotonic() + RUN_SECONDS
     while True:
-        job = api.job(job_id)
+        job: dict[str, Any] = api.job(job_id)
         stage = job["progress"]["stage"] if job["state"] == "running" and job["progress"] else job["state"]
         done, total = _calls(job)
         bar.update(bar.task_ids[0], description=f"{stage} (attempt {job['attempt']})", completed=done, total=total)

@@ -48,9 +48,10 @@ def meter() -> dict[str, int]:
     """Return the bill: the paid calls, and the calls that one run per request would have cost."""
     jobs = app_state_of(app).ledger.find(Query(task=study_plan.name, limit=JOBS_BILLED))
     requests = {job.id: 1 + job.duplicate_count for job in jobs}
-    calls = provider.calls_of_one_run()
-    without = sum(count * calls.get(job_id, 0) for job_id, count in requests.items())
-    return {"requests": sum(requests.values()), "provider_calls": provider.calls(), "provider_calls_without": without}
+    calls = provider.calls()
+    paid = sum(recorded for recorded, _ in calls.values())
+    without = sum(count * calls.get(job_id, (0, 0))[1] for job_id, count in requests.items())
+    return {"requests": sum(requests.values()), "provider_calls": paid, "provider_calls_without": without}
 
 
 def receive_webhook(note: dict[str, Any]) -> dict[str, bool]:

@@ -48,12 +48,11 @@ class Children:
     def __init__(self, folder: Path, *, keep: bool = False) -> None:
         self._folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-I", "-S", "-c", _GUARD, "" if keep else str(folder)]
         self._guard = subprocess.Popen(  # noqa: S603 - this interpreter
-            [sys.executable, "-I", "-S", "-c", _GUARD, "" if keep else str(folder)],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            command, stdin=subprocess.PIPE, text=True, start_new_session=True
         )
+        self._groups: Any = self._guard.stdin
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a process whose output goes to `<name>.log` in the folder."""
@@ -88,16 +87,14 @@ class Children:
 
     def close(self) -> None:
         """Kill all processes, and remove the folder unless it is kept."""
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        self._groups.close()
         self._guard.wait()
         for child in self._running:
             child.wait()
 
     def _send(self, word: str, pid: int) -> None:
-        if self._guard.stdin is not None:
-            self._guard.stdin.write(f"{word} {pid}\n")
-            self._guard.stdin.flush()
+        self._groups.write(f"{word} {pid}\n")
+        self._groups.flush()
 
 
 START_SECONDS = 30.0
@@ -118,39 +115,36 @@ class ApiClient:
 
     def get(self, path: str) -> Any:
         """Return the JSON of a path."""
-        return self._open(urllib.request.Request(self.url + path))  # noqa: S310 - our own server
+        return self._call(path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send JSON and return JSON."""
-        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
-        return self._open(urllib.request.Request(self.url + path, data=data, headers=headers))  # noqa: S310
+        return self._call(path, json.dumps(body).encode())
 
-    def submit(self, project: str) -> dict[str, Any]:
+    def submit(self, project: str) -> Any:
         """Submit the study plan of a project, and return the response."""
-        response: dict[str, Any] = self.post("jobs", {"task": TASK, "kwargs": {"project": project}})
-        return response
+        return self.post("jobs", {"task": TASK, "kwargs": {"project": project}})
 
-    def job(self, job_id: str) -> dict[str, Any]:
+    def job(self, job_id: str) -> Any:
         """Return a job."""
-        job: dict[str, Any] = self.get(f"jobs/{job_id}")
-        return job
+        return self.get(f"jobs/{job_id}")
 
     def worker(self, job_id: str) -> str:
         """Return the name of the worker that ran a job last."""
         nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
         return nodes[-1].partition("@")[0]
 
-    @staticmethod
-    def _open(request: urllib.request.Request) -> Any:
+    def _call(self, path: str, data: bytes | None = None) -> Any:
+        url = self.url + path
+        request = urllib.request.Request(url, data, {"content-type": "application/json"})  # noqa: S310 - our own server
         try:
             with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                msg = f"{request.full_url} returned an error: {error.read().decode(errors='replace')}"
-            raise DemoError(msg) from error
+                raise DemoError(f"{url} returned an error: {error.read().decode(errors='replace')}") from error
         except (urllib.error.URLError, TimeoutError) as error:
-            raise DemoError(f"{request.full_url} cannot be reached: {error}") from error
+            raise DemoError(f"{url} cannot be reached: {error}") from error
 
 
 class Stack:
@@ -177,13 +171,13 @@ class Stack:
         port = self.folder / "port"
         self._await_ready("server", port.exists)
         self._port = int(port.read_text())
-        for name in WORKERS:
-            self._await_ready(name, lambda log=self.folder / f"{name}.log": b" ready." in log.read_bytes())  # type: ignore[misc]
+        for log in (self.folder / f"{name}.log" for name in WORKERS):
+            self._await_ready(log.stem, lambda log=log: b" ready." in log.read_bytes())  # type: ignore[misc]
         return ApiClient(self._port)
 
     def start_server(self) -> None:
         """Start the server of the page and of the API; a restart uses the same port."""
-        self._start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
+        self._start_python("server", "onejob.demo.server", str(self._port))
 
     def start_worker(self, name: str) -> None:
         """Start a Celery worker: prefork over the private broker, or threads where the broker is in memory."""
@@ -191,7 +185,7 @@ class Stack:
         options = (
             f"-A onejob.demo.app worker -n {name}@demo -c 1 -l INFO --without-gossip --without-mingle --pool {pool}"
         )
-        self._start(name, self._python("celery", *options.split()), self._environment())
+        self._start_python(name, "celery", *options.split())
 
     def kill(self, name: str) -> None:
         """Kill a process with SIGKILL, children and all."""
@@ -202,17 +196,13 @@ class Stack:
         log = self.folder / f"{name}.log"
         return f"{name}.log ends with:\n{log.read_text(errors='replace')[-1500:]}" if log.exists() else ""
 
-    def _environment(self) -> dict[str, str]:
+    def _start_python(self, name: str, module: str, *args: str) -> None:
         own = {"ONEJOB_DEMO_FOLDER": str(self.folder), "PYTHONUNBUFFERED": "1"}
         if self._broker is not None:
             own["ONEJOB_DEMO_BROKER"] = f"redis+socket://{self.folder / 'broker.sock'}"
         if self._documents:
             own["ONEJOB_DEMO_DOCUMENTS"] = str(Path(self._documents).resolve())
-        return os.environ | own
-
-    @staticmethod
-    def _python(module: str, *args: str) -> list[str]:
-        return [sys.executable, "-m", module, *args]
+        self._start(name, [sys.executable, "-m", module, *args], os.environ | own)
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.processes[name] = self.children.start(name, command, environment)

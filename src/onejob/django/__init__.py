@@ -80,9 +80,5 @@ def resolve_options(function: Callable[..., Any], defaults: Mapping[str, Any]) -
     """Return the options of a function's Celery task: its own, and else the backend's `OPTIONS`."""
     options = {**defaults, **getattr(function, _ATTRIBUTE, {})}
     unique = options.pop("unique", any(options.get(name) is not None for name in OF_UNIQUE_TASKS))
-    return options if unique else {**options, "unique_on": _new_identity}
-
-
-def _new_identity(**_arguments: Any) -> str:
-    """Return another identity for each enqueue, as `django.tasks` has it."""
-    return uuid4().hex
+    # As `django.tasks` has it, each enqueue has another identity.
+    return options if unique else {**options, "unique_on": lambda **_: uuid4().hex}

@@ -10,15 +10,9 @@ from django.core import checks
 
 from onejob.django.models import Job
 
-NEEDED = ("fastapi", "jinja2")
-"""The packages of the extra that the pages of jobs are made with."""
-
-
-def _missing() -> list[str]:
-    return [name for name in NEEDED if find_spec(name) is None]
-
-
-if not _missing():
+MISSING = [name for name in ("fastapi", "jinja2") if find_spec(name) is None]
+"""The missing packages of those of the extra that the pages of jobs are made with."""
+if not MISSING:
     from onejob.django.job_admin import JobAdmin
 
     admin.site.register(Job, JobAdmin)
@@ -26,9 +20,9 @@ if not _missing():
 
 def check_packages(**_: Any) -> list[Any]:
     """Return a hint if the jobs are not in the admin since packages are missing."""
-    if not _missing():
+    if not MISSING:
         return []
-    text = f"the jobs are not in the admin: {', '.join(_missing())} is missing"
+    text = f"the jobs are not in the admin: {', '.join(MISSING)} is missing"
     return [checks.Info(text, hint='pip install "onejob[django,server]"', id="onejob.I001")]
 
 

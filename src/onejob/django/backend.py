@@ -69,9 +69,16 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         database = connections[state.django_alias or DEFAULT_DB_ALIAS]
         if not database.in_atomic_block:
             return self._submit(task, args, kwargs)
-        if state.django_alias is None:
-            return self._submit_on_commit(task, args, kwargs)
-        return self._submit(task, args, kwargs, session=database)
+        if state.django_alias is not None:
+            return self._submit(task, args, kwargs, session=database)
+        result = framework.TaskResult(
+            task=task, id=new_id(), status=framework.Status.READY, enqueued_at=None, started_at=None,
+            finished_at=None, last_attempted_at=None, args=args, kwargs=kwargs, backend=self.alias, errors=[],
+            worker_ids=[],
+        )  # fmt: skip
+        submit = partial(self._submit, task, args, kwargs, task_id=result.id, **{PROMISED: self._app.thread_oid})
+        database.on_commit(submit)
+        return result
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of a job, in its present state. Raises `TaskResultDoesNotExist`."""
@@ -84,12 +91,12 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
 
     def check(self, **_: Any) -> Iterable[Any]:
         """Return what is wrong with the settings of this backend, as messages of Django's checks."""
-        where = f"TASKS[{self.alias!r}]"
         try:
             store = conf.app_state().settings.store
             alias = alias_of(store)
         except ConfigurationError:
             return []  # reported by `check_settings`
+        where = f"TASKS[{self.alias!r}]"
         return [*_check_transactions(where, store, alias), *_check_imports(), *_check_definitions()]
 
     def _check_definition(self, path: str) -> None:
@@ -123,20 +130,9 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         signals.task_enqueued.send(type(self), task_result=result)
         return result
 
-    def _submit_on_commit(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Enqueue after the commit on the default database, and return the result as it is until then."""
-        result = framework.TaskResult(
-            task=task, id=new_id(), status=framework.Status.READY, enqueued_at=None, started_at=None,
-            finished_at=None, last_attempted_at=None, args=args, kwargs=kwargs, backend=self.alias, errors=[],
-            worker_ids=[],
-        )  # fmt: skip
-        submit = partial(self._submit, task, args, kwargs, task_id=result.id, **{PROMISED: self._app.thread_oid})
-        connections[DEFAULT_DB_ALIAS].on_commit(submit)
-        return result
-
     def _options_of(self, task: Any) -> dict[str, Any]:
-        """Return the options of Celery's `apply_async` for a task."""
-        options: dict[str, Any] = {"priority": self._priority_of(task.priority)}
+        level = round((task.priority + 100) * HIGHEST / 200)  # of a priority from -100 to 100
+        options: dict[str, Any] = {"priority": HIGHEST - level if self._is_redis else level}
         if task.queue_name != DEFAULT_QUEUE:
             options["queue"] = task.queue_name
         if task.run_after is not None:
@@ -146,13 +142,9 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
             options["headers"] = headers
         return options
 
-    def _priority_of(self, priority: int) -> int:
-        """Return -100 to 100 as a priority of Celery: up to 9 for the highest, and down to 0 on Redis."""
-        level = round((priority + 100) * HIGHEST / 200)
-        return HIGHEST - level if self._is_redis else level
-
     @cached_property
     def _is_redis(self) -> bool:
+        """Whether a lower number is a higher priority."""
         return self._app.connection_for_write().transport_cls in REDIS
 
 
@@ -176,7 +168,7 @@ def _check_imports() -> Iterator[Any]:
     """Warn of tasks that workers may not import, because they are outside the modules that Celery looks for."""
     app = conf.celery_app()
     imported = {*app.conf.imports, *app.conf.include}
-    for path, task in sorted(defined_tasks().items()):
+    for path, task in sorted(defined_tasks.items()):
         module = str(task.func.__module__)
         if module.rpartition(".")[2] != "tasks" and module not in imported:
             hint = f"Move it to a module `tasks` of an app, or set CELERY_IMPORTS = [{module!r}]."
@@ -187,7 +179,7 @@ def _check_definitions() -> Iterator[Any]:
     """Find the tasks whose options are invalid, which their first use would raise."""
     try:
         tasks = conf.celery_app().tasks
-        for path in sorted(defined_tasks()):
+        for path in sorted(defined_tasks):
             options_of(tasks[path])
     except ConfigurationError as error:
         yield checks.Error(f"The options of a task are invalid: {error}.", id="onejob.E006")

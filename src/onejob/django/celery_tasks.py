@@ -6,7 +6,7 @@ Not `tasks.py`, which Celery imports of each app that is installed, and which ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial, wraps
@@ -60,9 +60,7 @@ def _errors(job: Job) -> list[Any]:
     """Return the error of the last run that had one: the ledger keeps no earlier ones."""
     if job.state is State.CANCELED:
         return [TaskError(exception_class_path=CANCELED, traceback=f"TaskRevokedError: {job.reason}\n")]
-    if not job.error or job.state is State.COMPLETED:
-        return []
-    return [_error_of(job.error)]
+    return [_error_of(job.error)] if job.error and job.state is not State.COMPLETED else []
 
 
 def _error_of(failure: str) -> Any:
@@ -89,7 +87,7 @@ def _time(seconds: float | None) -> datetime | None:
 shared_task: Any = _shared_task  # the published types do not know that it takes a base class
 HEADER = "onejob_django"
 """The header of a message with what `using()` has changed of the task, as JSON."""
-_tasks: dict[str, Any] = {}
+defined_tasks: dict[str, Any] = {}
 """The tasks that were defined in this process, by module path."""
 _running: ContextVar[list[Any] | None] = ContextVar("onejob_django_result", default=None)
 """Where a run leaves its result for the signal of its end."""
@@ -121,11 +119,19 @@ class CeleryTaskOfDjango(Task):
 def register(task: Any, defaults: Mapping[str, Any]) -> None:
     """Make the Celery task of a Django task, unless there is one; `defaults` are the options of its backend."""
     path = task.module_path
-    known = _tasks.get(path)
+    known = defined_tasks.get(path)
     if known is not None and known.func is task.func:
         return
-    _tasks[path] = task
-    body = _body_of(task, path)
+    defined_tasks[path] = task
+
+    @wraps(task.func)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        return _run(defined_tasks[path], args, kwargs)
+
+    signature = inspect.signature(task.func)
+    if task.takes_context:
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    body.__signature__ = signature  # type: ignore[attr-defined] # `inspect` reads it
     shared_task(name=path, base=CeleryTaskOfDjango, **resolve_options(task.func, defaults))(body)
 
 
@@ -138,14 +144,9 @@ def imported_task(path: str) -> Any:
     return task if isinstance(task, DjangoTask) else None
 
 
-def defined_tasks() -> Mapping[str, Any]:
-    """Return the tasks that were defined in this process, by module path."""
-    return _tasks
-
-
 def headers_of(task: Any) -> dict[str, Any]:
     """Return the headers of a message: what `using()` has changed of the task as it was defined."""
-    known, names = _tasks[task.module_path], ("backend", "priority", "queue_name")
+    known, names = defined_tasks[task.module_path], ("backend", "priority", "queue_name")
     changed = {name: getattr(task, name) for name in names if getattr(task, name) != getattr(known, name)}
     if task.run_after is not None:
         changed["run_after"] = task.run_after.isoformat()
@@ -154,7 +155,7 @@ def headers_of(task: Any) -> dict[str, Any]:
 
 def task_of(job: Job) -> Any:
     """Return the Django task of a job as it was enqueued; None for a job of another kind."""
-    task = _tasks.get(job.task) or imported_task(job.task)
+    task = defined_tasks.get(job.task) or imported_task(job.task)
     if task is None:
         return None
     changed = dict((loads(job.options).get("headers") or {}).get(HEADER) or {})
@@ -163,20 +164,6 @@ def task_of(job: Job) -> Any:
     if "run_after" in changed:
         changed["run_after"] = datetime.fromisoformat(changed["run_after"])
     return task.using(**changed)
-
-
-def _body_of(task: Any, path: str) -> Callable[..., Any]:
-    """Return the function that Celery runs: with the signature of the user's, but for the context."""
-
-    @wraps(task.func)
-    def body(*args: Any, **kwargs: Any) -> Any:
-        return _run(_tasks[path], args, kwargs)
-
-    signature = inspect.signature(task.func)
-    if task.takes_context:
-        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-    body.__signature__ = signature  # type: ignore[attr-defined] # `inspect` reads it
-    return body
 
 
 def _run(task: Any, args: Any, kwargs: Any) -> Any:
@@ -194,14 +181,9 @@ def _run(task: Any, args: Any, kwargs: Any) -> Any:
     except (Exception, JobInterrupted, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001 - Celery would take SystemExit for the end of the worker's process
-        raise _as_exception(error).with_traceback(error.__traceback__) from None
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """Return an exception that a result shows as `error`."""
-    kind = type(error)
-    shown = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-    return shown(*error.args)  # type: ignore[no-any-return] # made here
+        kind = type(error)
+        shown = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+        raise shown(*error.args).with_traceback(error.__traceback__) from None
 
 
 def _send_finished(results: list[Any], status: Any, *, value: Any = None, error: Exception | None = None) -> None:

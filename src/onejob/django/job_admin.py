@@ -7,6 +7,7 @@ database; its log of actions (`LogEntry`) gets an entry beside that of the ledge
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote as unquote_url
@@ -49,9 +50,7 @@ TEMPLATES = "admin/onejob/job"
 DjangoAdmin: Any = ModelAdmin  # Django ships no types
 
 
-@lru_cache(maxsize=8)
-def _context_of(app: Any, redact: Any) -> Context:
-    return Context(app, redact, place="in the admin")
+_context_of = lru_cache(maxsize=8)(partial(Context, place="in the admin"))
 
 
 def page_context() -> Context:
@@ -110,27 +109,26 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         try:
             page = view.show(page_context(), query, names, timezone.get_current_timezone())
         except (Problem, OneJobError) as error:
-            return self._report(request, user, error)
+            problem = problem_from(error)
+            title, status = PROBLEM_TYPES[problem.slug].title, problem.status_code
+            return self._respond(request, "problem.html", title, status, {"detail": problem.detail})
         if isinstance(page, Redirect):
             return HttpResponseRedirect(self._url_of(page.path))
         return self._render(request, template, user, page, extra_context)
 
     def _render(self, request: Any, template: str, user: User, page: Page, extra_context: Any = None) -> Any:
-        context = {
-            **self.admin_site.each_context(request), "opts": self.opts, "title": page.title, "data": page.data,
-            "can_operate": user.role.includes(Role.OPERATE), "query": request.META.get("QUERY_STRING", ""),
-            "list_url": self._url("changelist"), "dashboard": self._dashboard(), **(extra_context or {}),
-        }  # fmt: skip
-        return TemplateResponse(request, f"{TEMPLATES}/{template}", context, status=page.status)
+        given = getattr(settings, DASHBOARD_SETTING, None)
+        context: dict[str, Any] = {"data": page.data, "can_operate": user.role.includes(Role.OPERATE), "dashboard": ""}
+        with suppress(NoReverseMatch):
+            context["dashboard"] = str(given or reverse("onejob-dashboard", args=[""])).rstrip("/")
+        return self._respond(request, template, page.title, page.status, context | (extra_context or {}))
 
-    def _report(self, request: Any, user: User, error: Exception) -> Any:
-        """Respond with the page of a problem."""
-        problem = problem_from(error)
-        context = {
-            **self.admin_site.each_context(request), "opts": self.opts, "title": PROBLEM_TYPES[problem.slug].title,
-            "detail": problem.detail, "list_url": self._url("changelist"), "job_user": user,
+    def _respond(self, request: Any, template: str, title: str, status: int, context: dict[str, Any]) -> Any:
+        common = {
+            **self.admin_site.each_context(request), "opts": self.opts, "title": title,
+            "query": request.META.get("QUERY_STRING", ""), "list_url": self._url("changelist"),
         }  # fmt: skip
-        return TemplateResponse(request, f"{TEMPLATES}/problem.html", context, status=problem.status_code)
+        return TemplateResponse(request, f"{TEMPLATES}/{template}", common | context, status=status)
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
@@ -200,16 +198,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         return self._url("change", quote(job_id)) if job_id else self._url("changelist") + mark + query
 
     def _back(self, form: Form, names: Mapping[str, str]) -> str:
-        """Return the URL of the page that a form was on."""
         if "job_id" in names:
             return self._url("change", quote(names["job_id"]))
         query = form.text("filter")
         return self._url("changelist") + (f"?{query}" if query else "")
-
-    def _dashboard(self) -> str:
-        """Return the URL of the dashboard without a slash at its end; "" if it is not known."""
-        given = getattr(settings, DASHBOARD_SETTING, None)
-        try:
-            return str(given or reverse("onejob-dashboard", args=[""])).rstrip("/")
-        except NoReverseMatch:
-            return ""

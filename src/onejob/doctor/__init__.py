@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 from onejob.doctor import app, ledger, postgres, redis, sqlite, webhooks, workers
@@ -26,20 +26,16 @@ def catalogue() -> tuple[Check, ...]:
 
 def examine(installation: Installation) -> list[Finding]:
     """Examine an installation; nothing is changed. What cannot be examined is a finding, too: nothing is raised."""
-    findings = [*_guarded(ledger.examine, installation)]
+    findings = [*_examine(ledger, installation)]
     if not any(finding.check == ledger.UNUSABLE.name for finding in findings):
-        return findings + [found for module in SUBJECTS[1:] for found in _guarded(module.examine, installation)]
-    causes = [found for module in STORES for found in _guarded(module.examine, installation)]
-    return findings + [found for found in causes if found.check]
+        return findings + [found for module in SUBJECTS[1:] for found in _examine(module, installation)]
+    return findings + [found for module in STORES for found in _examine(module, installation) if found.check]
 
 
-def _guarded(
-    examine_subject: Callable[[Installation], Iterator[Finding]], installation: Installation
-) -> Iterator[Finding]:
-    subject = examine_subject.__module__.rpartition(".")[2]
+def _examine(subject: ModuleType, installation: Installation) -> Iterator[Finding]:
     try:
-        yield from examine_subject(installation)
+        yield from subject.examine(installation)
     except Exception as error:  # noqa: BLE001 - one subject must not hide the others
-        meaning = "this subject was not examined to its end"
+        name, meaning = subject.__name__.rpartition(".")[2], "this subject was not examined to its end"
         remedy = "run the command again; if it repeats, report it with this message"
-        yield Finding(Level.INFO, subject, f"could not check: {error!r:.300}", meaning, remedy)
+        yield Finding(Level.INFO, name, f"could not check: {error!r:.300}", meaning, remedy)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -107,31 +107,16 @@ PYTHON_COOKIES = Check("python-cookies", "app", Level.INFO,
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
 class Seen:
-    """What the ledger's metrics say about runs so far."""
+    """What the totals of a ledger say about runs so far."""
 
-    longest: float
-    """Seconds that the longest run took at least; 0 without one."""
-    late_heartbeats: int
-
-    @property
-    def text(self) -> str:
-        """How long the longest run took, in words."""
-        return f"runs took {duration_text(self.longest)} or more (a lost run counts until its lease ended)"
-
-    @classmethod
-    def of(cls, totals: Mapping[str, float]) -> Seen:
-        """Read the totals of a store."""
+    def __init__(self, totals: Mapping[str, float]) -> None:
         keys = {key: amount for name, amount in totals.items() if (key := key_of(name)) and amount > 0}
-        bounds = [key[-1] for key in keys if key[0] == "run_seconds" and key[-1] != SUM]
-        longest = max((_lower_bound(bound) for bound in bounds), default=0.0)
-        return cls(longest, int(keys.get(("heartbeats_late_total",), 0)))
-
-
-def _lower_bound(bound: str) -> float:
-    lower = [0.0, *BUCKETS]
-    return lower[len(BUCKETS)] if bound == "+Inf" else lower[BUCKETS.index(float(bound))]
+        bounds = [float(key[-1]) for key in keys if key[0] == "run_seconds" and key[-1] != SUM]
+        self.longest = [0.0, *BUCKETS][bisect_left(BUCKETS, max(bounds, default=0.0))]
+        """Seconds that the longest run took at least; 0 without one."""
+        self.text = f"runs took {duration_text(self.longest)} or more (a lost run counts until its lease ended)"
+        self.late_heartbeats = int(keys.get(("heartbeats_late_total",), 0))
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -139,11 +124,10 @@ def examine(installation: Installation) -> Iterator[Finding]:
     app, settings = installation.app, installation.settings
     if app is None:
         return
-    seen = Seen.of(installation.ledger.store.totals())
+    seen = Seen(installation.ledger.store.totals())
     findings = chain(
         _check_broker(app, settings), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
-        _check_results(app, settings), _check_priorities(app), _check_runs(app, settings, seen),
-        _check_schedules(app, settings), _check_python(app),
+        _check_results(app, settings), _check_priorities(app), _check_tasks(app, settings, seen),
     )  # fmt: skip
     yield from or_ok(findings, "app", f"the settings of Celery fit the onejob tasks, {len(tasks_of(app))} in all")
 
@@ -170,14 +154,10 @@ def _check_messages(app: Celery) -> Iterator[Finding]:
 
 
 def _check_prefetch(app: Celery, seen: Seen) -> Iterator[Finding]:
-    multiplier = app.conf.worker_prefetch_multiplier
     if not _prefetches(app) or getattr(app.conf, "worker_disable_prefetch", False):
         return
-    if seen.longest >= LONG_RUN:
-        long_run = seen.text
-        yield PREFETCH.found(f"worker_prefetch_multiplier is {multiplier}, and {long_run}")
-    else:
-        yield PREFETCH_SHORT.found(f"worker_prefetch_multiplier is {multiplier}")
+    found = f"worker_prefetch_multiplier is {app.conf.worker_prefetch_multiplier}"
+    yield PREFETCH.found(f"{found}, and {seen.text}") if seen.longest >= LONG_RUN else PREFETCH_SHORT.found(found)
 
 
 def _prefetches(app: Celery) -> bool:
@@ -186,7 +166,7 @@ def _prefetches(app: Celery) -> bool:
 
 
 def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
-    tasks: dict[str, Any] = {**tasks_of(app)}
+    tasks: Mapping[str, Any] = tasks_of(app)
     late = [name for name, task in tasks.items() if task.acks_late or task.reject_on_worker_lost]
     if late:
         yield LATE_ACKS.found(f"on for {names_text(late)}")
@@ -201,8 +181,7 @@ def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
 def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
     conf = app.conf
     if not conf.result_backend or conf.task_ignore_result:
-        found = "task_ignore_result is True" if conf.result_backend else "there is no result_backend"
-        yield BACKEND.found(found)
+        yield BACKEND.found("task_ignore_result is True" if conf.result_backend else "there is no result_backend")
         return
     windows = [options.window.longest for task in tasks_of(app).values() if (options := options_of(task)).window]
     kept = max([settings.retention.get(State.COMPLETED, RETENTION[State.COMPLETED]), *windows])
@@ -215,45 +194,35 @@ def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
 
 
 def _check_priorities(app: Celery) -> Iterator[Finding]:
-    conf, tasks = app.conf, tasks_of(app)
-    used = [name for name, task in tasks.items() if getattr(task, "priority", None) is not None]
-    if conf.task_default_priority is not None:
-        used = [*tasks]
+    conf, default = app.conf, app.conf.task_default_priority
+    used = [name for name, task in tasks_of(app).items() if {default, getattr(task, "priority", None)} != {None}]
     if not used:
         return
+    found = f"{names_text(used)} with priorities, and"
     if app.connection_for_write().transport.driver_type == "amqp":
+        queues: Mapping[str, Any] = app.amqp.queues
         plain = [
-            name
-            for name, queue in app.amqp.queues.items()
-            if not queue.max_priority  # type: ignore[attr-defined] # missing in the stubs
-            and "x-max-priority" not in (queue.queue_arguments or {})
-        ]
+            name for name, queue in queues.items()
+            if not queue.max_priority and "x-max-priority" not in (queue.queue_arguments or {})
+        ]  # fmt: skip
         if plain:
-            yield PRIORITIES.found(f"{names_text(used)} with priorities, and none in the queues {names_text(plain)}")
+            yield PRIORITIES.found(f"{found} none in the queues {names_text(plain)}")
     if _prefetches(app):
-        yield PRIORITY_PREFETCH.found(
-            f"{names_text(used)} with priorities, and worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}"
-        )
+        yield PRIORITY_PREFETCH.found(f"{found} worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}")
 
 
-def _check_runs(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
+def _check_tasks(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
+    options = {name: options_of(task) for name, task in tasks_of(app).items()}
     if not settings.shutdown_grace and seen.longest >= LONG_RUN:
         yield GRACE.found(f"{seen.text}, and onejob_shutdown_grace is 0")
-    shortest = min([settings.lease, *(options_of(task).lease for task in tasks_of(app).values())])
+    shortest = min([settings.lease, *(each.lease for each in options.values())])
     if seen.late_heartbeats and shortest < 3 * settings.heartbeat:
         yield LATE_HEARTBEATS.found(
             f"late heartbeats: {seen.late_heartbeats}, the shortest lease is {shortest:g} s, and onejob_heartbeat "
             f"is {settings.heartbeat:g} s"
         )
-
-
-def _check_schedules(app: Celery, settings: Settings) -> Iterator[Finding]:
-    scheduled = [name for name, task in tasks_of(app).items() if options_of(task).schedule is not None]
+    scheduled = [name for name, each in options.items() if each.schedule is not None]
     if scheduled and not settings.beat:
         yield SCHEDULES.found(f"onejob_beat is False, and these have a schedule: {names_text(scheduled)}")
-
-
-def _check_python(app: Celery) -> Iterator[Finding]:
-    exposed = any(options_of(task).expose for task in tasks_of(app).values())
-    if exposed and FIXED_COOKIES.get(PYTHON[:2], (0,)) > PYTHON:
+    if any(each.expose for each in options.values()) and FIXED_COOKIES.get(PYTHON[:2], (0,)) > PYTHON:
         yield PYTHON_COOKIES.found(f"Python is {'.'.join(map(str, PYTHON))}")

@@ -40,9 +40,9 @@ class Finding:
     """What was examined: `redis`, `settings`, `workers`, ..."""
     problem: str
     """What was found, with its value."""
-    meaning: str
+    meaning: str = ""
     """What it means for the promise; "" if all is well."""
-    remedy: str
+    remedy: str = ""
     """What to do: the exact setting or command; "" if there is nothing to do."""
     check: str = ""
     """The name of the check in the catalogue."""
@@ -65,11 +65,6 @@ class Check:
         return Finding(self.level, self.subject, problem, self.meaning, self.remedy, self.name)
 
 
-def ok(subject: str, found: str) -> Finding:
-    """Return the finding that a subject is as it should be."""
-    return Finding(Level.OK, subject, found, "", "")
-
-
 def or_ok(findings: Iterable[Finding], subject: str, found: str) -> Iterator[Finding]:
     """Yield findings, and that the subject is as it should be if none of them is above level info."""
     is_ok = True
@@ -77,7 +72,7 @@ def or_ok(findings: Iterable[Finding], subject: str, found: str) -> Iterator[Fin
         is_ok = is_ok and finding.level.rank <= Level.INFO.rank
         yield finding
     if is_ok:
-        yield ok(subject, found)
+        yield Finding(Level.OK, subject, found)
 
 
 def with_address(findings: Iterable[Finding], placeholder: str, address: str) -> Iterator[Finding]:

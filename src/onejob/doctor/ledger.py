@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from onejob.config import Settings
-from onejob.doctor.finding import Check, Finding, Installation, Level, ok, with_address
+from onejob.doctor.finding import Check, Finding, Installation, Level, with_address
 from onejob.errors import OneJobError
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
@@ -38,8 +38,8 @@ def examine(installation: Installation) -> Iterator[Finding]:
     except OneJobError as error:
         yield from with_address([UNUSABLE.found(str(error))], "--store URL", _options(installation))
         return
-    finding = check_clock(now, before, after)
-    yield finding or ok("ledger", f"{url} answers, namespace {installation.settings.namespace}")
+    found = f"{url} answers, namespace {installation.settings.namespace}"
+    yield check_clock(now, before, after) or Finding(Level.OK, "ledger", found)
 
 
 def _options(installation: Installation) -> str:

@@ -87,22 +87,21 @@ def findings_of(found: Sequence[Leftover]) -> list[Finding]:
         for library, shim in SHIMS.items()
         if f"{shim}.install" in calls or getattr(sys.modules.get(library), "__name__", "") == shim
     }
-    return [_finding(left, aliases) for left in found if not left.name.endswith(".install")]
+    findings = []
+    for file, line, problem, name in found:
+        if not name.endswith(".install"):
+            shown = f"{problem}, which install() makes the shim" if name in aliases else problem
+            meant = aliases.get(name, name)
+            level = Level.INFO if meant == REDIS_LOCK else Level.WARNING
+            meaning, remedy = MEANINGS.get(meant, OF_AN_OPTION), REPLACEMENTS.get(meant, "")
+            findings.append(Finding(level, f"{file}:{line}" if line else str(file), shown, meaning, remedy))
+    return findings
 
 
-def _finding(left: Leftover, aliases: Mapping[str, str]) -> Finding:
-    file, line, problem, name = left
-    if name in aliases:
-        problem, name = f"{problem}, which install() makes the shim", aliases[name]
-    level = Level.INFO if name == REDIS_LOCK else Level.WARNING
-    meaning, remedy = MEANINGS.get(name, OF_AN_OPTION), REPLACEMENTS.get(name, "")
-    return Finding(level, f"{file}:{line}" if line else str(file), problem, meaning, remedy)
-
-
-def _files(path: Path) -> Iterator[Path]:
+def _in_path(path: Path) -> Iterator[Leftover]:
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         if SKIPPED.isdisjoint(file.relative_to(path).parts):
-            yield file
+            yield from _in_file(file)
 
 
 def _in_file(file: Path) -> Iterator[Leftover]:
@@ -140,14 +139,20 @@ def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str
         yield node.lineno, "", called
     elif called.endswith(".clear_locks") and (_module(called) or "").endswith("celery_singleton"):
         yield node.lineno, "calls clear_locks", "clear_locks"
-    elif called.endswith(".setnx") or (called.endswith(".set") and any(map(_is_nx, node.keywords))):
+    elif called.endswith(".setnx") or (
+        called.endswith(".set")
+        and any(each.arg == "nx" and getattr(each.value, "value", True) for each in node.keywords)  # not nx=False
+    ):
         yield node.lineno, f"{ast.unparse(node.func)} takes a lock in Redis", REDIS_LOCK
 
 
 def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the problem and the name of what a node of a syntax tree has left."""
     if isinstance(node, ast.Import | ast.ImportFrom):
-        for module in filter(None, map(_module, _imported(node))):
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
+        for module in filter(None, map(_module, names)):
             yield node.lineno, f"imports {module}", module
     for name, value in _named_values(node):
         yield from _in_name(name, value, node.lineno if isinstance(node, ast.Assign) else value.lineno)
@@ -155,11 +160,6 @@ def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
         dotted = _module(node.value, dotted=True)
         if dotted is not None:
             yield node.lineno, f"names {node.value!r}", dotted
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    names = [alias.name for alias in node.names]
-    return names if isinstance(node, ast.Import) else [str(node.module), *(f"{node.module}.{name}" for name in names)]
 
 
 def _named_values(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:
@@ -188,13 +188,7 @@ def _in_name(name: str | None, value: ast.expr, line: int) -> Iterator[tuple[int
 
 def _is_dict(value: ast.expr) -> bool:
     """Return whether a value is written as a dict: other libraries use the name `once`, too, with other values."""
-    is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
-    return is_call or isinstance(value, ast.Dict)
-
-
-def _is_nx(keyword: ast.keyword) -> bool:
-    """Return whether a keyword argument is `nx`, and not written as False."""
-    return keyword.arg == "nx" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+    return isinstance(value, ast.Dict) or (isinstance(value, ast.Call) and ast.unparse(value.func) == "dict")
 
 
 def _name_of(target: ast.expr) -> str | None:
@@ -213,7 +207,7 @@ def find_leftovers(app: Any, paths: Sequence[Path]) -> list[Finding]:
 
     What a file sets is no finding about the app, too. Nothing is changed; a Redis that does not answer is a finding.
     """
-    found = sorted({left for path in paths for file in _files(path) for left in _in_file(file)})
+    found = sorted({left for path in paths for left in _in_path(path)})
     findings = findings_of(found)
     if app is None:
         return findings

@@ -141,11 +141,25 @@ def read_facts(url: str, schema: str) -> PostgresFacts:
 
 def check(facts: PostgresFacts) -> Iterator[Finding]:
     """Check a server and the role."""
+    row = facts.row
     if facts.schema_version not in (None, *VERSIONS):
         yield SCHEMA.found(f"the schema has version {facts.schema_version}, this onejob {HEAD}")
-    yield from _check_durability(facts.row)
-    yield from _check_role(facts.row)
-    yield from _check_connections(facts)
+    yield from _check_durability(row)
+    if not row["usage"]:
+        yield PERMISSIONS.found(f"the role {row['role']} may not use the schema")
+    elif row["refused"]:
+        yield PERMISSIONS.found(f"the role {row['role']} may not read and write {', '.join(row['refused'])}")
+    if row["superuser"]:
+        yield SUPERUSER.found(f"the role {row['role']} is a superuser")
+    if row["connections"] > FULL * row["max_connections"]:
+        yield CONNECTIONS.found(f"{row['connections']} of {row['max_connections']} connections are in use")
+    began_with, first, second = facts.pids
+    if facts.is_pooled:
+        yield POLLED_WAITS.found("the end of a job does not wake who waits for it")
+    elif first != second:
+        yield TRANSACTION_POOLER.found(f"process {first} answered a connection's first query, {second} its next one")
+    elif began_with != first:
+        yield POOLER.found(f"the connection began with process {began_with}, and {first} answers")
 
 
 def _check_durability(row: Mapping[str, Any]) -> Iterator[Finding]:
@@ -158,25 +172,3 @@ def _check_durability(row: Mapping[str, Any]) -> Iterator[Finding]:
         yield COMMIT.found(f"synchronous_commit is {commit}{standbys}")
     if row["standby"] or row["read_only"] == "on":
         yield READ_ONLY.found("the server is a standby" if row["standby"] else "default_transaction_read_only is on")
-
-
-def _check_role(row: Mapping[str, Any]) -> Iterator[Finding]:
-    if not row["usage"]:
-        yield PERMISSIONS.found(f"the role {row['role']} may not use the schema")
-    elif row["refused"]:
-        yield PERMISSIONS.found(f"the role {row['role']} may not read and write {', '.join(row['refused'])}")
-    if row["superuser"]:
-        yield SUPERUSER.found(f"the role {row['role']} is a superuser")
-
-
-def _check_connections(facts: PostgresFacts) -> Iterator[Finding]:
-    row = facts.row
-    if row["connections"] > FULL * row["max_connections"]:
-        yield CONNECTIONS.found(f"{row['connections']} of {row['max_connections']} connections are in use")
-    began_with, first, second = facts.pids
-    if facts.is_pooled:
-        yield POLLED_WAITS.found("the end of a job does not wake who waits for it")
-    elif first != second:
-        yield TRANSACTION_POOLER.found(f"process {first} answered a connection's first query, {second} its next one")
-    elif began_with != first:
-        yield POOLER.found(f"the connection began with process {began_with}, and {first} answers")

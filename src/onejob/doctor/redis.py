@@ -89,11 +89,6 @@ class RedisFacts:
         value = self.info.get(name.replace("-", "_"))
         return None if value is None else str(value)
 
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The version as numbers; empty if it is unknown."""
-        return tuple(int(part) for part in str(self.info.get("redis_version", "")).split(".") if part.isdigit())
-
 
 def examine(installation: Installation) -> Iterator[Finding]:
     """Examine the Redis of the ledger, and that of the broker if it is another one."""
@@ -109,7 +104,10 @@ def examine(installation: Installation) -> Iterator[Finding]:
     if display_url(broker).rpartition("/")[0] == display_url(url).rpartition("/")[0]:
         return
     with suppress(RedisError, OSError):  # that it does not answer is a finding about the app
-        found = with_address(check_broker(read_facts(broker)), "-u URL", cli_options(broker))
+        policy = read_facts(broker).setting("maxmemory-policy")
+        keeps = policy in {None, "noeviction"}  # the ledger replaces all else that a broker loses
+        findings = [] if keeps else [BROKER_EVICTION.found(f"maxmemory-policy is {policy}")]
+        found = with_address(findings, "-u URL", cli_options(broker))
         yield from or_ok(found, "broker", f"{display_url(broker)} answers")
 
 
@@ -140,18 +138,17 @@ def read_facts(url: str) -> RedisFacts:
     with connected(url) as client:
         info: Any = client.info("everything")
         names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write")
-        config: Any
-        try:
+        config: Any = None
+        with suppress(ResponseError):
             config = client.config_get(*names) or None
-        except ResponseError:
-            config = None
     return RedisFacts(info=info, config=config)
 
 
 def check_ledger(facts: RedisFacts) -> Iterator[Finding]:
     """Check the server of a ledger."""
     info = facts.info
-    if facts.version and facts.version < OLDEST:
+    version = tuple(int(part) for part in str(info.get("redis_version", "")).split(".") if part.isdigit())
+    if version and version < OLDEST:
         yield VERSION.found(f"the version is {info['redis_version']}")
     if info.get("role") in {"slave", "replica"}:
         yield REPLICA.found(f"the role is {info['role']}, of {info.get('master_host')}:{info.get('master_port')}")
@@ -179,10 +176,3 @@ def _check_memory(facts: RedisFacts) -> Iterator[Finding]:
     used = int(facts.info.get("used_memory", 0))
     if limit and used > FULL * limit:
         yield MEMORY.found(f"{used / limit:.0%} of maxmemory ({limit / 2**20:,.0f} MiB) is used")
-
-
-def check_broker(facts: RedisFacts) -> Iterator[Finding]:
-    """Check the server of a broker: the ledger replaces what it loses."""
-    policy = facts.setting("maxmemory-policy")
-    if policy not in {None, "noeviction"}:
-        yield BROKER_EVICTION.found(f"maxmemory-policy is {policy}")

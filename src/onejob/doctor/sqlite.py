@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 
-from onejob.doctor.finding import Check, Finding, Installation, Level, ok, with_address
+from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
@@ -53,14 +54,14 @@ def examine(installation: Installation) -> Iterator[Finding]:
     mounts = MOUNTS.read_text() if MOUNTS.exists() else ""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         journal = connection.execute("pragma journal_mode").fetchone()[0]
-    findings = [
-        *check_file_system(path, file_system_of(path, mounts)),
-        *check_hosts(worker.name for worker in installation.ledger.workers()),
-        *check_file(path, journal, path.stat().st_mode),
-    ]
-    yield from with_address(findings, "FILE", quote(str(path)))
-    if not findings:
-        yield ok("sqlite", f"{path} is local, its journal mode is {journal}")
+    hosts = sorted({worker.name.rpartition("@")[2] for worker in installation.ledger.workers()})
+    findings = chain(
+        check_file_system(path, file_system_of(path, mounts)),
+        [HOSTS.found(f"live workers on {len(hosts)} hosts: {', '.join(hosts[:5])}")] if len(hosts) > 1 else [],
+        check_file(path, journal, path.stat().st_mode),
+    )
+    found = with_address(findings, "FILE", quote(str(path)))
+    yield from or_ok(found, "sqlite", f"{path} is local, its journal mode is {journal}")
 
 
 def file_system_of(path: Path, mounts: str) -> str:
@@ -78,13 +79,6 @@ def check_file_system(path: Path, kind: str) -> Iterator[Finding]:
     """Check the type of the file's file system."""
     if kind in NETWORK:
         yield NETWORK_FILE.found(f"{path} is on a file system of the type {kind}")
-
-
-def check_hosts(workers: Iterable[str]) -> Iterator[Finding]:
-    """Check the names of the live workers, each of which ends with its host."""
-    hosts = sorted({name.rpartition("@")[2] for name in workers})
-    if len(hosts) > 1:
-        yield HOSTS.found(f"live workers on {len(hosts)} hosts: {', '.join(hosts[:5])}")
 
 
 def check_file(path: Path, journal: str, mode: int) -> Iterator[Finding]:

@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from celery import Celery
+
 from onejob.celery.app_state import app_state_of
-from onejob.doctor.finding import Check, Finding, Installation, Level, count_text, ok
+from onejob.doctor.finding import Check, Finding, Installation, Level, count_text
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
+from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.webhooks.job import WebhookPayload
 
@@ -52,15 +55,14 @@ EXPIRING = Check("keys-expiring", "keys", Level.WARNING,
 def examine(installation: Installation) -> Iterator[Finding]:
     """Examine the webhook settings of the app, and the file of API keys, where they are given."""
     if installation.app is not None:
-        yield from _check_webhooks(installation)
+        yield from _check_webhooks(installation.app, installation.ledger)
     if installation.keys is not None:
         yield from check_keys(installation.keys, time.time())
 
 
-def _check_webhooks(installation: Installation) -> Iterator[Finding]:
-    assert installation.app is not None  # noqa: S101 - the caller has looked
-    settings = app_state_of(installation.app).webhooks
-    waiting = installation.ledger.find(Query(task=WEBHOOK_TASK, unsettled=True, limit=LOOKED_AT))
+def _check_webhooks(app: Celery, ledger: Ledger) -> Iterator[Finding]:
+    settings = app_state_of(app).webhooks
+    waiting = ledger.find(Query(task=WEBHOOK_TASK, unsettled=True, limit=LOOKED_AT))
     for signer in sorted({WebhookPayload.from_job(webhook).signer for webhook in waiting}):
         try:
             settings.check_signer(signer)
@@ -84,11 +86,9 @@ def check_keys(path: Path, now: float) -> Iterator[Finding]:
     mode = path.stat().st_mode
     if mode & READABLE_BY_OTHERS:
         yield READABLE.found(f"the mode of {path} is {mode & 0o777:o}")
-    due = [key for key in keys if key.expires_at is not None and key.expires_at < now + EXPIRES_SOON]
-    for key in due:
-        left = (key.expires_at or now) - now
-        yield EXPIRING.found(
-            f"the key {key.name} " + (f"expires in {duration_text(left)}" if left > 0 else "has expired")
-        )
+    lasting = [(key.name, key.expires_at - now) for key in keys if key.expires_at is not None]
+    due = [(name, left) for name, left in lasting if left < EXPIRES_SOON]
+    for name, left in due:
+        yield EXPIRING.found(f"the key {name} " + (f"expires in {duration_text(left)}" if left > 0 else "has expired"))
     if not due:
-        yield ok("keys", f"{count_text(len(keys), 'key')} in {path}")
+        yield Finding(Level.OK, "keys", f"{count_text(len(keys), 'key')} in {path}")

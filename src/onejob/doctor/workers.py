@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 
 from celery import Celery
@@ -133,16 +134,12 @@ def check_tasks(workers: Iterable[WorkerInfo], queues: dict[str, str]) -> Iterat
 
 def _queues_of(app: Celery) -> dict[str, str]:
     """Return the queue of the jobs of each task; "" where a router function decides, or there is no such queue."""
-    routing = app_state_of(app).routing
-    found = dict.fromkeys(tasks_of(app), "")
-    if not routing.is_static():
-        return found
-    for name, task in tasks_of(app).items():
-        try:
+    routing, tasks = app_state_of(app).routing, tasks_of(app)
+    found = dict.fromkeys(tasks, "")
+    for name, task in tasks.items() if routing.is_static() else ():
+        with suppress(Exception):  # a queue that does not exist: a submission tells
             text, _ = routing.resolve(task, (), {}, task._get_exec_options())  # noqa: SLF001 - as Celery's apply_async
-        except Exception:  # noqa: BLE001, S112 - a queue that does not exist: a submission tells
-            continue
-        found[name] = Route.decode(text).queue
+            found[name] = Route.decode(text).queue
     return found
 
 

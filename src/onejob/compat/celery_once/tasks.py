@@ -12,15 +12,7 @@ from celery.result import EagerResult
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
 from onejob.compat.celery_once.helpers import AlreadyQueued, import_backend, queue_once_key
-from onejob.compat.shims import (
-    UNENDED,
-    HeldByOldLibrary,
-    LockSharingTask,
-    check_lock_method,
-    check_place,
-    notice_once,
-    shares_locks,
-)
+from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, notice_once, shares_locks
 from onejob.errors import ConfigurationError, DuplicateJobError
 
 HOUR = 3600.0
@@ -61,12 +53,11 @@ class QueueOnce(LockSharingTask):
             msg = f"once of task {cls.name} has {', '.join(unknown)}; its keys are {', '.join(sorted(OPTIONS))}"
             raise ConfigurationError(msg)
         setting = app.conf.get("ONCE") or {}
-        check_place(app, "ONCE", has_place={"backend", "settings"} <= setting.keys())
         if setting.get("settings", {}).get("blocking") and not shares_locks(app):
             notice_once(BLOCKING)
         if cls.once.get("keys") is not None:
             cls.unique_on = list(cls.once["keys"])
-        check_lock_method(cls, "get_key", QueueOnce)
+        cls._check_locks(app, "ONCE", QueueOnce.get_key, has_place={"backend", "settings"} <= setting.keys())
         if cls.once.get("unlock_before_run"):
             cls.unique_until = "started"
         if "timeout" in cls.once:
@@ -88,28 +79,20 @@ class QueueOnce(LockSharingTask):
                 return self._apply_locked(args, kwargs, positional, options, timeout)
             return super().apply_async(args, kwargs, *positional, **options)
         except DuplicateJobError as error:
-            queued = AlreadyQueued(self._time_left(error.job_id, timeout))
+            job = app_state_of(self.app).ledger.get_or_none(error.job_id)
+            left = timeout if job is None else job.created_at + timeout - time.time()
+            queued = AlreadyQueued(max(1.0, left))  # the job may run on
         except HeldByOldLibrary as held:
-            queued = AlreadyQueued(self._time_left_of_lock(held.key, timeout))
+            client = getattr(self.once_backend, "redis", None)
+            left = client.pttl(held.key) / 1000.0 if client is not None else 0.0
+            queued = AlreadyQueued(left if left > 0 else timeout)
         except AlreadyQueued as error:
             queued = error
         if once.get("graceful"):
             return EagerResult(None, None, states.REJECTED)  # type: ignore[arg-type] # no task has it
         raise queued from None
 
-    def _time_left(self, job_id: str, timeout: float) -> float:
-        """Return what is left of `timeout` since the submission of a job, and at least a second: it may run on."""
-        job = app_state_of(self.app).ledger.get_or_none(job_id)
-        return max(1.0, timeout if job is None else job.created_at + timeout - time.time())
-
-    def _time_left_of_lock(self, key: str, timeout: float) -> float:
-        """Return what is left of a lock of celery-once; one without an end lasts for `timeout`."""
-        client = getattr(self.once_backend, "redis", None)
-        left = client.pttl(key) if client is not None else 0
-        return left / 1000.0 if left > 0 else timeout
-
     def _apply_locked(self, args: Any, kwargs: Any, positional: Any, options: Any, timeout: float) -> Any:
-        """Run an eager task under its lock, as celery-once does."""
         if options.get("retries"):
             return super().apply_async(args, kwargs, *positional, **options)
         key = self.get_key(args, kwargs)

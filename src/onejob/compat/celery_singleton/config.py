@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from onejob.compat.shims import import_class
 
 DEFAULT_BACKEND = "celery_singleton.backends.redis.RedisBackend"
 _REDIS = ("redis://", "rediss://", "unix://")
-
-
-def _imported(path: object) -> Any:
-    return import_class(path, "celery_singleton", "onejob.compat.celery_singleton")
+_imported = partial(import_class, name="celery_singleton", package="onejob.compat.celery_singleton")
 
 
 def _setting(name: str, default: Any = None, convert: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -42,11 +40,10 @@ class Config:
     @property
     def backend_url(self) -> str | None:
         """`singleton_backend_url`: default the result backend if it is a Redis, else the broker."""
-        url: str | None = self.app.conf.get("singleton_backend_url")
+        conf = self.app.conf
+        url: str | None = conf.get("singleton_backend_url")
         if url is None:
-            url = self.app.conf.get("result_backend")
-            if not url or not url.startswith("redis://"):
-                url = self.app.conf.get("broker_url")
+            url = backend if (backend := conf.get("result_backend") or "").startswith("redis://") else conf.broker_url
         return url
 
     @property

@@ -13,15 +13,7 @@ from onejob.compat.celery_singleton import util
 from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
-from onejob.compat.shims import (
-    UNENDED,
-    HeldByOldLibrary,
-    LockSharingTask,
-    check_lock_method,
-    check_place,
-    notice_once,
-    shares_locks,
-)
+from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, notice_once, shares_locks
 from onejob.errors import DuplicateJobError
 from onejob.jobs.model import Outcome
 
@@ -88,11 +80,10 @@ class Singleton(LockSharingTask):
         Raises `ConfigurationError` if shared locks have no place, and for a `generate_lock` of the program's own.
         """
         config = Config(app)
-        check_place(app, "singleton_backend_url", has_place=config.has_backend)
+        cls._check_locks(app, "singleton_backend_url", Singleton.generate_lock, has_place=config.has_backend)
         cls.unique_on = cls.unique_on or None
         if isinstance(cls.unique_on, str):
             cls.unique_on = [cls.unique_on]
-        check_lock_method(cls, "generate_lock", Singleton)
         own: Any = cls.on_duplicate
         if callable(own):
             cls._answer, cls.on_duplicate = own, "attach"
@@ -116,14 +107,10 @@ class Singleton(LockSharingTask):
         except DuplicateJobError as error:
             raise _duplicate(error.job_id) from None
         except HeldByOldLibrary as held:
-            return self._answer_duplicate(held.holder)
+            return (self._answer or self._answer_by_default)(held.holder)
         if self._answer is not None and getattr(result, "outcome", None) is Outcome.ATTACHED:
             return self._answer(result.id)
         return result
-
-    def _answer_duplicate(self, existing_task_id: str) -> Any:
-        answer = self._answer or self._answer_by_default
-        return answer(existing_task_id)
 
     def _answer_by_default(self, existing_task_id: str) -> Any:
         if _either(self.raise_on_duplicate, self.singleton_config.raise_on_duplicate):
@@ -154,17 +141,16 @@ class Singleton(LockSharingTask):
         """Return the text of the lock of a call. Raises `TypeError` for arguments that are no JSON."""
         args, kwargs = task_args or [], task_kwargs or {}
         unique_on: Any = [self.unique_on] if isinstance(self.unique_on, str) else self.unique_on
-        if not unique_on:
-            shown_args, shown_kwargs = args, kwargs
-        elif callable(unique_on):
-            shown_args, shown_kwargs = [], {"unique_on": self._onejob.identifier.identity(args, kwargs)}
-        else:
+        shown: tuple[Any, Any] = args, kwargs
+        if callable(unique_on):
+            shown = [], {"unique_on": self._onejob.identifier.identity(args, kwargs)}
+        elif unique_on:
             bound = self._onejob.identifier.signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            shown_args, shown_kwargs = [], {name: bound.arguments[name] for name in unique_on}
+            shown = [], {name: bound.arguments[name] for name in unique_on}
         config = self.singleton_config
         encoder = {"json_encoder_class": found} if (found := config.json_encoder_class) else {}
-        lock = Lock(util.generate_lock(task_name, shown_args, shown_kwargs, key_prefix=config.key_prefix, **encoder))
+        lock = Lock(util.generate_lock(task_name, *shown, key_prefix=config.key_prefix, **encoder))
         lock.call = args, kwargs
         return lock
 
@@ -206,9 +192,6 @@ class Singleton(LockSharingTask):
 
     def _release(self, key: str) -> None:
         self.singleton_backend.unlock(key)
-
-    def _belongs(self, holder: str, job_id: str) -> bool:
-        return holder == job_id
 
 
 def _either(own: Any, default: Any) -> Any:

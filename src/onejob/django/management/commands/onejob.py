@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import redirect_stdout
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,12 @@ class Command(DjangoCommand):  # type: ignore[misc]
     def create_parser(self, prog_name: str, subcommand: str, **options: Any) -> Any:
         """Return a parser that takes Django's own options, and leaves all other words as they are."""
         parser = super().create_parser(prog_name, subcommand, add_help=False, allow_abbrev=False, **options)
-        parser.parse_args = partial(_parse, parser)
+
+        def parse(args: Any = None, namespace: Any = None) -> Any:
+            known, known.args = parser.parse_known_args(args, namespace)
+            return known
+
+        parser.parse_args = parse
         return parser
 
     def handle(self, *words: str, **_options: Any) -> None:
@@ -36,21 +40,11 @@ class Command(DjangoCommand):  # type: ignore[misc]
                 code = celery_group.main(
                     list(words), "manage.py onejob", obj=SimpleNamespace(app=celery_app()), standalone_mode=False
                 )
-        except click.UsageError as error:
-            usage = "" if error.ctx is None else f"\n{error.ctx.get_usage()}"
-            raise CommandError(error.format_message() + usage, returncode=error.exit_code) from error
         except click.ClickException as error:
-            raise CommandError(error.format_message(), returncode=error.exit_code) from error
-        except click.Abort as error:
-            raise CommandError("aborted") from error
-        except ConfigurationError as error:
-            raise CommandError(str(error)) from error
+            context: click.Context | None = getattr(error, "ctx", None)  # of an error in the words
+            usage = "" if context is None else f"\n{context.get_usage()}"
+            raise CommandError(error.format_message() + usage, returncode=error.exit_code) from error
+        except (click.Abort, ConfigurationError) as error:
+            raise CommandError(str(error) or "aborted") from error
         if isinstance(code, int) and code:
             raise SystemExit(code)
-
-
-def _parse(parser: Any, args: Any = None, namespace: Any = None) -> Any:
-    """Parse Django's own options; the other words are the arguments of the command."""
-    options, words = parser.parse_known_args(args, namespace)
-    options.args = words
-    return options
