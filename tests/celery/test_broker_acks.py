@@ -20,8 +20,7 @@ RECEIVED = 6
 
 def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
     """Return the result of a running job, and those of others whose messages its worker has received."""
-    held = house.play.delay("held", ["hold:never", "return"])
-    house.await_mark("held")
+    held = house.begin("held", ["hold:never", "return"])
     results = [house.play.delay(f"received-{number}", ["return"]) for number in range(number)]
     await_(lambda: not house.queued_messages())
     return held, results
@@ -32,8 +31,7 @@ def test_the_broker_keeps_the_messages_of_other_tasks(house: House, *, setting: 
     """By default the broker keeps the received messages of other tasks; with the setting those of jobs, too."""
     house.config |= {"onejob_broker_acks": setting, "worker_prefetch_multiplier": 10}
     house.worker("-c", "1")
-    held = house.play.delay("kept", ["hold"])
-    house.await_mark("kept")
+    held = house.begin("kept")
     results = [house.plain.delay(1), house.play.delay("waits", ["return"])]
     await_(lambda: house.queued_messages() == house.broker.hlen("unacked") == copies)
     house.open("kept")
@@ -50,8 +48,7 @@ def test_a_stopping_worker_returns_what_it_has_received(house: House) -> None:
     house.use_lease(2 * PATIENCE)
     worker = house.worker("-c", "1")
     held, results = hold_one(house)
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     assert house.queued_messages() == 1 + RECEIVED
     house.worker("-c", "1")
     assert [result.get(PATIENCE) for result in results] == [f"received-{number}" for number in range(RECEIVED)]
@@ -78,8 +75,7 @@ def test_a_new_connection_has_no_acknowledgements_either(own_house: Callable[...
     own.open("never")
     for each in (held, *results):
         own.await_state(each, State.COMPLETED)
-    later = own.play.delay("later", ["hold"])
-    own.await_mark("later")
+    later = own.begin("later")
     assert not own.broker.exists("unacked", "unacked_index")
     own.open("later")
     own.await_state(later, State.COMPLETED)

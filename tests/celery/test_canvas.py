@@ -18,8 +18,7 @@ from tests.services import start_redis
 
 def test_chains_with_a_common_job(shared: House) -> None:
     """Chains of which some job, the head or a later one, equals one that runs, go on with its result when it ends."""
-    first = shared.play.delay("common", ["hold>return:value"])
-    shared.await_mark("common")
+    first = shared.begin("common", ["hold>return:value"])
     heads = [shared.play.si("common", ["return"]) | shared.note.s(f"tail-{n}") | shared.plain.s("") for n in (0, 1)]
     results = [head.delay() for head in heads]
     later = chain(shared.anywhere.si("to the tail"), shared.play.si("common", ["return"]), shared.note.s("end")).delay()
@@ -66,8 +65,7 @@ def test_a_group_without_a_result_backend(house: House) -> None:
 @on_every_store("shared")
 def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     """A chord whose header holds a job that runs already waits for it, takes its result, and ends."""
-    first = shared.play.delay("member", ["hold>return:early"])
-    shared.await_mark("member")
+    first = shared.begin("member", ["hold>return:early"])
     header = [shared.play.s("member", ["return:late"]), shared.play.s("fresh", ["return:fresh"])]
     result: Any = chord(header)(shared.note.s("body"))
     assert shared.play.AsyncResult(result.parent.results[1].id).get(PATIENCE) == "fresh"

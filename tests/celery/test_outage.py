@@ -142,8 +142,7 @@ def test_a_run_waits_for_a_store_that_refuses_writes(
     """A run that ends while the store refuses writes records its end afterwards; a submission meanwhile is told so."""
     house, away = new_place("redis, snapshot")
     worker = house.worker("-c", "1")
-    result = house.play.delay("waits", ["hold"])
-    house.await_mark("waits")
+    result = house.begin("waits")
     with away():
         house.open("waits")
         with pytest.raises(StoreUnavailableError, match="MISCONF"):
@@ -268,8 +267,7 @@ def test_a_cut_connection_starts_no_second_run(own: House) -> None:
     own.use_lease(LONG_LEASE)
     own.redeliver_after(1)
     worker = own.worker("-c", "3")
-    result = own.play_late.delay("cut", ["hold"])
-    own.await_mark("cut")
+    result = own.begin("cut", task="play_late")
     cut_connections(own)
     worker.await_text("Restoring 1 unacknowledged message(s)")
     worker.await_text(f"play_late[{result.id}] received", times=2)

@@ -54,8 +54,7 @@ def test_a_replacement_may_have_an_identity_in_use(shared: House) -> None:
     looping = shared.play.delay("loop", ["replace:play"], acts)
     assert looping.get(PATIENCE) == "third"
     assert (shared.events(looping).count("replace"), shared.runs("loop")) == (2, 3)
-    other = shared.play.delay("held", ["hold:other>return:other"])
-    shared.await_mark("held")
+    other = shared.begin("held", ["hold:other>return:other"])
     result = shared.play.delay("replaces", ["replace:play"], ["held", ["return:own"]])
     assert result.get(PATIENCE) == "own"
     assert shared.play.delay("held", ["return"]).id == other.id

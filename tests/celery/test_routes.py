@@ -184,8 +184,7 @@ def test_the_backlog_of_a_stopped_service_delays_no_other(services: Services) ->
     orders, mails = services.orders, services.mails
     orders.use_lease(3 * LEASE)  # it ends leases of others once it has been up for one of its own
     worker = mails.worker("-P", "solo")
-    lost = mails.play_silent.delay("lost", ["hold:lost", "return"])
-    mails.await_mark("lost")
+    lost = mails.begin("lost", ["hold:lost", "return"], task="play_silent")
     worker.sigkill()
     keys = [(f"mail-{number}", ["return"]) for number in range(BACKLOG)]
     backlog = mails.play_silent.submit_many(keys, countdown=0.1)

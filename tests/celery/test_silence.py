@@ -96,8 +96,7 @@ def test_a_silence_ends_no_run_and_shows(house: House, behind: Callable[..., Hal
     own = {"worker_cancel_long_running_tasks_on_connection_loss": True, "onejob_probe_file": str(path)}
     proxy = behind("rabbitmq", "-c", "2", **own)
     (worker,) = house.workers
-    late = house.play_late.delay("late", ["hold"])
-    house.await_mark("late")
+    late = house.begin("late", task="play_late")
     await_(lambda: find_fault(path, time.time(), ready=True) is None)
     proxy.cut()
     assert house.play.delay("taken", ["return"]).get(PATIENCE) == "taken"

@@ -63,8 +63,7 @@ ENTRY_POINTS: dict[str, Callable[[House, str, list[str]], str]] = {
 
 def test_a_job_runs_once_through_any_entry_point(shared: House) -> None:
     """Submissions through each and through all entry points are one run, and every id ends with its result."""
-    first = shared.play.delay("all", ["hold>return:done"])
-    shared.await_mark("all")
+    first = shared.begin("all", ["hold>return:done"])
     ids = [submit(shared, "all", ["return:second"]) for submit in ENTRY_POINTS.values()]
     pairs = {source: [submit(shared, source, ["return:done"]) for _ in "12"] for source, submit in ENTRY_POINTS.items()}
     await_(lambda: all(shared.ledger.get_or_none(job_id) for job_id in ids))

@@ -162,8 +162,7 @@ def test_a_follower_is_woken(house: House) -> None:
     """The end of a job wakes the sweepers, so that its followers end at once, and not at the next sweep."""
     house.config["onejob_sweep"] = NEVER
     house.worker()
-    first = house.play.delay("member", ["hold:all"])
-    house.await_mark("member")
+    first = house.begin("member", ["hold:all"])
     started: Any = group([house.play.s("member", ["return"])]).delay()
     (follower,) = started.results
     await_(lambda: house.job(follower).follows_id == first.id)

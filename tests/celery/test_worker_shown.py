@@ -107,8 +107,7 @@ def test_a_worker_writes_its_probe_file_until_it_ends(house: House) -> None:
     await_(lambda: "has not moved" in str(find_fault(path, time.time(), max_age=2.0)))
     worker.thaw()
     await_(lambda: find_fault(path, time.time(), ready=True, max_age=2.0) is None)
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     assert not path.exists()
 
 
@@ -146,8 +145,7 @@ def test_a_worker_that_stops_writes_its_counts(house: House, pool: str) -> None:
     await_(house.ledger.store.workers)
     house.play.delay("a", acts).get(PATIENCE)
     assert {CLAIMS, COMPLETED, CRASHED}.isdisjoint(house.ledger.store.totals())
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     totals = house.ledger.store.totals()
     assert (totals[CLAIMS], totals[COMPLETED], totals.get(CRASHED, 0.0)) == (1.0, 1.0, crashed)
     assert house.ledger.store.workers() == []
@@ -164,8 +162,7 @@ def test_workers_of_a_host_share_a_port_for_metrics(house: House) -> None:
     await_(lambda: "onejob_workers 2.0" in scrape(port))
     with pytest.raises(HTTPError, match="404"):
         scrape(port, "/")
-    first.sigterm()
-    first.await_end()
+    first.stop()
     await_(lambda: "onejob_workers 1.0" in scrape(port))
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -38,13 +38,11 @@ from onejob.errors import (
 )
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Job, Renewal
-from onejob.jobs.records import Query, Registration
+from onejob.jobs.records import Registration
 from onejob.ledger.ledger import NextRun
-from onejob.observability import tracing
 from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.contract.support import accepted
-from tests.webhooks.receiver import SECRET
 
 CLAIMED = ["submit", "claim"]
 
@@ -133,13 +131,11 @@ def house() -> Iterator[House]:
         return value
 
     define(echo, base=onejob.Task, name="echo", shared=False)
-    define(echo, base=onejob.Task, name="calling", shared=False, webhook_url="https://example.com/ended")
 
     def typed(key: str) -> Order:
         return body(None, key)  # type: ignore[no-any-return]
 
     define(typed, base=onejob.Task, name="typed", typed=True, shared=False)
-    app.conf.onejob_webhook_secrets = [SECRET]
     with isolated(app, lease=30) as jobs:
         houses.append(House(app, jobs))
         yield houses[0]
@@ -785,14 +781,6 @@ def test_a_message_whose_job_is_purged_before_its_claim(house: House, trace: Any
     assert (house.seen, info.state, "the job was purged" in str(info.retval)) == ([], "IGNORED", True)
 
 
-def test_a_message_creates_the_webhook_of_its_task(house: House) -> None:
-    """A message that becomes a job of a task with a URL creates its webhook, once, which is due at the end."""
-    sent = house.app.send_task("calling", (1,))
-    house.deliver()
-    (webhook,) = house.ledger.find(Query(task="onejob.webhook"))
-    assert (webhook.follows_id, sent.id in webhook.payload) == (sent.id, True)
-
-
 def test_a_redelivery_that_is_not_recorded_is_refused(house: House, trace: Any) -> None:
     """Duplicates are statistics: a store that cannot keep one changes nothing for the message."""
     job = house.play.delay("key").job
@@ -932,37 +920,3 @@ def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: An
     refusal, *_ = trace(job.id)
     assert isinstance(refusal, Refusal)
     assert [message["headers"]["task"] for message in house.messages()] == ["echo"] * (ends in {"complete", "fail"})
-
-
-class Spans:
-    """Records what is traced."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_event(self, event: object) -> None:
-        pass
-
-    @contextmanager
-    def run(self, job: Job) -> Iterator[None]:
-        self.seen.append(("run", job.id))
-        yield
-
-    @contextmanager
-    def submit(self, *names: str, carrier: Any = None) -> Iterator[Any]:
-        self.seen.append((*names, carrier))
-        yield self
-
-    def record(self, admissions: Any) -> None:
-        self.seen.append([each.job.id for each in admissions])
-
-    def context(self) -> dict[str, str]:
-        return {}
-
-
-def test_a_message_is_traced(house: House, trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that becomes a job is a span of its sender's trace, and its run a span of its own."""
-    spans = Spans()
-    monkeypatch.setattr(tracing, "tracer", spans)
-    trace("new-job", traceparent="00-1-2-01", other="x")
-    assert spans.seen == [("play", "message", {"traceparent": "00-1-2-01"}), ["new-job"], ("run", "new-job")]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,6 @@ from onejob.errors import (
 )
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.observability import tracing
 from onejob.testing import isolated
 from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
@@ -431,40 +430,3 @@ def test_a_rejected_call_is_an_error_with_its_reason(app: Any) -> None:
     with pytest.raises(DuplicateJobError, match="play") as caught:
         submit(app_state_of(app), refused)
     assert (caught.value.job_id, caught.value.state) == (first.id, State.QUEUED)
-
-
-class Spans(tracing.Tracer):
-    """Records the spans of submissions."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def submit(self, task: str, source: str, **_: Any) -> Any:
-        """Return a span that records outcomes."""
-        self.seen.append((task, source))
-        return nullcontext(_Span(self.seen))
-
-
-class _Span(tracing.SubmissionSpan):
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    def record(self, admissions: Any) -> None:
-        """Record the outcomes."""
-        self.seen += [each.outcome.value for each in admissions]
-
-
-def test_each_submission_is_a_span(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traced call is one span, with its task, its way in, and the outcome, if it has one."""
-    spans = Spans()
-    monkeypatch.setattr(tracing, "tracer", spans)
-    task = app.tasks["play"]
-    assert task.delay(1).id == task.delay(1).id
-    refuse_messages(app)
-    with pytest.raises(ValueError, match="too large"):
-        task.delay(2)
-    task.submit_many([(3,), (3,)])
-    assert spans.seen == [
-        ("play", "apply_async"), "admitted", ("play", "apply_async"), "attached", ("play", "apply_async"),
-        ("play", "submit_many"), "admitted", "attached",
-    ]  # fmt: skip
