@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -28,11 +27,10 @@ from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
 from tests.celery.app import build
-from tests.celery.harness import PATIENCE, ROOT, House, await_, program_environment
-from tests.forks import fork
+from tests.celery.harness import House, await_
 from tests.proxies import Carry, Proxy, carry
 from tests.quiet import provokes
-from tests.services import eventually, free_port, start_redis
+from tests.services import free_port, start_redis
 from tests.submissions import submission_of
 
 
@@ -211,16 +209,6 @@ def test_one_reset_connection_does_not_stop_pushing(one: House) -> None:
 
 
 POINTS = ("before the request", "in the request", "before the reply", "in the reply")
-SUBMIT = """\
-import json, sys
-from tests.celery.app import Stage, build
-app = build(json.loads(sys.argv[1]))
-play = app.tasks["play"]
-play.delay("first", ["return"])  # so that the next one is a single script
-print("ready", flush=True)
-Stage(app.conf["test_stage"]).wait("go")
-play.delay("killed", ["return"])
-"""
 
 
 class CuttingProxy(Proxy):
@@ -231,7 +219,6 @@ class CuttingProxy(Proxy):
         self.cuts = 0
         """How many requests are still to be cut."""
         self.reached = threading.Event()
-        self.on_cut: Callable[[], None] = lambda: None
         super().__init__(port)
 
     def arm(self, point: str, cuts: int) -> None:
@@ -262,7 +249,6 @@ class CuttingProxy(Proxy):
         return request, reply
 
     def _cut(self) -> None:
-        self.on_cut()
         self.reached.set()
         raise ConnectionError
 
@@ -307,21 +293,3 @@ def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
     assert proxy.reached.is_set()
     proxy.arm(point, 0)
     assert_submitted(one, first, *([cut] if not always or point.endswith("reply") else []))
-
-
-@pytest.mark.parametrize("point", ["in the request", pytest.param("before the reply", marks=pytest.mark.deep)])
-def test_a_submitter_that_is_killed_leaves_a_job_with_its_message_or_nothing(
-    one: House, proxy: CuttingProxy, point: str, tmp_path: Path
-) -> None:
-    """A process that is killed while it submits leaves a job whose message is in the queue, or neither."""
-    command, output = ["-c", SUBMIT, json.dumps(remote(one, proxy))], tmp_path / "output"
-    process = fork(command, environment=program_environment(), cwd=ROOT, output=output)
-    eventually(lambda: "ready" in output.read_text())
-    proxy.on_cut = process.kill
-    proxy.arm(point, 1)
-    one.open("go")
-    assert proxy.reached.wait(PATIENCE)
-    assert process.wait() == -signal.SIGKILL
-    count = 2 if point.endswith("reply") else 1
-    eventually(lambda: len(one.jobs()) == count)
-    assert_submitted(one, "first", *["killed"][: count - 1])

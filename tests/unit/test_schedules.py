@@ -14,7 +14,6 @@ from celery.schedules import BaseSchedule, crontab, schedule
 import onejob
 from onejob.celery.beat import Entry, describe_schedule, entries_of
 from onejob.celery.option_names import check_schedule
-from onejob.config import Settings
 from onejob.errors import ConfigurationError
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.schedules import (
@@ -224,8 +223,6 @@ def test_wrong_options_of_an_entry_are_refused(options: dict[str, Any]) -> None:
     app.conf.beat_schedule = {"nightly": {"task": "x", "schedule": 60, "options": options}}
     with pytest.raises(ConfigurationError, match="of the schedule entry nightly"):
         entries_of(app)
-    with pytest.raises(ConfigurationError, match="onejob_beat_missed"):
-        Settings(beat_missed="some")
 
 
 def test_times_are_utc_without_a_time_zone() -> None:
