@@ -82,7 +82,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the parent still runs."""
         return self._program.alive
 
     @property
@@ -105,7 +104,6 @@ class Worker:
         os.kill(self.pid, signal.SIGTERM)
 
     def await_end(self) -> None:
-        """Wait until the parent has ended."""
         await_(lambda: not self.alive)
 
     def stop(self) -> None:
@@ -190,11 +188,9 @@ class House:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the app."""
         return app_state_of(self.app).ledger
 
     def job(self, result: AsyncResult | str) -> Job:
-        """A job as it is now."""
         return self.ledger.get(result if isinstance(result, str) else result.id)
 
     def events(self, result: AsyncResult) -> list[str]:

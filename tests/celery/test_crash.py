@@ -303,7 +303,6 @@ def publications(house: House) -> int:
 
 
 def await_completed(house: House, results: Sequence[Any]) -> None:
-    """Wait until jobs have completed."""
     ids = [result.id for result in results]
     await_(lambda: all(job.state is State.COMPLETED for job in house.ledger.get_many(ids).values()))
 

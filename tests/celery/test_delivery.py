@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import celery
 import pytest
@@ -323,7 +324,7 @@ def test_jobs_survive_an_error_after_their_delivery(
 ) -> None:
     """Jobs that were taken before the store went away are handed over; the next look meets the error."""
     house, busy = taking
-    monkeypatch.setattr(house.ledger.store, "next_delivery", raise_(StoreUnavailableError("away")))
+    monkeypatch.setattr(house.ledger.store, "next_delivery", Mock(side_effect=StoreUnavailableError("away")))
     house.play.delay("one", ["return"])
     assert len(busy.take_in_thread()) == 1
     assert busy.waits <= 0
@@ -337,7 +338,7 @@ def test_a_job_without_a_message_is_tried_again_later(
 ) -> None:
     """A job whose message this worker cannot make is offered again after a back-off: another worker may be able to."""
     house, idle = taking
-    monkeypatch.setattr(app_state_of(house.app).publisher, "payload_of", raise_(ValueError("no serializer")))
+    monkeypatch.setattr(app_state_of(house.app).publisher, "payload_of", Mock(side_effect=ValueError("no serializer")))
     job_id = house.play.delay("odd", ["return"]).id
     assert idle.take()[0] == []
     job = house.ledger.get(job_id)
@@ -380,15 +381,6 @@ def test_a_wake_in_between_is_no_endless_one() -> None:
     waker.clear()
     assert not select.select([waker.reader], [], [], 0)[0]
     waker.close()
-
-
-def raise_(error: Exception) -> Callable[..., Any]:
-    """Return a function that raises."""
-
-    def function(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return function
 
 
 @pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -41,7 +42,6 @@ def one(new_house: Callable[..., House]) -> House:
 
 
 def publisher_of(house: House) -> Any:
-    """Return the publisher of a house's app."""
     return app_state_of(house.app).publisher
 
 
@@ -172,27 +172,18 @@ def test_a_sweep_pushes_what_it_records(one: House) -> None:
 def test_a_broker_that_is_away_is_not_asked_for_each_job(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker cannot be reached, no message is handed to the store, and one attempt is enough to know it."""
     app = one.another_app(broker_url=f"redis://127.0.0.1:{free_port()}/0")
-    asked: list[Broker] = []
-    connect = Broker.producer
-
-    def counted(self: Broker) -> Any:
-        asked.append(self)
-        return connect(self)
-
-    monkeypatch.setattr(Broker, "producer", counted)
+    broker = app_state_of(app).publisher._broker
+    asked = Mock(wraps=broker.producer)
+    monkeypatch.setattr(broker, "producer", asked)
     assert [app_state_of(app).publisher._shared_broker() is not None for _ in range(10)] == [False] * 10
-    assert len(asked) == 1
+    asked.assert_called_once_with()
 
 
 def test_a_broker_that_fails_later_leaves_the_second_step(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the broker fails when a message is to be recorded, the store gets none; the second step is left."""
     new = submission(one, "later")
     assert publisher_of(one)._shared_broker() is not None
-
-    def broken(*_args: Any, **_options: Any) -> Any:
-        raise OperationalError("away")
-
-    monkeypatch.setattr(Broker, "producer", broken)
+    monkeypatch.setattr(Broker, "producer", Mock(side_effect=OperationalError("away")))
     assert publisher_of(one).message_of(replace(new, priority_rank=-3)) is None
     assert publisher_of(one)._shared_broker() is None
 

@@ -18,7 +18,6 @@ from tests.celery.test_options import app_with, define
 
 
 def data_of(shared: House, key: str) -> list[Any]:
-    """Return the data that each run of a key was given."""
     return [mark["data"] for mark in shared.marks(key)]
 
 

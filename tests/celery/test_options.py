@@ -40,7 +40,6 @@ def closed_apps() -> Iterator[None]:
 
 
 def app_with(**settings: Any) -> celery.Celery:
-    """Return an app with settings."""
     changes = {"broker_url": "memory://", "onejob_store": "sqlite:///unused.db", **settings}
     _apps.append(celery.Celery("defined", changes=changes, set_as_current=False))
     return _apps[-1]
@@ -64,7 +63,6 @@ def app(tmp_path: Path) -> celery.Celery:
 
 
 def jobs(app: celery.Celery) -> list[Any]:
-    """Return the jobs in the ledger of an app."""
     return app_state_of(app).ledger.find(Query())
 
 

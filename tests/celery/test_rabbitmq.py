@@ -22,7 +22,6 @@ COUNT = 50
 
 @pytest.fixture
 def half_open() -> Iterator[HalfOpen]:
-    """Return a proxy in front of RabbitMQ."""
     proxy = HalfOpen(urlsplit(rabbitmq_url()).port or 5672)
     yield proxy
     proxy.close()

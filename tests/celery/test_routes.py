@@ -27,18 +27,15 @@ from tests.quiet import provokes
 
 
 def queue_of(house: House, queue: str) -> list[dict[str, Any]]:
-    """Return the messages in a queue."""
     return [json.loads(text) for text in house.broker.lrange(queue, 0, -1)]
 
 
 def sweep_once(app: Celery) -> Any:
-    """Sweep as a worker of an app does."""
     app_state = app_state_of(app)
     return sweep(app_state.ledger, Publishing(app_state.publisher.publish), tasks=frozenset(tasks_of(app)))
 
 
 def broken_router(*_args: Any, **_options: Any) -> Any:
-    """Fail as a router with a bug does."""
     raise ZeroDivisionError("router")
 
 

@@ -133,15 +133,12 @@ class Consumer:
         self.calls: list[tuple[Any, ...]] = []
 
     def call_soon(self, *call: Any) -> None:
-        """Record a call."""
         self.calls.append(call)
 
     def create_task_handler(self) -> Callable[[Any], None]:
-        """Return what takes a message."""
         return lambda _message: None
 
     def ensure_connected(self, connection: Any) -> Any:
-        """Return a connection."""
         return connection
 
 

@@ -31,7 +31,6 @@ class Traced(NamedTuple):
     house: House
 
     def spans(self, name: str) -> list[Span]:
-        """Return the spans of a name that have ended."""
         return [span for span in spans_in(self.house.directory) if span.name == name]
 
     def await_spans(self, name: str, count: int = 1) -> list[Span]:

@@ -112,7 +112,6 @@ def listening(house: House) -> Iterator[Callable[[], set[str]]]:
 
 
 def bindings(house: House) -> list[tuple[str, str, str]]:
-    """Return all bindings."""
     found: list[tuple[str, str, str]] = house.ledger.store.bindings()  # type: ignore[attr-defined] # of a `MessageStore`
     return found
 

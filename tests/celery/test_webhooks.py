@@ -23,7 +23,6 @@ QUICK = {"onejob_webhook_schedule": [0.2, 0.2]}
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Return a receiver on loopback."""
     with receiving() as receiver:
         yield receiver
 
@@ -35,12 +34,10 @@ def calling(new_house: Callable[..., House], receiver: Receiver) -> House:
 
 
 def webhooks(house: House) -> list[Job]:
-    """Return the webhooks of a house."""
     return house.jobs(task=WEBHOOK_TASK)
 
 
 def submit(task: Any, key: str, what: str, url: str | None = None) -> Any:
-    """Submit a job with a webhook URL."""
     return task.apply_async((key, [what]), webhook_url=url)
 
 

@@ -26,7 +26,6 @@ from onejob.jobs.model import Outcome
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.stuck import Stuck
-from onejob.observability.events import JobEvent
 from onejob.observability.logs import emit_to
 from onejob.observability.meter import write_all
 from onejob.stores import display_url, open_store
@@ -214,11 +213,10 @@ FAILURE = "the observer failed"
 
 def test_a_listener_that_raises_fails_no_operation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The error of a listener is logged with its event, and the operation returns as without one."""
-
-    def fail(event: JobEvent) -> None:
-        raise OSError(FAILURE)
-
-    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=emit_to(fail))
+    ledger = Ledger(
+        open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"),
+        emit=emit_to(Mock(side_effect=OSError(FAILURE))),
+    )
     admission = ledger.submit(submission())
     assert ledger.cancel(admission.job.id).state is State.CANCELED
     ledger.close()

@@ -63,7 +63,6 @@ class House:
         self.seen: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Return a task by its name."""
         return self.app.tasks[name]
 
     def run(self, act: Callable[[Any], Any], task: str = "play", *, once: bool = False, **options: Any) -> Job:
@@ -81,11 +80,9 @@ class House:
         return handled
 
     def messages(self) -> list[Any]:
-        """Return the messages in the broker."""
         return [each for queue in memory.Channel.queues.values() for each in queue.queue]
 
     def events(self, job_id: str) -> list[str]:
-        """Return the names of the events in a job's history."""
         return [entry.event for entry in self.ledger.history(job_id)]
 
     def claim(self, job_id: str, nonce: str = "of-another-worker") -> Job:
@@ -105,7 +102,6 @@ class House:
         setattr(self.ledger, operation, call)
 
     def lose_messages(self) -> None:
-        """Empty the queues of the broker."""
         for queue in memory.Channel.queues.values():
             queue.queue.clear()
 
@@ -142,8 +138,6 @@ def house() -> Iterator[House]:
 
 
 def raised(error: BaseException) -> Callable[[Any], Any]:
-    """Return a body that raises an error."""
-
     def act(_: Any) -> None:
         raise error
 
@@ -409,8 +403,6 @@ def test_a_canceled_run_stops(house: House, trace: Any) -> None:
 
 
 class UnspeakableError(Exception):
-    """An exception without a text."""
-
     def __str__(self) -> str:
         raise LookupError("no text")
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import celery
 import pytest
@@ -61,7 +62,6 @@ def app() -> Iterator[Any]:
 
 
 def ledger_of(app: Any) -> Ledger:
-    """Return the ledger of an app."""
     return app_state_of(app).ledger
 
 
@@ -71,12 +71,10 @@ def messages() -> list[str]:
 
 
 def jobs(app: Any, task: str = "play") -> list[tuple[str, State]]:
-    """Return the ids and the states of the jobs of a task."""
     return [(job.id, job.state) for job in ledger_of(app).find(Query(task=task))]
 
 
 def prepared(app: Any, *args: Any, task: str = "play") -> Prepared:
-    """Return a call that was prepared."""
     return prepare(app_state_of(app), Call(app.tasks[task], args))
 
 
@@ -226,16 +224,10 @@ def test_arguments_that_no_run_uses_are_warned_of(
 def test_a_message_is_sent_by_the_given_producer(app: Any, hook: str | None) -> None:
     """A `producer` that a submission is given sends its message."""
     publisher: Any = app_state_of(app).publisher
-    used: list[Any] = []
-
-    def publish_all(_: Any, producer: Any = None, **__: Any) -> dict[str, Exception]:
-        used.append(producer)
-        return {}
-
-    publisher.publish_all = publish_all
+    publisher.publish_all = Mock(return_value={})
     with app.producer_pool.acquire() as producer:
         app.tasks["play"].apply_async((1,), producer=producer, **({"webhook_url": hook} if hook else {}))
-    assert used == [producer]
+    assert [call.args[1] for call in publisher.publish_all.mock_calls] == [producer]
 
 
 @for_each("shared, given, is_own, pushes", [
@@ -267,17 +259,12 @@ def test_a_job_whose_message_the_application_sees_is_not_offered(app: Any, *, se
 
 def given_to_the_store(app: Any, patch: pytest.MonkeyPatch, **options: Any) -> Any:
     """Submit a job, and return what the store got for its message."""
-    publisher, ledger = app_state_of(app).publisher, ledger_of(app)
-    submit_many, seen = ledger.submit_many, []
-
-    def recorded(submissions: Any, *, message_of: Any, **options: Any) -> Any:
-        seen.append(message_of)
-        return submit_many(submissions, **options)
-
-    patch.setattr(publisher, "publish_all", lambda *_, **__: {})
-    patch.setattr(ledger, "submit_many", recorded)
+    submit_many = ledger_of(app).submit_many
+    recorded = Mock(side_effect=lambda submissions, **_: submit_many(submissions))
+    patch.setattr(app_state_of(app).publisher, "publish_all", lambda *_, **__: {})
+    patch.setattr(ledger_of(app), "submit_many", recorded)
     admit(app_state_of(app), [prepared(app, 1)], **options)
-    return seen[0]
+    return recorded.call_args.kwargs["message_of"]
 
 
 # --- several that are submitted together ----------------------------------------------------------------------------
@@ -314,15 +301,11 @@ def test_what_cannot_be_sent_has_its_error(app: Any) -> None:
 
 def test_an_answer_that_is_refused_is_one_callers_error(app: Any) -> None:
     """A caller that may not have the job that answers gets that error, and the others their jobs; none get none."""
-
-    def refuse(_: Any) -> None:
-        raise PermissionError
-
     state = app_state_of(app)
     app.tasks["play"].apply_async((9,), task_id="job")
     other = prepare(state, Call(app.tasks["other"], (1,), task_id="job"))
     assert kinds(admit(app_state_of(app), [other, prepared(app, 8)])) == ["TaskIdReusedError", "admitted"]
-    calls = [Call(app.tasks["play"], (1,), check_answer=check) for check in (refuse, None)]
+    calls = [Call(app.tasks["play"], (1,), check_answer=check) for check in (Mock(side_effect=PermissionError), None)]
     assert kinds(admit(app_state_of(app), [prepare(state, call) for call in calls])) == ["PermissionError", "attached"]
     assert (app.tasks["play"].submit_many([]), admit(app_state_of(app), [])) == ([], [])
 
@@ -338,11 +321,7 @@ def test_a_withdrawn_job_with_a_duplicate_is_kept(app: Any) -> None:
 def test_a_store_that_goes_away_at_a_withdrawal_is_one_callers_error(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a job whose message cannot be sent cannot be withdrawn, the other calls of its batch have their jobs."""
     refuse_messages(app)
-
-    def change(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailableError("away")
-
-    monkeypatch.setattr(app_state_of(app).ledger, "change", change)
+    monkeypatch.setattr(app_state_of(app).ledger, "change", Mock(side_effect=StoreUnavailableError("away")))
     assert kinds(each(app)) == ["StoreUnavailableError", "admitted", "admitted"]
 
 
