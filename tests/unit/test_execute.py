@@ -586,14 +586,6 @@ def test_a_redelivery_is_recorded(house: House) -> None:
     assert (house.events(result.id), house.seen) == ([*CLAIMED, "complete"], [("key", None)])
 
 
-def test_a_redelivery_to_a_waiting_follower_is_none(house: House) -> None:
-    """A message that comes before its job can run is no duplicate, and one that is a copy of ours neither."""
-    first = house.play.delay("key")
-    house.deliver()
-    house.jobs.worker.deliver_again(house.ledger.get(first.id))
-    assert list(house.ledger.duplicates(first.id)) == []
-
-
 def test_a_message_that_is_answered_by_an_ended_job_takes_over_its_end(house: House) -> None:
     """A message whose arguments an ended job answers has that end at once, and notifies its own canvas."""
     house.kept.delay("key")
@@ -601,17 +593,6 @@ def test_a_message_that_is_answered_by_an_ended_job_takes_over_its_end(house: Ho
     sent = house.app.send_task("kept", ("key",), link=house.echo.s())
     house.deliver()
     assert (house.ledger.get(sent.id).canvas_pending, house.seen) == (False, [("key", None), ("echo", "done")])
-
-
-def test_a_message_of_a_purged_job_is_dropped(house: House) -> None:
-    """A message that the ledger has published starts no run when its job is gone; a mark of another job is none."""
-    result = house.play.delay("key")
-    (message,) = house.messages()
-    assert message["headers"][MARK] == result.id
-    house.ledger.cancel(result.id)
-    house.ledger.store.delete([result.id], sources=FINAL)
-    house.deliver()
-    assert (house.seen, house.ledger.get_or_none(result.id)) == ([], None)
 
 
 @pytest.mark.parametrize("is_due", [True, False])
@@ -628,16 +609,14 @@ def test_a_message_of_another_task_is_ignored(house: House, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("dead", [True, False, "ended"])
-def test_a_run_whose_process_died_at_its_start_crashes_at_once(house: House, dead: bool | str) -> None:
+def test_a_run_whose_process_died_at_its_start_crashes_at_once(house: House, trace: Any, dead: bool | str) -> None:
     """A message that its pool passes on counts the death of the first process, and runs without waiting for a lease."""
-    task, ledger = house.play, house.ledger
-    job = task.delay("key").job
-    task.__trace__ = build_tracer("play", task, app=house.app)
-    nonce = "12345678-message"
+    ledger, nonce = house.ledger, "12345678-message"
+    job = house.play.delay("key").job
     claimed = house.claim(job.id, claim_of(nonce if dead else "another-message", 4_000_000))
     if dead == "ended":
         ledger.complete(claimed, "1")
-    outcome = task.__trace__(job.id, (), {}, {"id": job.id, "onejob_claim": nonce, "hostname": "north", MARK: job.id})
+    outcome = trace(job.id, onejob_claim=nonce, **{MARK: job.id})
     history = ledger.history(job.id)
     if dead is not True:
         assert isinstance(outcome[0], Refusal)
@@ -680,6 +659,7 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
     task, ledger = house.play, house.ledger
     running = task.apply_async(("running",), link=house.echo.s()).job
     ended, gone = (task.delay(key).job for key in ("ended", "gone"))
+    assert [message["headers"][MARK] for message in house.messages()] == [running.id, ended.id, gone.id]
     house.claim(running.id)
     ledger.complete(house.claim(ended.id), "1")
     ledger.cancel(gone.id)
@@ -694,6 +674,7 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
         assert (type(refusal), type(refusal.exception), refusal.traceback) == (Refusal, Ignore, "")
         assert (str(refusal.exception).replace(f"({ledger.get(running.id).reason})", "(started)").replace(
             f"({ledger.get(ended.id).reason})", "(completed)"), rest) == (reason, [True, 0.0, None])  # fmt: skip
+    assert (house.seen, ledger.get_or_none(gone.id)) == ([], None)
     assert [len([*ledger.duplicates(job.id)]) for job in (running, ended)] == [
         int(bool(given.get("delivery_info")))
     ] * 2
