@@ -29,6 +29,7 @@ from onejob.celery.batching import MAX_BATCHES, Batcher, Pending
 from onejob.jobs.records import Query
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
+from tests.contract.support import not_none
 from tests.fundamentals.shop import claimed
 from tests.services import start_redis
 
@@ -286,9 +287,7 @@ def test_a_wait_for_a_chain_has_one_deadline(app: Any) -> None:
         await last.aget(timeout=PATIENCE)
 
     asyncio.run(scenario())
-    first, second = given
-    assert first is not None
-    assert second is not None
+    first, second = map(not_none, given)
     assert second < first <= PATIENCE
 
 

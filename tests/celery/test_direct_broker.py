@@ -29,6 +29,7 @@ from onejob.errors import BrokerUnavailableError
 from onejob.jobs.model import BrokerMessage, Job, Submission
 from tests.cases import for_each
 from tests.celery.harness import House, await_
+from tests.contract.support import not_none
 from tests.submissions import submission_of
 
 
@@ -71,9 +72,7 @@ class Pair:
 
     def pushed(self, submission: Submission) -> list[Any]:
         """Return what is pushed of the written message."""
-        message = self.write(submission)
-        assert message is not None
-        self.writer.push([message])
+        self.writer.push([not_none(self.write(submission))])
         return self.popped()
 
     def popped(self) -> list[Any]:

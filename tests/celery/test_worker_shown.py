@@ -6,6 +6,7 @@ import logging
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
@@ -228,7 +229,7 @@ def test_a_listener_that_raises_fails_no_operation(tmp_path: Path, caplog: pytes
 def test_logs_that_fail_cost_no_submission(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a logging handler that raises, submissions are published and counted, also without a broker."""
     handler, logger = logging.Handler(), logging.getLogger("onejob")
-    away = house.another_app(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2).tasks["echo"]
+    away: Any = house.another_app(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2).tasks["echo"]
     with monkeypatch.context() as patch:
         patch.setattr(handler, "emit", Mock(side_effect=OSError(FAILURE)))
         patch.setattr(logger, "handlers", [handler])

@@ -336,8 +336,7 @@ def test_a_check_is_made_for_its_submitter(app: Celery) -> None:
         mine = app.tasks["shop.invoice"].delay(1)
         assert check_duplicate(app, "shop.invoice", [1], {}).existing is not None
     own = check_duplicate(app, "shop.invoice", [1], {}, submitter=Submitter("one", own_jobs=True))
-    assert own.existing is not None
-    assert (own.existing.id, '"scope":"one"' in own.hashed_text) == (mine.id, True)
+    assert (not_none(own.existing).id, '"scope":"one"' in own.hashed_text) == (mine.id, True)
     assert check_duplicate(app, "shop.invoice", [1], {}).outcome is Outcome.ADMITTED
     app.tasks["shop.invoice"].delay(1)
     assert check_duplicate(app, "shop.invoice", [1], {}, on_duplicate="raise").outcome is Outcome.REJECTED

@@ -150,8 +150,8 @@ def test_a_new_and_a_changed_entry_begin_now(ledger: Ledger, clock: ManualClock)
 
 def test_the_former_schedule_waits(ledger: Ledger, clock: ManualClock) -> None:
     """A process with the former schedule leaves the entry to those with the newer one, until nobody has that."""
-    changed = follow(ledger, every(9.0, spec="new"), follow(ledger, every(9.0, spec="old"), None, START), START + 1)
-    assert changed is not None
+    former = follow(ledger, every(9.0, spec="old"), None, START)
+    changed = not_none(follow(ledger, every(9.0, spec="new"), former, START + 1))
     assert follow(ledger, every(9.0, spec="old"), changed, START + TAKE_OVER_AFTER) is None
     back = not_none(follow(ledger, every(9.0, spec="old"), changed, START + TAKE_OVER_AFTER + 2))
     assert (back.spec, back.since) == ("old", START + TAKE_OVER_AFTER + 2)
