@@ -9,8 +9,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -21,6 +21,7 @@ import celery
 import kombu
 import pytest
 import redis
+from kombu.asynchronous import Hub
 
 from onejob import AsyncResult
 from onejob.celery.app_state import app_state_of
@@ -81,7 +82,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the parent still runs."""
         return self._program.alive
 
     @property
@@ -104,8 +104,12 @@ class Worker:
         os.kill(self.pid, signal.SIGTERM)
 
     def await_end(self) -> None:
-        """Wait until the parent has ended."""
         await_(lambda: not self.alive)
+
+    def stop(self) -> None:
+        """Shut the worker down warmly, and wait until it has ended."""
+        self.sigterm()
+        self.await_end()
 
     def sigkill(self) -> None:
         """Kill the parent and its children at once."""
@@ -184,16 +188,20 @@ class House:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the app."""
         return app_state_of(self.app).ledger
 
     def job(self, result: AsyncResult | str) -> Job:
-        """A job as it is now."""
         return self.ledger.get(result if isinstance(result, str) else result.id)
 
     def events(self, result: AsyncResult) -> list[str]:
         """The names of what happened to a job."""
         return [entry.event for entry in self.ledger.history(result.id)]
+
+    def begin(self, key: str, acts: Sequence[str] = ("hold",), task: str = "play") -> Any:
+        """Submit a job, which waits for its gate unless it has other acts, and wait until its body runs."""
+        result = self.app.tasks[task].delay(key, [*acts])
+        self.await_mark(key)
+        return result
 
     def open(self, gate: str) -> None:
         """Let the bodies that wait for a gate continue."""
@@ -356,6 +364,17 @@ def _close(app: celery.Celery) -> None:
     if "publisher" in vars(state):
         state.publisher.close()
     app.close()
+
+
+@contextmanager
+def event_loop(house: House, receive: Callable[..., object]) -> Iterator[tuple[Hub, Any]]:
+    """Consume messages as a worker's event loop does; yield the loop, whose rounds the test makes, and a channel."""
+    with house.app.connection_for_read() as connection, connection.channel() as channel:
+        hub = Hub()
+        house.app.amqp.queues["celery"](channel).consume(callback=receive)
+        connection.transport.register_with_event_loop(connection.connection, hub)
+        yield hub, channel
+        hub.close()
 
 
 def program_environment() -> dict[str, str]:

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from weakref import ref
 
 import pytest
@@ -26,9 +27,10 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import MAX_BATCHES, Batcher, Pending
 from onejob.jobs.records import Query
-from onejob.jobs.transitions import new_nonce
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
+from tests.contract.support import not_none
+from tests.fundamentals.shop import claimed
 from tests.services import start_redis
 
 PATIENCE = 40.0
@@ -57,9 +59,7 @@ def app(tmp_path: Path) -> Iterator[Any]:
 def end(app: Any, job_id: str, result: str = '"done"') -> None:
     """Run a job, as a worker would, and complete it."""
     ledger = app_state_of(app).ledger
-    claim = ledger.claim(job_id, nonce=new_nonce(), node="north")
-    assert claim.job is not None
-    ledger.complete(claim.job, result)
+    ledger.complete(claimed(ledger, job_id), result)
 
 
 async def until_ticked(pending: asyncio.Task[Any]) -> None:
@@ -121,14 +121,9 @@ def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path, request: pytest.Fix
 
 def test_concurrent_submissions_are_batched(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many coroutines that submit at once take few calls of the store, and equal ones get one job."""
-    invoice, ledger, batches = app.tasks["invoice"], app_state_of(app).ledger, []
-    submit_many = ledger.store.submit_many
-
-    def counted(submissions: Any, **options: Any) -> Any:
-        batches.append(len(submissions))
-        return submit_many(submissions, **options)
-
-    monkeypatch.setattr(ledger.store, "submit_many", counted)
+    invoice, store = app.tasks["invoice"], app_state_of(app).ledger.store
+    submit_many = Mock(wraps=store.submit_many)
+    monkeypatch.setattr(store, "submit_many", submit_many)
 
     async def scenario() -> list[Any]:
         return await asyncio.gather(*(invoice.asubmit(number % 10) for number in range(200)))
@@ -136,7 +131,7 @@ def test_concurrent_submissions_are_batched(app: Any, monkeypatch: pytest.Monkey
     results = asyncio.run(scenario())
     assert len({each.id for each in results}) == 10
     assert [each.outcome for each in results].count(Outcome.ADMITTED) == 10
-    assert len(batches) < 20
+    assert submit_many.call_count < 20
 
 
 def test_a_result_is_awaited(app: Any) -> None:
@@ -292,9 +287,7 @@ def test_a_wait_for_a_chain_has_one_deadline(app: Any) -> None:
         await last.aget(timeout=PATIENCE)
 
     asyncio.run(scenario())
-    first, second = given
-    assert first is not None
-    assert second is not None
+    first, second = map(not_none, given)
     assert second < first <= PATIENCE
 
 

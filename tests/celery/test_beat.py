@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import celery
 import pytest
@@ -81,7 +82,6 @@ def ticks_of(jobs: list[Job]) -> list[float]:
 
 
 def jobs_of(store: Store) -> list[Job]:
-    """Return the jobs of ticks."""
     return [job for job in store.find(Query(limit=10_000)) if job.source == "beat"]
 
 
@@ -182,8 +182,6 @@ def test_a_paused_entry_has_no_ticks(store: Store, clock: ManualClock) -> None:
 
 
 class FailingSchedule(schedule):
-    """A schedule with a fault."""
-
     def __init__(self) -> None:
         super().__init__(EVERY)
 
@@ -215,26 +213,16 @@ def test_a_message_that_the_broker_did_not_get_is_due_again(
     app = make_app(store, {"plain": NIGHTLY | {"task": "shop.plain", "options": {"queue": "plain"}}})
     Beat(app).look()
     clock.advance(EVERY)
-    real, answers = beat.send, [OSError("the broker is away")]
-
-    def send(*args: Any, **options: Any) -> Any:
-        if answers:
-            raise answers.pop()
-        return real(*args, **options)
-
-    monkeypatch.setattr(beat, "send", send)
-    Beat(app).look()
+    with monkeypatch.context() as patch:
+        patch.setattr(beat, "send", Mock(side_effect=OSError("the broker is away")))
+        Beat(app).look()
     assert {state.last_tick for state in store.schedules()} == {None}
     Beat(app).look()
     assert {state.last_tick for state in store.schedules() if state.name == "plain"} == {START + EVERY}
     with app.connection_for_read() as connection:
         message = connection.SimpleQueue("plain").get_nowait()
     assert message.headers["onejob_tick"] == format_timestamp(START + EVERY)
-
-    def fail(*_: object, **__: object) -> None:
-        raise StoreUnavailableError
-
-    monkeypatch.setattr(store, "put_schedule", fail)
+    monkeypatch.setattr(store, "put_schedule", Mock(side_effect=StoreUnavailableError))
     clock.advance(EVERY)
     with pytest.raises(StoreUnavailableError):
         Beat(app).look()
@@ -248,12 +236,9 @@ def test_a_tick_waits_for_the_ledger(
     app = make_app(store, {"nightly": NIGHTLY})
     Beat(app).look()
     clock.advance(EVERY)
-
-    def fail(*_: object, **__: object) -> None:
-        raise StoreRefusedError("no") if refused else StoreError("full")
-
+    error = StoreRefusedError("no") if refused else StoreError("full")
     with monkeypatch.context() as patch, nullcontext() if refused else pytest.raises(StoreError, match="full"):
-        patch.setattr(store, "submit_many", fail)
+        patch.setattr(store, "submit_many", Mock(side_effect=error))
         Beat(app).look()
     Beat(app).look()
     assert ticks_of(jobs_of(store)) == ([] if refused else [START + EVERY])

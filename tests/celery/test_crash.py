@@ -70,8 +70,7 @@ def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
 def test_a_lease_is_renewed_whatever_the_run_does(house: House, pool: str) -> None:
     """The lease of a run is renewed; under prefork even if the run never releases the GIL."""
     house.worker("--pool", pool, "-c", "1", onejob_heartbeat=0.2)
-    result = house.play.delay("renewed", ["hog" if pool == "prefork" else "hold"])
-    house.await_mark("renewed")
+    result = house.begin("renewed", ["hog" if pool == "prefork" else "hold"])
     first = house.job(result).lease_until or 0.0
     await_(lambda: (house.job(result).lease_until or 0.0) > first + 1)
     house.open("renewed")
@@ -83,8 +82,7 @@ def test_a_lease_is_renewed_whatever_the_run_does(house: House, pool: str) -> No
 def test_a_heartbeat_outlives_its_errors(house: House) -> None:
     """A heartbeat continues after errors of the store, which it tells when they are over, and the run keeps its job."""
     house.worker("-c", "1", hook="renew-fails", onejob_heartbeat=0.2)
-    result = house.play.delay("errors", ["hold"])
-    house.await_mark("errors")
+    result = house.begin("errors")
     first = house.job(result).lease_until or 0.0
     house.workers[0].await_text("onejob-heartbeat failed, and goes on")
     house.workers[0].await_text("onejob-heartbeat works again, after")
@@ -305,7 +303,6 @@ def publications(house: House) -> int:
 
 
 def await_completed(house: House, results: Sequence[Any]) -> None:
-    """Wait until jobs have completed."""
     ids = [result.id for result in results]
     await_(lambda: all(job.state is State.COMPLETED for job in house.ledger.get_many(ids).values()))
 
@@ -345,8 +342,7 @@ def test_the_jobs_that_a_killed_worker_held_run_soon(house: House, *, restarted:
     house.use_lease(SHORT)
     house.config |= {"worker_prefetch_multiplier": 8}
     busy = house.worker("-c", "1")
-    house.play_leased.delay("held", ["hold:never"])
-    house.await_mark("held")
+    house.begin("held", ["hold:never"], task="play_leased")
     waiting = [house.play.delay(f"waiting-{number}", ["return"]) for number in range(5)]
     await_(lambda: not house.queued_messages())
     first = waiting[0].job
@@ -428,8 +424,7 @@ def test_a_released_job_goes_on_after_its_last_step(house: House, pool: str) -> 
 def test_a_run_that_ends_in_the_grace_completes(house: House) -> None:
     """With a grace, a run that ends within it completes, and the worker does not wait longer than that."""
     worker = house.worker("-c", "1", onejob_shutdown_grace=PATIENCE)
-    result = house.play.delay("grace", ["hold"])
-    house.await_mark("grace")
+    result = house.begin("grace")
     worker.sigterm()
     worker.await_text("Warm shutdown")
     house.open("grace")
@@ -450,8 +445,7 @@ def test_a_rolling_restart(house: House) -> None:
         house.await_mark(key, "before step-5")
     for number in (0, 1):
         house.worker("-c", "4")
-        house.workers[number].sigterm()
-        house.workers[number].await_end()
+        house.workers[number].stop()
         assert [house.walk.delay(key, names).id for key in keys] == [result.id for result in results]
     house.open("restarted")
     assert [len(result.get(PATIENCE)) for result in results] == [len(names)] * len(keys)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import celery
 import pytest
@@ -27,15 +28,14 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.ledger.ledger import NextRun
 from onejob.stores.protocol import LOOK_INTERVAL
 from onejob.stores.signals import JOB, MESSAGE
-from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, await_
+from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, await_, event_loop
 from tests.contract.support import accepted
 from tests.quiet import provokes
 
-STORES = ("sqlite", "postgresql")
 LONG = 3600.0
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.deep)])
 def delivering(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
     """Return a house whose ledger delivers, without a worker; no sweep helps its workers."""
     return new_house(request.param, **DELIVERS, onejob_sweep=LONG)
@@ -82,8 +82,7 @@ def test_a_replaced_job_waits_for_what_replaced_it(delivering: House, way: str) 
 def test_an_urgent_job_overtakes(delivering: House) -> None:
     """What waits runs by priority, and a worker takes no more jobs than its processes are free for."""
     delivering.worker("-c", "1")
-    held = delivering.play.delay("held", ["hold:gate"])
-    delivering.await_mark("held")
+    held = delivering.begin("held", ["hold:gate"])
     waiting = [delivering.play.apply_async((f"p{rank}", ["return"]), priority=rank) for rank in (1, 9, 5)]
     assert all(delivering.job(result).published_at is None for result in waiting)
     delivering.open("gate")
@@ -98,8 +97,7 @@ def test_a_killed_workers_jobs_go_to_another(delivering: House) -> None:
     delivering.config["onejob_sweep"] = 0.2
     delivering.use_lease(LEASE)
     first = delivering.worker("-c", "1")
-    held = delivering.play_brief.delay("held", ["hold:gate", "return:again"])
-    delivering.await_mark("held")
+    held = delivering.begin("held", ["hold:gate", "return:again"], task="play_brief")
     next_one = delivering.play_brief.delay("next", ["return:next"])
     first.sigkill()
     delivering.worker("-c", "1")
@@ -111,10 +109,8 @@ def test_a_killed_workers_jobs_go_to_another(delivering: House) -> None:
 def test_a_stopped_worker_offers_what_it_has_taken(delivering: House) -> None:
     """A worker that stops returns the jobs that no process has begun, and another one runs them at once."""
     first = delivering.worker("-c", "1")
-    held = delivering.play.delay("held", ["hold:gate", "return:again"])
-    delivering.await_mark("held")
-    first.sigterm()
-    first.await_end()
+    held = delivering.begin("held", ["hold:gate", "return:again"])
+    first.stop()
     assert delivering.job(held).state is State.QUEUED
     delivering.worker("-c", "1")
     assert held.get(PATIENCE) == "again"
@@ -168,13 +164,9 @@ def test_a_busy_workers_event_loop_is_not_blocked(
 
     monkeypatch.setattr(delivering.ledger.store, "deliver", note_thread)
     delivering.play.delay("one", ["return:1"])
-    with delivering.app.connection_for_read() as connection, connection.channel() as channel:
-        hub = Hub()
-        delivering.app.amqp.queues["celery"](channel).consume(callback=received.append)
-        connection.transport.register_with_event_loop(connection.connection, hub)
+    with event_loop(delivering, received.append) as (hub, _):
         steps = hub.create_loop()
         await_(lambda: next(steps) or received)
-        hub.close()
     assert (threads[0] != threading.get_ident()) is is_busy
 
 
@@ -208,10 +200,13 @@ class Taking:
         """Take jobs of queues."""
         return self.source.take(queues or ["celery"], 2, no_ack=False)
 
-    def await_answer(self) -> None:
-        """Wait for the thread."""
+    def take_in_thread(self, *queues: str) -> list[Taken]:
+        """Take jobs as a busy worker does, and return them when its thread has them."""
+        self.slots.is_busy = True
+        self.take(*queues)
         assert self.announced.wait(PATIENCE)
         self.announced.clear()
+        return self.take(*queues)[0]
 
     @property
     def waits(self) -> float:
@@ -236,10 +231,7 @@ def test_an_idle_worker_hands_its_job_over_first(taking: tuple[House, Taking]) -
     assert len(idle.take()[0]) == 1
     assert idle.asked == ["deliver"]
     assert idle.waits <= ASK_AFTER
-    idle.slots.is_busy = True
-    idle.take()
-    idle.await_answer()
-    assert idle.take() == ([], False)
+    assert idle.take_in_thread() == []
     assert idle.asked == ["deliver", "deliver", "next_delivery"]
     assert idle.waits == pytest.approx(LONG, rel=0.1)
 
@@ -255,9 +247,7 @@ def test_a_consumer_that_ends_leaves_no_question(taking: tuple[House, Taking]) -
     busy.source.cancel()
     assert busy.waits == math.inf
     house.play.delay("second", ["return"])
-    busy.take()
-    busy.await_answer()
-    assert len(busy.take()[0]) == 1
+    assert len(busy.take_in_thread()) == 1
 
 
 def test_what_is_due_is_looked_for_once(taking: tuple[House, Taking]) -> None:
@@ -277,10 +267,8 @@ def test_a_full_worker_rests(taking: tuple[House, Taking], monkeypatch: pytest.M
     monkeypatch.setattr(app_state_of(house.app), "can_kill", True)
     monkeypatch.setattr(full.slots, "count_wanted", lambda _: 0)
     house.play.delay("waits", ["return"])
-    with house.app.connection_for_read() as connection, connection.channel() as channel:
-        hub, transport = Hub(), connection.transport
-        house.app.amqp.queues["celery"](channel).consume(callback=lambda _body, _message: None)
-        transport.register_with_event_loop(connection.connection, hub)
+    with event_loop(house, lambda _body, _message: None) as (_, channel):
+        transport = channel.connection
         for _ in range(3):
             transport._deliver_all()
         assert channel.has_due
@@ -288,7 +276,6 @@ def test_a_full_worker_rests(taking: tuple[House, Taking], monkeypatch: pytest.M
         for _ in range(3):
             transport._on_tick()
         assert not select.select([transport._waker.reader], [], [], 0)[0]
-        hub.close()
 
 
 def test_a_worker_takes_a_job_once(taking: tuple[House, Taking]) -> None:
@@ -299,9 +286,7 @@ def test_a_worker_takes_a_job_once(taking: tuple[House, Taking]) -> None:
     for _ in range(2):
         limited.source.renew(["celery"])
     assert house.ledger.get(job_id).published_at is None
-    limited.take()
-    limited.await_answer()
-    assert limited.take()[0] == []
+    assert limited.take_in_thread() == []
     assert house.ledger.get(job_id).published_at is not None
     limited.source.requeue([taken.tag])
     assert house.ledger.get(job_id).published_at is None
@@ -316,10 +301,7 @@ def test_a_worker_takes_the_next_run_of_a_job_that_it_holds(taking: tuple[House,
     job = accepted(house.ledger.claim(job_id, nonce="nonce", node="here"))
     retry = partial(house.ledger.retry, job, error=None, reason="fails")
     app_state_of(house.app).publisher.run_next(job, NextRun.again(job, delay=0.0, retries=1), retry)
-    busy.slots.is_busy = True
-    busy.take()
-    busy.await_answer()
-    assert len(busy.take()[0]) == 1
+    assert len(busy.take_in_thread()) == 1
 
 
 def test_a_job_that_is_locked_is_asked_for_less_and_less(
@@ -342,17 +324,12 @@ def test_jobs_survive_an_error_after_their_delivery(
 ) -> None:
     """Jobs that were taken before the store went away are handed over; the next look meets the error."""
     house, busy = taking
-    busy.slots.is_busy = True
-    monkeypatch.setattr(house.ledger.store, "next_delivery", raise_(StoreUnavailableError("away")))
+    monkeypatch.setattr(house.ledger.store, "next_delivery", Mock(side_effect=StoreUnavailableError("away")))
     house.play.delay("one", ["return"])
-    busy.take()
-    busy.await_answer()
-    assert len(busy.take()[0]) == 1
+    assert len(busy.take_in_thread()) == 1
     assert busy.waits <= 0
-    busy.take()
-    busy.await_answer()
     with pytest.raises(StoreUnavailableError):
-        busy.take()
+        busy.take_in_thread()
 
 
 @provokes(Transition.PUBLISH, logs=["cannot be delivered"], because="the worker can make no message")
@@ -361,7 +338,7 @@ def test_a_job_without_a_message_is_tried_again_later(
 ) -> None:
     """A job whose message this worker cannot make is offered again after a back-off: another worker may be able to."""
     house, idle = taking
-    monkeypatch.setattr(app_state_of(house.app).publisher, "payload_of", raise_(ValueError("no serializer")))
+    monkeypatch.setattr(app_state_of(house.app).publisher, "payload_of", Mock(side_effect=ValueError("no serializer")))
     job_id = house.play.delay("odd", ["return"]).id
     assert idle.take()[0] == []
     job = house.ledger.get(job_id)
@@ -406,15 +383,6 @@ def test_a_wake_in_between_is_no_endless_one() -> None:
     waker.close()
 
 
-def raise_(error: Exception) -> Callable[..., Any]:
-    """Return a function that raises."""
-
-    def function(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return function
-
-
 @pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)
 def test_a_signal_says_what_to_ask_for(delivering: House) -> None:
     """The signal of a job has its worker ask for jobs, that of a message for messages, and an unknown one for both."""
@@ -445,18 +413,14 @@ def test_a_worker_that_was_full_takes_a_job_at_its_time(delivering: House, monke
     monkeypatch.setattr(state, "slots", SimpleNamespace(count_wanted=lambda _: wanted[0], is_busy=False))
     monkeypatch.setattr(state, "can_kill", True)
     monkeypatch.setattr(delivering.ledger.store.signals, "subscribe", lambda *_: lambda: None)
-    with delivering.app.connection_for_read() as connection, connection.channel() as channel:
-        hub = Hub()
-        delivering.app.amqp.queues["celery"](channel).consume(callback=received.append)
-        connection.transport.register_with_event_loop(connection.connection, hub)
+    with event_loop(delivering, received.append) as (hub, channel):
         steps = hub.create_loop()
-        while connection.transport._timer is None:  # it has looked, and waits
+        while channel.connection._timer is None:  # it has looked, and waits
             next(steps)
         delivering.play.apply_async(("soon", ["return"]), countdown=0.3)
         wanted[0] = 1
         hub.call_later(hub.timer.max_interval - 0.1, later.append, 1)
         await_(lambda: next(steps) or received)
-        hub.close()
     assert not later
 
 
@@ -482,7 +446,6 @@ def test_a_busy_worker_stops_at_once(delivering: House) -> None:
     results = delivering.play.submit_many([(f"busy-{number}", ["return"]) for number in range(300)])
     assert results[20].get(PATIENCE) == "busy-20"
     began = time.monotonic()
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     waited = pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT * pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_INTERVAL
     assert time.monotonic() - began < waited

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
+from unittest.mock import Mock
 from uuid import UUID
 
 import kombu.exceptions
@@ -28,6 +29,7 @@ from onejob.errors import BrokerUnavailableError
 from onejob.jobs.model import BrokerMessage, Job, Submission
 from tests.cases import for_each
 from tests.celery.harness import House, await_
+from tests.contract.support import not_none
 from tests.submissions import submission_of
 
 
@@ -65,15 +67,12 @@ class Pair:
         return self.popped()
 
     def write(self, submission: Submission) -> BrokerMessage | None:
-        """Return the written message."""
         message: BrokerMessage | None = self.writer.write(submission)
         return message
 
     def pushed(self, submission: Submission) -> list[Any]:
         """Return what is pushed of the written message."""
-        message = self.write(submission)
-        assert message is not None
-        self.writer.push([message])
+        self.writer.push([not_none(self.write(submission))])
         return self.popped()
 
     def popped(self) -> list[Any]:
@@ -298,7 +297,6 @@ def own_broker(own_house: Callable[..., House]) -> House:
 
 @pytest.fixture
 def publisher(own_broker: House) -> Any:
-    """Return the publisher of that house."""
     return app_state_of(own_broker.app).publisher
 
 
@@ -337,11 +335,8 @@ def test_a_batch_is_what_celery_sends_one_by_one(
     publisher.publish_all(jobs)
     assert messages(own_broker) == one_by_one
     with monkeypatch.context() as patch:
-
-        def broken(_self: Producer, **_: Any) -> Any:
-            raise kombu.exceptions.BatchPublishError("the connection was closed")  # type: ignore[attr-defined] # new
-
-        patch.setattr(Producer, "batch", broken, raising=False)  # kombu has batches since 5.7
+        broken = kombu.exceptions.BatchPublishError("the connection was closed")  # type: ignore[attr-defined] # new
+        patch.setattr(Producer, "batch", Mock(side_effect=broken), raising=False)  # kombu has batches since 5.7
         publisher.publish_all(jobs)
     assert messages(own_broker) == one_by_one
     assert announced == [job.id for job in jobs] * 3

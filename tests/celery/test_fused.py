@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -28,11 +28,11 @@ from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
 from tests.celery.app import build
-from tests.celery.harness import PATIENCE, ROOT, House, await_, program_environment
-from tests.forks import fork
+from tests.celery.harness import House, await_
+from tests.contract.support import accepted, not_none
 from tests.proxies import Carry, Proxy, carry
 from tests.quiet import provokes
-from tests.services import eventually, free_port, start_redis
+from tests.services import free_port, start_redis
 from tests.submissions import submission_of
 
 
@@ -43,7 +43,6 @@ def one(new_house: Callable[..., House]) -> House:
 
 
 def publisher_of(house: House) -> Any:
-    """Return the publisher of a house's app."""
     return app_state_of(house.app).publisher
 
 
@@ -122,9 +121,7 @@ def test_a_cluster_gets_messages_of_any_slot(
 
 
 def _run(one: House, job_id: str, nonce: str) -> Job:
-    run = one.ledger.claim(job_id, nonce=f"{nonce:>16}", node="a").job
-    assert run is not None
-    return run
+    return accepted(one.ledger.claim(job_id, nonce=f"{nonce:>16}", node="a"))
 
 
 @provokes(Transition.CRASH, Transition.RELEASE, because="the test ends the runs")
@@ -147,9 +144,8 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
     dead = one.ledger.fail(_run(one, due.id, "3"), "{}", "broken")
     redrive(one.app, one.ledger, dead, forget_steps=False, reason="again")
     operator = Operator(app=one.app, ledger=one.ledger, origin="by ops")
-    job = operator.operate(Operation.RUN_NOW, one.ledger.get(late.id))
+    job = not_none(operator.operate(Operation.RUN_NOW, one.ledger.get(late.id)))
     expected += [due.id, late.id]
-    assert job is not None
     assert operator.operate(Operation.RUN_NOW, job) == job
     assert (sweep_once(one), ids(one)) == (0, expected)
 
@@ -174,27 +170,18 @@ def test_a_sweep_pushes_what_it_records(one: House) -> None:
 def test_a_broker_that_is_away_is_not_asked_for_each_job(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker cannot be reached, no message is handed to the store, and one attempt is enough to know it."""
     app = one.another_app(broker_url=f"redis://127.0.0.1:{free_port()}/0")
-    asked: list[Broker] = []
-    connect = Broker.producer
-
-    def counted(self: Broker) -> Any:
-        asked.append(self)
-        return connect(self)
-
-    monkeypatch.setattr(Broker, "producer", counted)
+    broker = app_state_of(app).publisher._broker
+    asked = Mock(wraps=broker.producer)
+    monkeypatch.setattr(broker, "producer", asked)
     assert [app_state_of(app).publisher._shared_broker() is not None for _ in range(10)] == [False] * 10
-    assert len(asked) == 1
+    asked.assert_called_once_with()
 
 
 def test_a_broker_that_fails_later_leaves_the_second_step(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the broker fails when a message is to be recorded, the store gets none; the second step is left."""
     new = submission(one, "later")
     assert publisher_of(one)._shared_broker() is not None
-
-    def broken(*_args: Any, **_options: Any) -> Any:
-        raise OperationalError("away")
-
-    monkeypatch.setattr(Broker, "producer", broken)
+    monkeypatch.setattr(Broker, "producer", Mock(side_effect=OperationalError("away")))
     assert publisher_of(one).message_of(replace(new, priority_rank=-3)) is None
     assert publisher_of(one)._shared_broker() is None
 
@@ -211,16 +198,6 @@ def test_one_reset_connection_does_not_stop_pushing(one: House) -> None:
 
 
 POINTS = ("before the request", "in the request", "before the reply", "in the reply")
-SUBMIT = """\
-import json, sys
-from tests.celery.app import Stage, build
-app = build(json.loads(sys.argv[1]))
-play = app.tasks["play"]
-play.delay("first", ["return"])  # so that the next one is a single script
-print("ready", flush=True)
-Stage(app.conf["test_stage"]).wait("go")
-play.delay("killed", ["return"])
-"""
 
 
 class CuttingProxy(Proxy):
@@ -231,7 +208,6 @@ class CuttingProxy(Proxy):
         self.cuts = 0
         """How many requests are still to be cut."""
         self.reached = threading.Event()
-        self.on_cut: Callable[[], None] = lambda: None
         super().__init__(port)
 
     def arm(self, point: str, cuts: int) -> None:
@@ -262,7 +238,6 @@ class CuttingProxy(Proxy):
         return request, reply
 
     def _cut(self) -> None:
-        self.on_cut()
         self.reached.set()
         raise ConnectionError
 
@@ -307,21 +282,3 @@ def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
     assert proxy.reached.is_set()
     proxy.arm(point, 0)
     assert_submitted(one, first, *([cut] if not always or point.endswith("reply") else []))
-
-
-@pytest.mark.parametrize("point", ["in the request", pytest.param("before the reply", marks=pytest.mark.deep)])
-def test_a_submitter_that_is_killed_leaves_a_job_with_its_message_or_nothing(
-    one: House, proxy: CuttingProxy, point: str, tmp_path: Path
-) -> None:
-    """A process that is killed while it submits leaves a job whose message is in the queue, or neither."""
-    command, output = ["-c", SUBMIT, json.dumps(remote(one, proxy))], tmp_path / "output"
-    process = fork(command, environment=program_environment(), cwd=ROOT, output=output)
-    eventually(lambda: "ready" in output.read_text())
-    proxy.on_cut = process.kill
-    proxy.arm(point, 1)
-    one.open("go")
-    assert proxy.reached.wait(PATIENCE)
-    assert process.wait() == -signal.SIGKILL
-    count = 2 if point.endswith("reply") else 1
-    eventually(lambda: len(one.jobs()) == count)
-    assert_submitted(one, "first", *["killed"][: count - 1])

@@ -18,7 +18,6 @@ from tests.celery.test_options import app_with, define
 
 
 def data_of(shared: House, key: str) -> list[Any]:
-    """Return the data that each run of a key was given."""
     return [mark["data"] for mark in shared.marks(key)]
 
 
@@ -56,8 +55,7 @@ def test_one_more_run_follows(shared: House) -> None:
 
 def test_a_duplicate_can_be_an_error(shared: House) -> None:
     """With `on_duplicate="raise"` a duplicate raises an error with its job; in a chain it follows that job."""
-    first = shared.play_strict.delay("strict", ["hold:strict"])
-    shared.await_mark("strict")
+    first = shared.begin("strict", ["hold:strict"], task="play_strict")
     for options in ({}, {"task_id": "an id of its own"}):
         with pytest.raises(DuplicateJobError) as caught:
             shared.play_strict.apply_async(("strict", ["return"]), **options)

@@ -40,7 +40,6 @@ def closed_apps() -> Iterator[None]:
 
 
 def app_with(**settings: Any) -> celery.Celery:
-    """Return an app with settings."""
     changes = {"broker_url": "memory://", "onejob_store": "sqlite:///unused.db", **settings}
     _apps.append(celery.Celery("defined", changes=changes, set_as_current=False))
     return _apps[-1]
@@ -64,7 +63,6 @@ def app(tmp_path: Path) -> celery.Celery:
 
 
 def jobs(app: celery.Celery) -> list[Any]:
-    """Return the jobs in the ledger of an app."""
     return app_state_of(app).ledger.find(Query())
 
 
@@ -128,6 +126,12 @@ WRONG_SETTINGS: dict[str, list[dict[str, Any]]] = {
         for value in (3600, {"completed": 0}, {"failed": "long"}, {"running": 60}, {"done": 60})
     ],
     "onejob_webhook_ports": [{"onejob_webhook_ports": ["443"]}],
+    "onejob_metrics_interval": [{"onejob_metrics_interval": value} for value in (-1, True, "2")],
+    "onejob_log_jobs": [{"onejob_log_jobs": "yes"}],
+    "onejob_broker_acks": [{"onejob_broker_acks": 0}],
+    "onejob_metrics_port": [{"onejob_metrics_port": True}],
+    "onejob_probe_file": [{"onejob_probe_file": Path("worker")}],
+    "onejob_beat_missed": [{"onejob_beat_missed": "some"}],
     "onejob_leese: did you mean onejob_lease": [{"onejob_leese": 60}],
     "did you mean onejob_webhook_secrets": [{"onejob_webhook_secret": []}],
     "there is no setting onejob_x": [{"onejob_x": 1}],

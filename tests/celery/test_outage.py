@@ -18,6 +18,7 @@ from onejob import Outcome, State, StoreUnavailableError
 from onejob.celery.publisher import Publisher
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
+from tests.celery.app import PLAIN
 from tests.celery.harness import (
     LEASE,
     LONG_LEASE,
@@ -28,7 +29,7 @@ from tests.celery.harness import (
     pause_until,
 )
 from tests.conftest import make_ledger
-from tests.quiet import provokes
+from tests.quiet import KILLED, provokes
 from tests.services import RedisServer, Server, start_postgres, start_redis
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -142,8 +143,7 @@ def test_a_run_waits_for_a_store_that_refuses_writes(
     """A run that ends while the store refuses writes records its end afterwards; a submission meanwhile is told so."""
     house, away = new_place("redis, snapshot")
     worker = house.worker("-c", "1")
-    result = house.play.delay("waits", ["hold"])
-    house.await_mark("waits")
+    result = house.begin("waits")
     with away():
         house.open("waits")
         with pytest.raises(StoreUnavailableError, match="MISCONF"):
@@ -234,7 +234,6 @@ def test_an_interrupted_submission_is_not_lost(shared: House) -> None:
 
 
 def assert_ran_once(house: House, job_id: str, key: str) -> None:
-    """Assert that a job of a key runs once."""
     result = house.play_brief.AsyncResult(job_id)
     assert result.get(PATIENCE) == key
     assert house.runs(key) == 1
@@ -256,7 +255,6 @@ def test_an_unregistered_task_waits_for_a_worker_that_has_it(house: House) -> No
 
 
 def cut_connections(house: House) -> None:
-    """Cut every connection to the broker."""
     with redis.Redis.from_url(house.config["broker_url"]) as client:
         client.client_kill_filter(_type="normal", skipme=True)
         client.client_kill_filter(_type="pubsub")
@@ -268,8 +266,7 @@ def test_a_cut_connection_starts_no_second_run(own: House) -> None:
     own.use_lease(LONG_LEASE)
     own.redeliver_after(1)
     worker = own.worker("-c", "3")
-    result = own.play_late.delay("cut", ["hold"])
-    own.await_mark("cut")
+    result = own.begin("cut", task="play_late")
     cut_connections(own)
     worker.await_text("Restoring 1 unacknowledged message(s)")
     worker.await_text(f"play_late[{result.id}] received", times=2)
@@ -295,4 +292,76 @@ def test_a_run_that_celery_cancels_is_no_crash(own: House) -> None:
     own.open("canceled")
     assert result.get(PATIENCE) == "canceled"
     assert own.assert_ran(result, State.COMPLETED, "canceled", 2).crashes == 0
+    own.assert_quiet()
+
+
+# --- without acknowledgements to a Redis broker: nothing that the ledger knows is lost --------------------------------
+
+
+SETTINGS: dict[str, Any] = {PLAIN: False, "worker_prefetch_multiplier": 10}
+RECEIVED = 6
+"""How many messages a worker has received whose jobs wait for the one that runs."""
+
+
+def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
+    """Return the result of a running job, and those of others whose messages its worker has received."""
+    held = house.begin("held", ["hold:never", "return"])
+    results = [house.play.delay(f"received-{number}", ["return"]) for number in range(number)]
+    await_(lambda: not house.queued_messages())
+    return held, results
+
+
+@pytest.mark.parametrize(("setting", "copies"), [(False, 1), (True, 2)])
+def test_the_broker_keeps_the_messages_of_other_tasks(house: House, *, setting: bool, copies: int) -> None:
+    """By default the broker keeps the received messages of other tasks; with the setting those of jobs, too."""
+    house.config |= {"onejob_broker_acks": setting, "worker_prefetch_multiplier": 10}
+    house.worker("-c", "1")
+    held = house.begin("kept")
+    results = [house.plain.delay(1), house.play.delay("waits", ["return"])]
+    await_(lambda: house.queued_messages() == house.broker.hlen("unacked") == copies)
+    house.open("kept")
+    assert held.get(PATIENCE) == "kept"
+    assert [result.get(PATIENCE) for result in results][1] == "waits"
+    await_(lambda: not house.broker.exists("unacked", "unacked_index"))
+    house.assert_quiet()
+
+
+@provokes(Transition.RELEASE, logs=[KILLED], because="the worker shuts down")
+def test_a_stopping_worker_returns_what_it_has_received(house: House) -> None:
+    """A worker that is told to stop puts the messages of jobs that it has not begun back, long before a lease ends."""
+    house.config |= SETTINGS
+    house.use_lease(2 * PATIENCE)
+    worker = house.worker("-c", "1")
+    held, results = hold_one(house)
+    worker.stop()
+    assert house.queued_messages() == 1 + RECEIVED
+    house.worker("-c", "1")
+    assert [result.get(PATIENCE) for result in results] == [f"received-{number}" for number in range(RECEIVED)]
+    assert held.get(PATIENCE) == "held"
+    assert {house.job(result).attempt for result in results} == {1}
+    house.assert_quiet()
+
+
+@pytest.mark.deep
+@provokes(Transition.PUBLISH, logs=["Cannot connect to redis"], because="the broker restarts")
+def test_a_new_connection_has_no_acknowledgements_either(own_house: Callable[..., House]) -> None:
+    """After a restart of the broker, the worker receives messages as before; the ledger sends what it had received.
+
+    No file with messages is left for an operator, as Celery does otherwise.
+    """
+    own = own_house(**SETTINGS, result_backend=None)
+    own.use_lease(LEASE)
+    worker = own.worker("-c", "1")
+    held, results = hold_one(own)
+    own.server.stop()
+    own.server.start()
+    worker.await_text("6 received messages could not be returned")
+    assert "DUMP" not in worker.text
+    own.open("never")
+    for each in (held, *results):
+        own.await_state(each, State.COMPLETED)
+    later = own.begin("later")
+    assert not own.broker.exists("unacked", "unacked_index")
+    own.open("later")
+    own.await_state(later, State.COMPLETED)
     own.assert_quiet()

@@ -22,7 +22,6 @@ COUNT = 50
 
 @pytest.fixture
 def half_open() -> Iterator[HalfOpen]:
-    """Return a proxy in front of RabbitMQ."""
     proxy = HalfOpen(urlsplit(rabbitmq_url()).port or 5672)
     yield proxy
     proxy.close()
@@ -48,8 +47,7 @@ def test_a_killed_worker_loses_no_job(rabbit: House) -> None:
     """The jobs of a killed worker, the running one and those it had received, complete on another one, once each."""
     rabbit.use_lease(LEASE)
     worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10)
-    held = rabbit.play.delay("held", ["hold"])
-    rabbit.await_mark("held")
+    held = rabbit.begin("held")
     others = [rabbit.play.delay(f"other-{number}", ["return"]) for number in range(5)]
     worker.sigkill()
     rabbit.open("held")
@@ -85,8 +83,7 @@ def test_a_stopping_worker_has_acknowledged_all(rabbit: House, channel: Any, que
     worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10)
     results = [rabbit.play.delay(f"job-{number}", ["return"]) for number in range(3)]
     assert [result.get(PATIENCE) for result in results] == ["job-0", "job-1", "job-2"]
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     assert ready(channel, queue) == 0
 
 

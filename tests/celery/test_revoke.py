@@ -95,8 +95,7 @@ def test_a_message_without_a_use_runs_nothing(house: House) -> None:
 def test_a_running_job_is_terminated(shared: House) -> None:
     """Terminating a job ends its run, also one that ignores its signal, and the job; then its identity is free."""
     for source, terminate in TERMINATES.items():
-        result = shared.play.delay(source, ["hold:never"])
-        shared.await_mark(source)
+        result = shared.begin(source, ["hold:never"])
         terminate(shared, result)
         assert_canceled(shared, result, source, 1)
     refuses = shared.play.delay("refuses", ["stay"])
@@ -112,8 +111,7 @@ def test_a_running_job_is_terminated(shared: House) -> None:
 def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: str) -> None:
     """Where a run cannot be killed, `terminate` stops it at its next progress call."""
     house.worker("--pool", pool)
-    result = house.play.delay("cooperates", ["poll"])
-    house.await_mark("cooperates")
+    result = house.begin("cooperates", ["poll"])
     result.revoke(terminate=True)
     assert_canceled(house, result, "cooperates", 1)
     house.assert_quiet()
@@ -127,8 +125,7 @@ def test_a_revocation_shows_at_what_the_body_does_next(shared: House) -> None:
     steps.revoke()
     shared.open("stops")
     for act in acts:
-        result = shared.play.delay(act, [act.replace("hold", "hold:go")])
-        shared.await_mark(act)
+        result = shared.begin(act, [act.replace("hold", "hold:go")])
         shared.app.control.revoke(result.id) if "poll" in act else result.revoke()
         shared.open("go")
         if act == "hold":
@@ -150,8 +147,7 @@ def test_an_old_revocation_does_not_reach_a_redriven_job(house: House, tmp_path:
         house.await_state(result, State.FAILED)
     house.app.control.revoke(redriven.id)
     worker.await_text("Tasks flagged as revoked")
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     for result in (redriven, anew):
         house.ledger.redrive(result.id)
     anew.revoke()
@@ -167,8 +163,7 @@ def test_thousands_of_revocations_delay_no_heartbeat(house: House) -> None:
     """While thousands of revocations are handled, each lease is renewed in time, and each named job is canceled."""
     house.use_lease(LEASE)
     house.worker("-c", "2", onejob_heartbeat=1.0)
-    held = house.play.delay("held", ["hold"])
-    house.await_mark("held")
+    held = house.begin("held")
     waiting = house.play.submit_many([(f"waits {number}", ["return"]) for number in range(3000)], countdown=3600)
     unknown = [f"unknown-{number}" for number in range(32_000)]
     house.app.control.revoke([*unknown, *(result.id for result in waiting)])

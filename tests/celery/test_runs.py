@@ -44,7 +44,6 @@ class Case(NamedTuple):
 
     @property
     def state(self) -> State:
-        """The final state."""
         if self.value is TaskRevokedError:
             return State.CANCELED
         return State.FAILED if isinstance(self.value, type | tuple) else State.COMPLETED

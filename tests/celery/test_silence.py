@@ -96,8 +96,7 @@ def test_a_silence_ends_no_run_and_shows(house: House, behind: Callable[..., Hal
     own = {"worker_cancel_long_running_tasks_on_connection_loss": True, "onejob_probe_file": str(path)}
     proxy = behind("rabbitmq", "-c", "2", **own)
     (worker,) = house.workers
-    late = house.play_late.delay("late", ["hold"])
-    house.await_mark("late")
+    late = house.begin("late", task="play_late")
     await_(lambda: find_fault(path, time.time(), ready=True) is None)
     proxy.cut()
     assert house.play.delay("taken", ["return"]).get(PATIENCE) == "taken"
@@ -134,15 +133,12 @@ class Consumer:
         self.calls: list[tuple[Any, ...]] = []
 
     def call_soon(self, *call: Any) -> None:
-        """Record a call."""
         self.calls.append(call)
 
     def create_task_handler(self) -> Callable[[Any], None]:
-        """Return what takes a message."""
         return lambda _message: None
 
     def ensure_connected(self, connection: Any) -> Any:
-        """Return a connection."""
         return connection
 
 

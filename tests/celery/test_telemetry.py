@@ -31,7 +31,6 @@ class Traced(NamedTuple):
     house: House
 
     def spans(self, name: str) -> list[Span]:
-        """Return the spans of a name that have ended."""
         return [span for span in spans_in(self.house.directory) if span.name == name]
 
     def await_spans(self, name: str, count: int = 1) -> list[Span]:
@@ -69,8 +68,7 @@ def test_a_run_and_its_steps_are_in_the_trace_of_the_submission(traced: Traced) 
     assert submit.attributes["messaging.message.id"] == run.attributes["messaging.message.id"] == result.id
     assert (run.attributes["messaging.system"], run.attributes["messaging.operation.type"]) == ("celery", "process")
     assert run.attributes["messaging.destination.name"] == "celery"
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     entries = [json.loads(line) for line in worker.text.splitlines() if line.startswith("{")]
     assert [line for line in worker.text.splitlines() if line.startswith("[20")] == []
     for message in ("walked", "event=job_completed"):
@@ -89,7 +87,8 @@ def test_a_duplicate_links_to_the_submission_of_its_job(traced: Traced) -> None:
     assert (submitted.links, duplicate.links) == ([], [submitted.id])
     assert duplicate.trace != submitted.trace
     assert batch.attributes["messaging.batch.message_count"] == 4
-    assert (batch["outcome.admitted"], batch["outcome.attached"], batch.links) == (2, 2, [submitted.id])
+    assert (batch["source"], batch["outcome.admitted"], batch["outcome.attached"]) == ("submit_many", 2, 2)
+    assert batch.links == [submitted.id]
     traced.house.play_strict.delay("a", ["return"])
     with pytest.raises(onejob.DuplicateJobError):
         traced.house.play_strict.delay("a", ["return"])
@@ -159,7 +158,8 @@ def test_a_trace_goes_on_where_a_job_comes_from_and_goes_to(traced: Traced) -> N
     (run,) = traced.await_spans("run play_late")
     (submit,) = traced.await_spans("submit play_late")
     assert (submit.trace, submit.parent) == ("0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331")
-    assert (run.trace, run.parent, submit["source"]) == (submit.trace, submit.id, "message")
+    assert (run.trace, run.parent) == (submit.trace, submit.id)
+    assert (submit["source"], submit["outcome"]) == ("message", "admitted")
 
 
 def test_a_span_of_the_worker_in_another_trace_is_linked(traced: Traced) -> None:
@@ -189,8 +189,7 @@ def test_children_export_their_spans_at_a_warm_shutdown(new_house: Callable[...,
     worker = house.worker("-c", "1")
     house.play.delay("f", ["return"]).get(PATIENCE)
     assert spans_in(house.directory) == []
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     assert [span.name for span in spans_in(house.directory)] == ["run play"]
 
 
@@ -229,8 +228,7 @@ def test_errors_are_reported_once_and_nothing_else(reporting: House) -> None:
     result = reporting.play.delay("secret", ["raise:broken"])
     with pytest.raises(ValueError, match="broken"):
         result.get(PATIENCE)
-    first = reporting.play.delay("d", ["hold:d"])
-    reporting.await_mark("d")
+    first = reporting.begin("d", ["hold:d"])
     assert reporting.play.delay("d", ["return"]).outcome is Outcome.ATTACHED
     follower = reporting.play.apply_async(("d", ["return"]), task_id="a-follower")
     reporting.app.send_task("play", ("d", ["return"]), task_id=first.id)
@@ -238,8 +236,7 @@ def test_errors_are_reported_once_and_nothing_else(reporting: House) -> None:
     first.get(PATIENCE)
     follower.get(PATIENCE)
     reporting.await_state(reporting.play.delay("i", ["ignore"]), State.CANCELED)
-    canceled = reporting.play.delay("c", ["poll:never"])
-    reporting.await_mark("c")
+    canceled = reporting.begin("c", ["poll:never"])
     reporting.ledger.cancel(canceled.id)
     reporting.await_state(canceled, State.CANCELED)
     with pytest.raises(ValueError, match="the cause of r"):
@@ -259,10 +256,8 @@ def test_a_shutdown_is_no_error(new_house: Callable[..., House]) -> None:
     """A run that its worker releases when it stops is not reported."""
     house = new_house(**{SENTRY: OPTIONS}, onejob_shutdown_grace=30)
     worker = house.worker("--pool", "threads", "-c", "2")
-    result = house.play.delay("s", ["poll:never"])
-    house.await_mark("s")
-    worker.sigterm()
-    worker.await_end()
+    result = house.begin("s", ["poll:never"])
+    worker.stop()
     assert (house.job(result).state, "release" in house.events(result)) == (State.QUEUED, True)
     assert messages(house) == []
 

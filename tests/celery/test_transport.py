@@ -19,12 +19,11 @@ import psycopg
 import pytest
 from celery.exceptions import TaskRevokedError
 from kombu import Exchange, Queue
-from kombu.asynchronous import Hub
 
 from onejob.celery.transport import NO_BROKER, name_of
 from onejob.errors import ConfigurationError
 from tests.celery.app import CONFIG
-from tests.celery.harness import DELIVERS, PATIENCE, House, await_, program_environment
+from tests.celery.harness import DELIVERS, PATIENCE, House, await_, event_loop, program_environment
 from tests.quiet import provokes
 
 HOLD = 2.0
@@ -37,7 +36,7 @@ def ledger_house(request: pytest.FixtureRequest, new_house: Callable[..., House]
     return new_house(getattr(request, "param", "sqlite"), **DELIVERS)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.deep)])
 def served(
     request: pytest.FixtureRequest, build_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
@@ -113,7 +112,6 @@ def listening(house: House) -> Iterator[Callable[[], set[str]]]:
 
 
 def bindings(house: House) -> list[tuple[str, str, str]]:
-    """Return all bindings."""
     found: list[tuple[str, str, str]] = house.ledger.store.bindings()  # type: ignore[attr-defined] # of a `MessageStore`
     return found
 
@@ -188,17 +186,13 @@ def test_a_command_precedes_a_job(ledger_house: House) -> None:
 def test_an_event_loop_has_another_round_after_a_delivery(ledger_house: House) -> None:
     """A delivery in a round in which the pool has looked for work already is followed by another round at once."""
     ledger_house.plain.delay(1)
-    with ledger_house.app.connection_for_read() as connection, connection.channel() as channel:
-        hub, received = Hub(), list[Any]()
-        queue = ledger_house.app.amqp.queues["celery"](channel)
-        queue.consume(callback=received.append)
-        connection.transport.register_with_event_loop(connection.connection, hub)
+    received = list[Any]()
+    with event_loop(ledger_house, received.append) as (hub, channel):
         channel.connection._waker.clear()
         for tick in [*hub.on_tick]:
             tick()
         assert len(received) == 1
         assert select.select([channel.connection._waker.reader], [], [], 0)[0]
-        hub.close()
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])

@@ -24,6 +24,7 @@ from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.celery.harness import program_environment
 from tests.celery.test_async import end
+from tests.contract.support import not_none
 from tests.forks import CELERY
 from tests.forks import run as run_program
 
@@ -147,8 +148,7 @@ def named() -> dict[str, Any]:
 )
 def test_models_survive_json(annotation: Any, value: Any) -> None:
     """What an annotation names becomes plain JSON, and from that an equal object; JSON that fits stays the same."""
-    codec = codec_of(annotation)
-    assert codec is not None
+    codec = not_none(codec_of(annotation))
     text = json.dumps(codec.dump(value, "x"))
     assert codec.build(json.loads(text), "x") == value
     assert json.dumps(codec.dump(json.loads(text), "x")) == text
@@ -186,25 +186,21 @@ LOSSES = (
 @for_each("annotation, value", LOSSES)
 def test_what_json_would_change_is_refused(annotation: Any, value: Any) -> None:
     """A value that the run would get otherwise (a masked secret, an excluded field, one of a subclass) is refused."""
-    codec = codec_of(annotation)
-    assert codec is not None
+    codec = not_none(codec_of(annotation))
     with pytest.raises(UnfitValueError, match=r"^x: JSON does not keep this value, so the run would get another one"):
         codec.dump(value, "x")
 
 
 def test_what_another_type_represents_is_kept() -> None:
     """A tuple for a list, a whole number for a float, and an excluded field with its default, are no losses."""
-    order, hidden = codec_of(Order), codec_of(Hidden)
-    assert order is not None
-    assert hidden is not None
+    order, hidden = not_none(codec_of(Order)), not_none(codec_of(Hidden))
     assert order.dump(Order(1, lines=(Line("a", 2),)), "x")["lines"] == [{"sku": "a", "price": 2.0}]  # type: ignore[arg-type]
     assert hidden.dump(Hidden(), "x") == {}
 
 
 def test_the_models_in_a_typed_dict_survive_json() -> None:
     """What the keys of a typed dict name is converted, also in one that has others of its kind."""
-    codec = codec_of(Sale)
-    assert codec is not None
+    codec = not_none(codec_of(Sale))
     text = json.dumps(codec.dump({"line": Line("a"), "others": [{"line": Line("b")}]}, "x"))
     assert codec.build(json.loads(text), "x") == {"line": Line("a"), "others": [{"line": Line("b")}]}
 
@@ -237,8 +233,7 @@ def test_what_is_plain_json_is_left_alone(annotation: Any) -> None:
 )
 def test_what_does_not_fit_is_refused_by_its_field(annotation: Any, value: Any, where: str) -> None:
     """A value that does not fit raises an error that names the field."""
-    codec = codec_of(annotation)
-    assert codec is not None
+    codec = not_none(codec_of(annotation))
     with pytest.raises(UnfitValueError, match=f"^{where}"):
         codec.dump(value, "x")
 
@@ -248,9 +243,7 @@ def test_equal_models_are_equal_jobs(app: Any) -> None:
     ship, greet = app.tasks["ship"], app.tasks["greet"]
     first = ship.delay(Order(1, [Line("a")]), ANN)
     assert ship.delay({"id": 1}, to=ANN).id == first.id != ship.delay(Order(2), ANN).id
-    existing = check_duplicate(app, "ship", (Order(1), ANN), {}).existing
-    assert existing is not None
-    assert existing.id == first.id
+    assert not_none(check_duplicate(app, "ship", (Order(1), ANN), {}).existing).id == first.id
     hello = greet.delay(ANN)
     same = {"name": "ann", "born": "2000-01-01T00:00:00", "addresses": [{"street": "x", "houseNumber": 3}]}
     ids = [greet.delay(ANN, FULL).id, greet.submit_many([(same,)])[0].id, greet.s(customer=same).delay().id]

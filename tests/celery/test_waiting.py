@@ -14,7 +14,6 @@ from celery import Celery, group
 import onejob
 from onejob.celery import async_reads
 from onejob.celery.app_state import app_state_of
-from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.listener import Listener
 from onejob.stores.protocol import Store
@@ -22,6 +21,7 @@ from onejob.stores.signals import BACKSTOP
 from tests.celery.harness import House, await_
 from tests.contract.support import StoreAddress
 from tests.contract.test_signals import listening
+from tests.fundamentals.shop import claimed
 from tests.services import eventually
 
 PATIENCE = 40.0
@@ -71,17 +71,12 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def complete(ledger: Ledger, job_id: str) -> None:
-    """Run a job, and complete it."""
-    claim = ledger.claim(job_id, nonce=new_nonce(), node="north")
-    assert claim.job is not None
-    ledger.complete(claim.job, '"done"')
+    ledger.complete(claimed(ledger, job_id), '"done"')
 
 
 def fail(ledger: Ledger, job_id: str) -> None:
-    """Run a job that fails."""
-    claim = ledger.claim(job_id, nonce=new_nonce(), node="north")
-    assert claim.job is not None
-    ledger.fail(claim.job, '{"type": "LookupError", "message": "", "traceback": ""}', "LookupError")
+    error = '{"type": "LookupError", "message": "", "traceback": ""}'
+    ledger.fail(claimed(ledger, job_id), error, "LookupError")
 
 
 ENDS: dict[str, Callable[[Ledger, str], object]] = {"SUCCESS": complete, "FAILURE": fail, "REVOKED": Ledger.cancel}
@@ -162,8 +157,7 @@ def test_a_follower_is_woken(house: House) -> None:
     """The end of a job wakes the sweepers, so that its followers end at once, and not at the next sweep."""
     house.config["onejob_sweep"] = NEVER
     house.worker()
-    first = house.play.delay("member", ["hold:all"])
-    house.await_mark("member")
+    first = house.begin("member", ["hold:all"])
     started: Any = group([house.play.s("member", ["return"])]).delay()
     (follower,) = started.results
     await_(lambda: house.job(follower).follows_id == first.id)

@@ -23,7 +23,6 @@ QUICK = {"onejob_webhook_schedule": [0.2, 0.2]}
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Return a receiver on loopback."""
     with receiving() as receiver:
         yield receiver
 
@@ -35,12 +34,10 @@ def calling(new_house: Callable[..., House], receiver: Receiver) -> House:
 
 
 def webhooks(house: House) -> list[Job]:
-    """Return the webhooks of a house."""
     return house.jobs(task=WEBHOOK_TASK)
 
 
 def submit(task: Any, key: str, what: str, url: str | None = None) -> Any:
-    """Submit a job with a webhook URL."""
     return task.apply_async((key, [what]), webhook_url=url)
 
 
@@ -135,8 +132,7 @@ def test_a_worker_that_stops_releases_webhooks(calling: House, receiver: Receive
     first = calling.worker()
     submit(calling.play, "stopped", "return", receiver.url("/hold"))
     receiver.await_("/hold")
-    first.sigterm()
-    first.await_end()
+    first.stop()
     receiver.released.set()
     calling.worker()
     receiver.await_("/hold", 2)
@@ -154,8 +150,7 @@ def test_a_worker_that_cannot_leaves_webhooks_to_others(calling: House, receiver
     unable.await_text("this worker cannot deliver them")
     await_(lambda: all(was_left(calling, job) for job in webhooks(calling)))
     assert (receiver.got(), unable.text.count("this worker cannot deliver them")) == ([], 1)
-    unable.sigterm()
-    unable.await_end()
+    unable.stop()
     calling.worker()
     receiver.await_("/ok/left", 3)
     calling.assert_quiet()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-import celery
 import pytest
 
-import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger
@@ -24,21 +21,21 @@ from onejob.celery.worker.metrics import MetricsServer
 from onejob.config import Settings, build_ledger
 from onejob.doctor import examine
 from onejob.doctor.finding import Finding, Installation, Level
-from onejob.errors import ConfigurationError, StoreUnavailableError
-from onejob.jobs.lifecycle import State
+from onejob.errors import ConfigurationError
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.stuck import Stuck
-from onejob.observability.events import JobEvent
 from onejob.observability.logs import emit_to
 from onejob.observability.meter import write_all
 from onejob.stores import display_url, open_store
 from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store, pause_until
+from tests.contract.support import submission
 from tests.doctor.support import names
+from tests.quiet import provokes
 from tests.services import free_port
-from tests.submissions import submission_of
 
 
 def findings_of(house: House) -> list[Finding]:
@@ -107,8 +104,7 @@ def test_a_worker_writes_its_probe_file_until_it_ends(house: House) -> None:
     await_(lambda: "has not moved" in str(find_fault(path, time.time(), max_age=2.0)))
     worker.thaw()
     await_(lambda: find_fault(path, time.time(), ready=True, max_age=2.0) is None)
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     assert not path.exists()
 
 
@@ -146,8 +142,7 @@ def test_a_worker_that_stops_writes_its_counts(house: House, pool: str) -> None:
     await_(house.ledger.store.workers)
     house.play.delay("a", acts).get(PATIENCE)
     assert {CLAIMS, COMPLETED, CRASHED}.isdisjoint(house.ledger.store.totals())
-    worker.sigterm()
-    worker.await_end()
+    worker.stop()
     totals = house.ledger.store.totals()
     assert (totals[CLAIMS], totals[COMPLETED], totals.get(CRASHED, 0.0)) == (1.0, 1.0, crashed)
     assert house.ledger.store.workers() == []
@@ -164,8 +159,7 @@ def test_workers_of_a_host_share_a_port_for_metrics(house: House) -> None:
     await_(lambda: "onejob_workers 2.0" in scrape(port))
     with pytest.raises(HTTPError, match="404"):
         scrape(port, "/")
-    first.sigterm()
-    first.await_end()
+    first.stop()
     await_(lambda: "onejob_workers 1.0" in scrape(port))
 
 
@@ -181,8 +175,6 @@ def test_metrics_that_cannot_be_read_are_an_error_of_the_request(caplog: pytest.
     assert "the metrics cannot be read" in caplog.text
     with pytest.raises(ConfigurationError, match=r"onejob_metrics_address='192\.0\.2\.1'"):
         MetricsServer(ledger, "192.0.2.1", port).start()
-    with pytest.raises(ConfigurationError, match="onejob_metrics_port=True"):
-        Settings(metrics_port=True)
 
 
 def scrape(port: int, path: str = "/metrics") -> str:
@@ -220,78 +212,30 @@ def test_a_late_heartbeat_is_counted(house: House) -> None:
 FAILURE = "the observer failed"
 
 
-@pytest.fixture
-def task_with(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a way to define a task of an app with settings, on a ledger in a SQLite file."""
-    apps: list[celery.Celery] = []
-
-    def define(**settings: Any) -> Any:
-        changes = {"broker_url": "memory://", "onejob_store": f"sqlite:///{tmp_path / 'ledger.db'}", **settings}
-        apps.append(celery.Celery("observed", changes=changes, set_as_current=False))
-
-        @apps[-1].task(name="observed", shared=False, base=onejob.Task)
-        def observed(number: int) -> int:
-            return number
-
-        return observed
-
-    yield define
-    for app in apps:
-        app_state_of(app).close()
-
-
-def test_a_listener_that_raises_fails_no_operation(
-    task_with: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_raises_fails_no_operation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The error of a listener is logged with its event, and the operation returns as without one."""
-
-    def fail(event: JobEvent) -> None:
-        raise OSError(FAILURE)
-
-    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=emit_to(fail))
-    admission = ledger.submit(submission_of(task_with(), args=(1,)))
+    ledger = Ledger(
+        open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"),
+        emit=emit_to(Mock(side_effect=OSError(FAILURE))),
+    )
+    admission = ledger.submit(submission())
     assert ledger.cancel(admission.job.id).state is State.CANCELED
     ledger.close()
     assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [(FAILURE,)] * 2  # type: ignore[union-attr]
     assert f"job_submitted of job {admission.job.id}" in caplog.text
 
 
-def test_logs_and_metrics_that_fail_cost_no_submission(
-    task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@provokes(Transition.PUBLISH, because="one submission finds no broker")
+def test_logs_that_fail_cost_no_submission(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a logging handler that raises, submissions are published and counted, also without a broker."""
-    task, handler, logger = task_with(), logging.Handler(), logging.getLogger("onejob")
-    store = app_state_of(task.app).ledger.store
+    handler, logger = logging.Handler(), logging.getLogger("onejob")
+    away: Any = house.another_app(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2).tasks["echo"]
     with monkeypatch.context() as patch:
-        patch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
+        patch.setattr(handler, "emit", Mock(side_effect=OSError(FAILURE)))
         patch.setattr(logger, "handlers", [handler])
         patch.setattr(logger, "level", logging.DEBUG)
-        assert task.delay(1).outcome is Outcome.ADMITTED
-        assert [each.outcome for each in task.submit_many([(1,), (2,)])] == [Outcome.ATTACHED, Outcome.ADMITTED]
-        away = task_with(broker_url="redis://127.0.0.1:1/0", onejob_publish_timeout=0.2)
-        assert away.delay(3).job.id == task.delay(3).id
+        assert house.echo.delay(1).outcome is Outcome.ADMITTED
+        assert [each.outcome for each in house.echo.submit_many([(1,), (2,)])] == [Outcome.ATTACHED, Outcome.ADMITTED]
+        assert away.delay(3).job.id == house.echo.delay(3).id
     write_all()
-    assert store.totals()['["submissions_total", "observed", "admitted"]'] == 3.0
-
-
-def test_metrics_go_on_after_an_outage_that_cannot_be_logged(
-    task_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counts that cannot be written fail no submission; later ones are written, also if a logging handler raises."""
-    task, handler = task_with(onejob_metrics_interval=0.01), logging.Handler()
-    writers: list[threading.Thread] = []
-    store = app_state_of(task.app).ledger.store
-
-    def refuse(_amounts: object, **_: object) -> None:
-        writers.append(threading.current_thread())
-        raise StoreUnavailableError(FAILURE)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(handler, "emit", lambda _: (_ for _ in ()).throw(OSError(FAILURE)))
-        patch.setattr(logging.getLogger("onejob"), "handlers", [handler])
-        patch.setattr(logging.getLogger("onejob"), "level", logging.DEBUG)
-        patch.setattr(store, "increment", refuse)
-        assert task.delay(1).outcome is Outcome.ADMITTED
-        await_(lambda: writers and not writers[0].is_alive())
-    assert task.delay(1).outcome is Outcome.ATTACHED
-    await_(lambda: store.totals().get('["submissions_total", "observed", "attached"]') == 1.0)
+    assert house.ledger.store.totals()['["submissions_total", "echo", "admitted"]'] == 3.0

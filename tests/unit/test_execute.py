@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -38,13 +38,11 @@ from onejob.errors import (
 )
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Job
-from onejob.jobs.records import Query, Registration
+from onejob.jobs.records import Registration
 from onejob.ledger.ledger import NextRun
-from onejob.observability import tracing
 from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.contract.support import accepted
-from tests.webhooks.receiver import SECRET
 
 CLAIMED = ["submit", "claim"]
 
@@ -65,7 +63,6 @@ class House:
         self.seen: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Return a task by its name."""
         return self.app.tasks[name]
 
     def run(self, act: Callable[[Any], Any], task: str = "play", *, once: bool = False, **options: Any) -> Job:
@@ -83,11 +80,9 @@ class House:
         return handled
 
     def messages(self) -> list[Any]:
-        """Return the messages in the broker."""
         return [each for queue in memory.Channel.queues.values() for each in queue.queue]
 
     def events(self, job_id: str) -> list[str]:
-        """Return the names of the events in a job's history."""
         return [entry.event for entry in self.ledger.history(job_id)]
 
     def claim(self, job_id: str, nonce: str = "of-another-worker") -> Job:
@@ -107,7 +102,6 @@ class House:
         setattr(self.ledger, operation, call)
 
     def lose_messages(self) -> None:
-        """Empty the queues of the broker."""
         for queue in memory.Channel.queues.values():
             queue.queue.clear()
 
@@ -133,21 +127,17 @@ def house() -> Iterator[House]:
         return value
 
     define(echo, base=onejob.Task, name="echo", shared=False)
-    define(echo, base=onejob.Task, name="calling", shared=False, webhook_url="https://example.com/ended")
 
     def typed(key: str) -> Order:
         return body(None, key)  # type: ignore[no-any-return]
 
     define(typed, base=onejob.Task, name="typed", typed=True, shared=False)
-    app.conf.onejob_webhook_secrets = [SECRET]
     with isolated(app, lease=30) as jobs:
         houses.append(House(app, jobs))
         yield houses[0]
 
 
 def raised(error: BaseException) -> Callable[[Any], Any]:
-    """Return a body that raises an error."""
-
     def act(_: Any) -> None:
         raise error
 
@@ -415,8 +405,6 @@ def test_a_canceled_run_stops(house: House, trace: Any) -> None:
 
 
 class UnspeakableError(Exception):
-    """An exception without a text."""
-
     def __str__(self) -> str:
         raise LookupError("no text")
 
@@ -600,14 +588,6 @@ def test_a_redelivery_is_recorded(house: House) -> None:
     assert (house.events(result.id), house.seen) == ([*CLAIMED, "complete"], [("key", None)])
 
 
-def test_a_redelivery_to_a_waiting_follower_is_none(house: House) -> None:
-    """A message that comes before its job can run is no duplicate, and one that is a copy of ours neither."""
-    first = house.play.delay("key")
-    house.deliver()
-    house.jobs.worker.deliver_again(house.ledger.get(first.id))
-    assert list(house.ledger.duplicates(first.id)) == []
-
-
 def test_a_message_that_is_answered_by_an_ended_job_takes_over_its_end(house: House) -> None:
     """A message whose arguments an ended job answers has that end at once, and notifies its own canvas."""
     house.kept.delay("key")
@@ -615,17 +595,6 @@ def test_a_message_that_is_answered_by_an_ended_job_takes_over_its_end(house: Ho
     sent = house.app.send_task("kept", ("key",), link=house.echo.s())
     house.deliver()
     assert (house.ledger.get(sent.id).canvas_pending, house.seen) == (False, [("key", None), ("echo", "done")])
-
-
-def test_a_message_of_a_purged_job_is_dropped(house: House) -> None:
-    """A message that the ledger has published starts no run when its job is gone; a mark of another job is none."""
-    result = house.play.delay("key")
-    (message,) = house.messages()
-    assert message["headers"][MARK] == result.id
-    house.ledger.cancel(result.id)
-    house.ledger.store.delete([result.id], sources=FINAL)
-    house.deliver()
-    assert (house.seen, house.ledger.get_or_none(result.id)) == ([], None)
 
 
 @pytest.mark.parametrize("is_due", [True, False])
@@ -642,16 +611,14 @@ def test_a_message_of_another_task_is_ignored(house: House, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("dead", [True, False, "ended"])
-def test_a_run_whose_process_died_at_its_start_crashes_at_once(house: House, dead: bool | str) -> None:
+def test_a_run_whose_process_died_at_its_start_crashes_at_once(house: House, trace: Any, dead: bool | str) -> None:
     """A message that its pool passes on counts the death of the first process, and runs without waiting for a lease."""
-    task, ledger = house.play, house.ledger
-    job = task.delay("key").job
-    task.__trace__ = build_tracer("play", task, app=house.app)
-    nonce = "12345678-message"
+    ledger, nonce = house.ledger, "12345678-message"
+    job = house.play.delay("key").job
     claimed = house.claim(job.id, claim_of(nonce if dead else "another-message", 4_000_000))
     if dead == "ended":
         ledger.complete(claimed, "1")
-    outcome = task.__trace__(job.id, (), {}, {"id": job.id, "onejob_claim": nonce, "hostname": "north", MARK: job.id})
+    outcome = trace(job.id, onejob_claim=nonce, **{MARK: job.id})
     history = ledger.history(job.id)
     if dead is not True:
         assert isinstance(outcome[0], Refusal)
@@ -694,6 +661,7 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
     task, ledger = house.play, house.ledger
     running = task.apply_async(("running",), link=house.echo.s()).job
     ended, gone = (task.delay(key).job for key in ("ended", "gone"))
+    assert [message["headers"][MARK] for message in house.messages()] == [running.id, ended.id, gone.id]
     house.claim(running.id)
     ledger.complete(house.claim(ended.id), "1")
     ledger.cancel(gone.id)
@@ -708,6 +676,7 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
         assert (type(refusal), type(refusal.exception), refusal.traceback) == (Refusal, Ignore, "")
         assert (str(refusal.exception).replace(f"({ledger.get(running.id).reason})", "(started)").replace(
             f"({ledger.get(ended.id).reason})", "(completed)"), rest) == (reason, [True, 0.0, None])  # fmt: skip
+    assert (house.seen, ledger.get_or_none(gone.id)) == ([], None)
     assert [len([*ledger.duplicates(job.id)]) for job in (running, ended)] == [
         int(bool(given.get("delivery_info")))
     ] * 2
@@ -785,14 +754,6 @@ def test_a_message_whose_job_is_purged_before_its_claim(house: House, trace: Any
     house.meanwhile("submit", purge)
     _, info, *_ = trace("new-job")
     assert (house.seen, info.state, "the job was purged" in str(info.retval)) == ([], "IGNORED", True)
-
-
-def test_a_message_creates_the_webhook_of_its_task(house: House) -> None:
-    """A message that becomes a job of a task with a URL creates its webhook, once, which is due at the end."""
-    sent = house.app.send_task("calling", (1,))
-    house.deliver()
-    (webhook,) = house.ledger.find(Query(task="onejob.webhook"))
-    assert (webhook.follows_id, sent.id in webhook.payload) == (sent.id, True)
 
 
 def test_a_redelivery_that_is_not_recorded_is_refused(house: House, trace: Any) -> None:
@@ -934,37 +895,3 @@ def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: An
     refusal, *_ = trace(job.id)
     assert isinstance(refusal, Refusal)
     assert [message["headers"]["task"] for message in house.messages()] == ["echo"] * (ends in {"complete", "fail"})
-
-
-class Spans:
-    """Records what is traced."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_event(self, event: object) -> None:
-        pass
-
-    @contextmanager
-    def run(self, job: Job) -> Iterator[None]:
-        self.seen.append(("run", job.id))
-        yield
-
-    @contextmanager
-    def submit(self, *names: str, carrier: Any = None) -> Iterator[Any]:
-        self.seen.append((*names, carrier))
-        yield self
-
-    def record(self, admissions: Any) -> None:
-        self.seen.append([each.job.id for each in admissions])
-
-    def context(self) -> dict[str, str]:
-        return {}
-
-
-def test_a_message_is_traced(house: House, trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that becomes a job is a span of its sender's trace, and its run a span of its own."""
-    spans = Spans()
-    monkeypatch.setattr(tracing, "tracer", spans)
-    trace("new-job", traceparent="00-1-2-01", other="x")
-    assert spans.seen == [("play", "message", {"traceparent": "00-1-2-01"}), ["new-job"], ("run", "new-job")]

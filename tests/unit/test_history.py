@@ -113,7 +113,6 @@ def test_an_id_is_no_format(ledger: Ledger, number: int, job_id: str) -> None:
 
 
 def timeline(ledger: Ledger, job_id: str = "job-1") -> list[Span]:
-    """Return the timeline of a job."""
     return build_timeline(ledger.get(job_id), ledger.history(job_id), ledger.read_clock())
 
 

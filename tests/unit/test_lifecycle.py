@@ -14,13 +14,11 @@ LIVE = frozenset(State) - FINAL
 
 
 def _next_states(state: State, *, fenced: bool | None = None) -> set[State]:
-    """Return the states that one transition leads to."""
     rules = [rule for rule in RULES.values() if state in rule.sources and fenced in (None, rule.fenced)]
     return {rule.target for rule in rules if rule.target is not None}
 
 
 def _reachable(state: State) -> set[State]:
-    """Return all states that are reachable from `state`."""
     reached, new = {state}, {state}
     while new:
         new = {target for source in new for target in _next_states(source)} - reached

@@ -1,11 +1,10 @@
-"""The operations that the HTTP API, the command line and the dashboard share, and resubmission."""
+"""The operations that the HTTP API, the command line and the dashboard share, resubmission, and duplicate checks."""
 
 import base64
 import itertools
 import logging
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,12 @@ from celery import Celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.operations import Operation, Operator, edit
+from onejob.celery.operations import DuplicateCheck, Operation, Operator, check_duplicate, edit
 from onejob.celery.payload import decode, loads
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
+    InvalidPayloadError,
     JobEndedError,
     JobNotEndedError,
     JobPurgedError,
@@ -28,13 +28,17 @@ from onejob.errors import (
     SupersededError,
 )
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel, Job, Outcome, Route
+from onejob.jobs.model import Cancel, Job, Outcome, Retention, Route
+from onejob.jobs.on_duplicate import CONFLICT_POLICIES
 from onejob.jobs.records import Query
+from onejob.jobs.submitter import Submitter
+from onejob.jobs.transitions import new_nonce
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.webhooks.job import WebhookPayload
 from tests.cases import for_each
-from tests.contract.support import not_none
+from tests.conftest import every_store
+from tests.contract.support import StoreAddress, not_none
 from tests.http.shop import build
 
 ORIGIN = "over HTTP by ops"
@@ -48,18 +52,26 @@ REFUSALS: dict[Operation, type[OneJobError]] = {
 }
 
 
+def latest(document: int, text: str) -> None: ...
+
+
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Celery]:
-    """Return an app on SQLite."""
-    app = build(f"sqlite:///{tmp_path / 'ledger.db'}")
+def app(store_address: StoreAddress) -> Iterator[Celery]:
+    """Return an app with a task for each conflict policy."""
+    app = build(store_address.url, onejob_namespace=store_address.namespace)
+    task: Any = app.task
+    task(name="shop.latest", base=onejob.Task, shared=False, unique_on=["document"], on_duplicate="run_again")(latest)
     yield app
     app_state_of(app).ledger.close()
 
 
 @pytest.fixture
 def ledger(app: Celery) -> Ledger:
-    """Return its ledger."""
     return app_state_of(app).ledger
+
+
+def claim(ledger: Ledger, job_id: str) -> Job:
+    return not_none(ledger.claim(job_id, nonce=new_nonce(), node="node").job)
 
 
 def brought(app: Celery, ledger: Ledger, state: State, order_id: int = 1, **options: Any) -> Job:
@@ -71,7 +83,7 @@ def brought(app: Celery, ledger: Ledger, state: State, order_id: int = 1, **opti
         return ledger.cancel(job_id)
     if waits:
         return ledger.get(job_id)
-    job = not_none(ledger.claim(job_id, nonce="n", node="node").job)
+    job = claim(ledger, job_id)
     match state:
         case State.RETRYING:
             return ledger.retry(job, NextRun.again(job, delay=3600.0, retries=1), error=None, reason="again")
@@ -104,8 +116,7 @@ def test_an_operation_applies_to_its_states(
 
 
 def ended(ledger: Ledger, job_id: str, *, fails: bool) -> Job:
-    """Run a job to its end."""
-    job = not_none(ledger.claim(job_id, nonce="n", node="node").job)
+    job = claim(ledger, job_id)
     return ledger.fail(job, ERROR, "E") if fails else ledger.complete(job, "1")
 
 
@@ -233,8 +244,7 @@ def test_a_dead_letter_stays_if_its_submission_is_refused(app: Celery, ledger: L
     with pytest.raises(InvalidArgumentsError):
         edit(app, ledger, dead.id, args=[], kwargs={})
     strict = app.tasks["shop.strict"]
-    job = not_none(ledger.claim(strict.delay(1).id, nonce="s", node="node").job)
-    refused = ledger.fail(job, ERROR, "E")
+    refused = ended(ledger, strict.delay(1).id, fails=True)
     strict.delay(2)
     with pytest.raises(DuplicateJobError):
         edit(app, ledger, refused.id, args=[2], kwargs={})
@@ -252,3 +262,90 @@ def test_only_dead_letters_outside_of_a_canvas_are_resubmitted(app: Celery, ledg
     with pytest.raises(NotResubmittableError, match="canvas"):
         edit(app, ledger, member.id, args=[2], kwargs={})
     assert ledger.get(member.id) == member
+
+
+# --- a duplicate check says what the submission that follows it gets, on every store ----------------------------------
+
+
+TASKS = {"attach": "shop.invoice", "raise": "shop.strict", "replace": "shop.newest", "run_again": "shop.latest"}
+SITUATIONS = ("none", "waits", "expired", "running", "queued next", "completed", "window over")
+
+
+def call_of(number: int, policy: str, *, other: bool) -> dict[str, Any]:
+    """Return the arguments of a call of the task with a conflict policy, or an equal one with other arguments."""
+    if policy in {"attach", "raise"}:
+        return {"order_id": number} | ({"note": "x"} if other and policy == "attach" else {})
+    return {"document": number, "text": "b" if other else "a"}
+
+
+def arrange(ledger: Ledger, task: Any, kwargs: dict[str, Any], situation: str) -> None:
+    """Let there be the existing job of a situation."""
+    if situation == "none":
+        return
+    job_id = task.apply_async(kwargs=kwargs, expires=-1.0 if situation == "expired" else None).id
+    if situation in {"running", "queued next"}:
+        claim(ledger, job_id)
+    if situation == "queued next":
+        task.apply_async(kwargs=kwargs)
+    if situation in {"completed", "window over"}:
+        keep = Retention(identity_for=60.0 if situation == "completed" else -1.0)
+        ledger.complete(claim(ledger, job_id), "1", keep=keep)
+
+
+CASES = [
+    (policy, situation, other)
+    for policy, situation, other in itertools.product(CONFLICT_POLICIES, SITUATIONS, (False, True))
+    if situation != "queued next" or policy == "run_again"
+]
+
+
+@every_store
+@for_each("policy, situation, other", CASES)
+def test_a_check_foretells_the_submission(app: Celery, policy: str, situation: str, *, other: bool) -> None:
+    """The outcome and the job of a check are those of the submission that follows it, which finds nothing changed."""
+    task: Any = app.tasks[TASKS[policy]]
+    ledger = app_state_of(app).ledger
+    number = CASES.index((policy, situation, other))
+    arrange(ledger, task, call_of(number, policy, other=False), situation)
+    before = ledger.find(Query())
+    kwargs = call_of(number, policy, other=other)
+    found = check_duplicate(app, task.name, (), kwargs)
+    assert ledger.find(Query()) == before
+    try:
+        result = task.apply_async(kwargs=kwargs)
+        outcome, job_id = result.outcome, result.id
+    except onejob.DuplicateJobError as error:
+        outcome, job_id = Outcome.REJECTED, error.job_id
+    assert found.outcome is outcome
+    assert (found.existing is None) is (outcome is Outcome.ADMITTED)
+    if found.existing is not None:
+        assert (found.existing.id == job_id) is (outcome is not Outcome.QUEUED_NEXT)
+        assert found.existing.id in found.reason
+    assert (found.identity, found.fingerprint) == _digests(ledger.get(job_id), found)
+
+
+def _digests(job: Job, found: DuplicateCheck) -> tuple[str, str]:
+    """Return the digests of a job, which has the identity but maybe not the arguments of the call."""
+    return job.identity, job.fingerprint if found.outcome.makes_job else found.fingerprint
+
+
+def test_a_check_is_made_for_its_submitter(app: Celery) -> None:
+    """A submitter with own jobs is answered by its own job only; a policy of one call replaces the task's own."""
+    with onejob.submitter("one", own_jobs=True):
+        mine = app.tasks["shop.invoice"].delay(1)
+        assert check_duplicate(app, "shop.invoice", [1], {}).existing is not None
+    own = check_duplicate(app, "shop.invoice", [1], {}, submitter=Submitter("one", own_jobs=True))
+    assert (not_none(own.existing).id, '"scope":"one"' in own.hashed_text) == (mine.id, True)
+    assert check_duplicate(app, "shop.invoice", [1], {}).outcome is Outcome.ADMITTED
+    app.tasks["shop.invoice"].delay(1)
+    assert check_duplicate(app, "shop.invoice", [1], {}, on_duplicate="raise").outcome is Outcome.REJECTED
+
+
+def test_wrong_arguments_raise_as_a_submission(app: Celery) -> None:
+    """Wrong or unhashable arguments, and an unknown task, raise the errors of a submission."""
+    with pytest.raises(InvalidArgumentsError):
+        check_duplicate(app, "shop.invoice", [1, 2, 3], {})
+    with pytest.raises(InvalidPayloadError):
+        check_duplicate(app, "shop.anything", [float("nan")], {})
+    with pytest.raises(InvalidArgumentsError, match=r"no onejob task named 'shop\.nothing'"):
+        check_duplicate(app, "shop.nothing", [], {})

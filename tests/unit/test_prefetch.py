@@ -10,6 +10,7 @@ import pytest
 
 from onejob.celery.delivery import Delivered, Prefetch
 from onejob.errors import StoreUnavailableError
+from tests.contract.support import not_none
 
 PATIENCE = 10.0
 QUEUES = ["celery"]
@@ -46,11 +47,11 @@ class Source:
         assert self.prefetch.request(QUEUES, 2)
         assert self.begun.wait(PATIENCE)
 
-    def collect(self) -> Delivered | None:
+    def collect(self) -> Delivered:
         """Return the answer once it is announced."""
         self.gate.set()
         assert self.announced.wait(PATIENCE)
-        return self.prefetch.collect()
+        return not_none(self.prefetch.collect())
 
 
 @pytest.fixture
@@ -68,7 +69,6 @@ def test_an_answer_is_collected_once(source: Source) -> None:
     assert source.prefetch.collect() is None
     assert [*source.prefetch.queues] == QUEUES
     answer = source.collect()
-    assert answer is not None
     assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
     assert not source.prefetch.queues
     assert source.prefetch.collect() is None
@@ -82,7 +82,6 @@ def test_one_request_at_a_time(source: Source) -> None:
     assert source.announced.wait(PATIENCE)
     assert not source.prefetch.request(["other"], 5)
     answer = source.collect()
-    assert answer is not None
     assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
 
 
@@ -90,15 +89,11 @@ def test_a_job_that_comes_meanwhile_is_looked_for(source: Source) -> None:
     """A signal during a delivery has the consumer look once more; one before it does not."""
     source.prefetch.note_arrival()
     source.request()
-    answer = source.collect()
-    assert answer is not None
-    assert not answer.is_full
+    assert not source.collect().is_full
     source.announced.clear()
     source.request()
     source.prefetch.note_arrival()
-    answer = source.collect()
-    assert answer is not None
-    assert answer.is_full
+    assert source.collect().is_full
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
@@ -126,4 +121,4 @@ def test_an_error_is_raised_where_the_answer_is_collected(source: Source, error:
     source.error = None
     source.announced.clear()
     source.request()
-    assert source.collect() is not None
+    source.collect()

@@ -42,7 +42,6 @@ def published(at: float, *, route: str = "celery", rank: int = 0) -> Job:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Return the clock of a worker."""
     return ManualClock(0.0)
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import celery
 import pytest
@@ -29,7 +30,6 @@ from onejob.errors import (
 )
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.observability import tracing
 from onejob.testing import isolated
 from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
@@ -62,7 +62,6 @@ def app() -> Iterator[Any]:
 
 
 def ledger_of(app: Any) -> Ledger:
-    """Return the ledger of an app."""
     return app_state_of(app).ledger
 
 
@@ -72,12 +71,10 @@ def messages() -> list[str]:
 
 
 def jobs(app: Any, task: str = "play") -> list[tuple[str, State]]:
-    """Return the ids and the states of the jobs of a task."""
     return [(job.id, job.state) for job in ledger_of(app).find(Query(task=task))]
 
 
 def prepared(app: Any, *args: Any, task: str = "play") -> Prepared:
-    """Return a call that was prepared."""
     return prepare(app_state_of(app), Call(app.tasks[task], args))
 
 
@@ -227,16 +224,10 @@ def test_arguments_that_no_run_uses_are_warned_of(
 def test_a_message_is_sent_by_the_given_producer(app: Any, hook: str | None) -> None:
     """A `producer` that a submission is given sends its message."""
     publisher: Any = app_state_of(app).publisher
-    used: list[Any] = []
-
-    def publish_all(_: Any, producer: Any = None, **__: Any) -> dict[str, Exception]:
-        used.append(producer)
-        return {}
-
-    publisher.publish_all = publish_all
+    publisher.publish_all = Mock(return_value={})
     with app.producer_pool.acquire() as producer:
         app.tasks["play"].apply_async((1,), producer=producer, **({"webhook_url": hook} if hook else {}))
-    assert used == [producer]
+    assert [call.args[1] for call in publisher.publish_all.mock_calls] == [producer]
 
 
 @for_each("shared, given, is_own, pushes", [
@@ -268,17 +259,12 @@ def test_a_job_whose_message_the_application_sees_is_not_offered(app: Any, *, se
 
 def given_to_the_store(app: Any, patch: pytest.MonkeyPatch, **options: Any) -> Any:
     """Submit a job, and return what the store got for its message."""
-    publisher, ledger = app_state_of(app).publisher, ledger_of(app)
-    submit_many, seen = ledger.submit_many, []
-
-    def recorded(submissions: Any, *, message_of: Any, **options: Any) -> Any:
-        seen.append(message_of)
-        return submit_many(submissions, **options)
-
-    patch.setattr(publisher, "publish_all", lambda *_, **__: {})
-    patch.setattr(ledger, "submit_many", recorded)
+    submit_many = ledger_of(app).submit_many
+    recorded = Mock(side_effect=lambda submissions, **_: submit_many(submissions))
+    patch.setattr(app_state_of(app).publisher, "publish_all", lambda *_, **__: {})
+    patch.setattr(ledger_of(app), "submit_many", recorded)
     admit(app_state_of(app), [prepared(app, 1)], **options)
-    return seen[0]
+    return recorded.call_args.kwargs["message_of"]
 
 
 # --- several that are submitted together ----------------------------------------------------------------------------
@@ -315,15 +301,11 @@ def test_what_cannot_be_sent_has_its_error(app: Any) -> None:
 
 def test_an_answer_that_is_refused_is_one_callers_error(app: Any) -> None:
     """A caller that may not have the job that answers gets that error, and the others their jobs; none get none."""
-
-    def refuse(_: Any) -> None:
-        raise PermissionError
-
     state = app_state_of(app)
     app.tasks["play"].apply_async((9,), task_id="job")
     other = prepare(state, Call(app.tasks["other"], (1,), task_id="job"))
     assert kinds(admit(app_state_of(app), [other, prepared(app, 8)])) == ["TaskIdReusedError", "admitted"]
-    calls = [Call(app.tasks["play"], (1,), check_answer=check) for check in (refuse, None)]
+    calls = [Call(app.tasks["play"], (1,), check_answer=check) for check in (Mock(side_effect=PermissionError), None)]
     assert kinds(admit(app_state_of(app), [prepare(state, call) for call in calls])) == ["PermissionError", "attached"]
     assert (app.tasks["play"].submit_many([]), admit(app_state_of(app), [])) == ([], [])
 
@@ -339,11 +321,7 @@ def test_a_withdrawn_job_with_a_duplicate_is_kept(app: Any) -> None:
 def test_a_store_that_goes_away_at_a_withdrawal_is_one_callers_error(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a job whose message cannot be sent cannot be withdrawn, the other calls of its batch have their jobs."""
     refuse_messages(app)
-
-    def change(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailableError("away")
-
-    monkeypatch.setattr(app_state_of(app).ledger, "change", change)
+    monkeypatch.setattr(app_state_of(app).ledger, "change", Mock(side_effect=StoreUnavailableError("away")))
     assert kinds(each(app)) == ["StoreUnavailableError", "admitted", "admitted"]
 
 
@@ -431,40 +409,3 @@ def test_a_rejected_call_is_an_error_with_its_reason(app: Any) -> None:
     with pytest.raises(DuplicateJobError, match="play") as caught:
         submit(app_state_of(app), refused)
     assert (caught.value.job_id, caught.value.state) == (first.id, State.QUEUED)
-
-
-class Spans(tracing.Tracer):
-    """Records the spans of submissions."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def submit(self, task: str, source: str, **_: Any) -> Any:
-        """Return a span that records outcomes."""
-        self.seen.append((task, source))
-        return nullcontext(_Span(self.seen))
-
-
-class _Span(tracing.SubmissionSpan):
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    def record(self, admissions: Any) -> None:
-        """Record the outcomes."""
-        self.seen += [each.outcome.value for each in admissions]
-
-
-def test_each_submission_is_a_span(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traced call is one span, with its task, its way in, and the outcome, if it has one."""
-    spans = Spans()
-    monkeypatch.setattr(tracing, "tracer", spans)
-    task = app.tasks["play"]
-    assert task.delay(1).id == task.delay(1).id
-    refuse_messages(app)
-    with pytest.raises(ValueError, match="too large"):
-        task.delay(2)
-    task.submit_many([(3,), (3,)])
-    assert spans.seen == [
-        ("play", "apply_async"), "admitted", ("play", "apply_async"), "attached", ("play", "apply_async"),
-        ("play", "submit_many"), "admitted", "attached",
-    ]  # fmt: skip

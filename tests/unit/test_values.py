@@ -37,7 +37,6 @@ ANY_TEXTS = st.text(st.characters(), max_size=8) | st.sampled_from(
 
 @pytest.fixture(scope="module")
 def database(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
-    """Return a connection to PostgreSQL."""
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         yield connection
 
@@ -136,7 +135,6 @@ def test_bytes_are_stored_whatever_they_are(value: bytes) -> None:
 
 
 def job_of(args: list[Any], kwargs: dict[str, Any], task: str = "shop.invoice") -> Job:
-    """Return a job of a call."""
     payload = encode(task, args, kwargs, Limits())
     return replace(new_job(submission(), now=0.0, wake_after=0.0), task=task, payload=payload)
 
