@@ -7,7 +7,7 @@ A command is a name, ids, and values, which are expressions with the names of `S
 A name that is an id asserts columns of that job: `detail` and `events` are the ends of its history, `says` is a part of
 its text. `changed` asserts all columns that the last command changed. `keep` asserts that a command changes no job,
 `raise` that it raises an error with these values, and `refuse` both. `meanwhile` runs commands just after the next call
-of an operation of the store.
+of an operation of the store, and `during` while a `sweep during` publishes; `changed` asks what has changed since.
 """
 
 import re
@@ -74,7 +74,7 @@ class Script:
     def run_command(self, command: str) -> Any:
         """Run one command, and return its answer."""
         name, _, rest = command.partition(" ")
-        if name in {"keep", "raise", "refuse", "meanwhile"}:
+        if name in {"keep", "raise", "refuse", "meanwhile", "during"}:
             return getattr(self, f"{name}_")(rest)
         words = shlex.split(rest)
         values = {key: self.value(text) for key, _, text in (word.partition("=") for word in words if "=" in word)}
@@ -140,10 +140,18 @@ class Script:
 
         def act() -> None:
             self.world.ledger = ledger
-            for each in rest.split(" & "):
-                self.run_command(each)
+            self.play_meanwhile(rest)
 
         self.world.ledger = Ledger(support.after(self.world.store, operation, act), self.policy)
+
+    def during_(self, commands: str) -> None:
+        """Run commands, separated by `&`, for each message of a sweep, before that is noted."""
+        self.publishers["during"] = lambda _: self.play_meanwhile(commands)
+
+    def play_meanwhile(self, commands: str) -> None:
+        """Run commands within another one, and remember what they leave."""
+        self.play(commands.replace(" & ", "; "))
+        self.before = self.jobs()
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
