@@ -560,8 +560,7 @@ def test_a_pooled_store_leaves_nothing_in_its_sessions(place: Place) -> None:
 @pytest.mark.deep
 def test_threads_share_the_few_sessions_of_a_pooler(place: Place) -> None:
     """Behind a real PgBouncer in transaction mode every operation works, and other clients inherit nothing."""
-    pooler = start_pgbouncer(place.server, size=3)
-    try:
+    with start_pgbouncer(place.server, size=3) as pooler:
         with closing(PostgresStore(pooler.url, schema=place.schema)) as store, ThreadPoolExecutor(8) as threads:
             for done in [threads.submit(_live, store, number) for number in range(100)]:
                 done.result(60.0)
@@ -572,5 +571,3 @@ def test_threads_share_the_few_sessions_of_a_pooler(place: Place) -> None:
         with closing(unaware), ThreadPoolExecutor(8) as threads:
             failed = [threads.submit(_live, unaware, number).exception for number in range(200, 220)]
             assert "pooler=transaction" in str([exception(60.0) for exception in failed])
-    finally:
-        pooler.stop()
