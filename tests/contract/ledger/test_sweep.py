@@ -165,7 +165,6 @@ def test_an_error_of_the_store_ends_the_sweep(world: World) -> None:
     with pytest.raises(StoreUnavailableError):
         world.sweep()
     assert len(world.sent) == 1
-    world.use(Policy())
     world.clock.advance(HOLD)
     assert world.sweep().published >= 2
 

@@ -22,7 +22,7 @@ class World:
     def __init__(self, store: Store, clock: support.ManualClock) -> None:
         self.store = store
         self.clock = clock
-        self.ledger = Ledger(store)
+        self.use(Policy())
         self.sent: list[Job] = []
 
     @property
@@ -32,6 +32,7 @@ class World:
 
     def use(self, policy: Policy) -> None:
         """Continue with another policy."""
+        self.policy = policy
         self.ledger = Ledger(self.store, policy)
 
     def submit(self, job_id: str = "job-1", **values: Any) -> Job:
@@ -77,7 +78,7 @@ class World:
 
     def meanwhile(self, operation: str, action: Callable[[], object]) -> None:
         """Continue with a ledger whose store runs an action just after the next call of one of its operations."""
-        self.ledger = Ledger(support.after(self.store, operation, action))
+        self.ledger = Ledger(support.after(self.store, operation, action), self.policy)
 
     def assert_legal(self, job_id: str = "job-1") -> None:
         """Assert that a job's history follows the lifecycle."""
