@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,16 +18,9 @@ from hypothesis import settings
 from onejob.ledger.ledger import Ledger
 from onejob.observability.meter import write_all
 from onejob.stores.migrate import sql
+from onejob.stores.protocol import Store
 from tests.contract.support import ManualClock, StoreAddress
-from tests.services import start_postgres, start_redis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from onejob.stores.protocol import Store
-    from tests.services import PostgresServer, RedisServer
-
+from tests.services import PostgresServer, RedisServer, start_postgres, start_redis
 
 pytest_plugins = ["tests.quiet", "tests.tiers"]
 settings.register_profile("search", deadline=None)  # a busy machine breaks no law
@@ -52,9 +47,8 @@ def make_ledger(url: str, schema: str) -> None:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Return the session's private Redis server."""
-    server = start_redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+    with start_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture

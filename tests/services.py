@@ -12,15 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Self, TypeVar
 
 from kombu import Connection
 from kombu.exceptions import OperationalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -158,7 +156,7 @@ def watch(pid: int) -> subprocess.Popen[bytes]:
 
 
 class Server:
-    """A private server on a loopback port of its own, with a directory of its own."""
+    """A private server on a loopback port of its own, with a directory of its own. A block with it ends in its stop."""
 
     log_name = "server.log"
     ready_text = ""
@@ -172,6 +170,12 @@ class Server:
         self.port = 0
         self.args = args
         self._daemon: Daemon | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def pid(self) -> int:

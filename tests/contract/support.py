@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Admission, Applied, Change, Duplicate, Job, MessageOf, Outcome, Submission
-from onejob.jobs.records import DuplicateCount, Entry, Query
+from onejob.jobs.records import Entry, Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, SweepResult
@@ -84,14 +84,9 @@ class StoreAddress:
 
         return RedisStore.from_url(self.url, prefix=self.namespace, clock=clock)
 
-    @contextmanager
-    def opened(self, clock: Callable[[], float] | None = None) -> Iterator[Store]:
+    def opened(self, clock: Callable[[], float] | None = None) -> closing[Store]:
         """Open the store for the length of a block."""
-        store = self.open(clock)
-        try:
-            yield store
-        finally:
-            store.close()
+        return closing(self.open(clock))
 
 
 def not_none(value: T | None) -> T:
@@ -234,10 +229,9 @@ def holders(store: Store, identity: str) -> list[Job]:
     return [job for job in store.find(Query(identity=identity, limit=10_000)) if job.holds_identity]
 
 
-def counted(store: Store, by: GroupBy, limit: int = 1000) -> dict[tuple[str, str], int]:
+def counted(store: Store, by: GroupBy) -> dict[tuple[str, str], int]:
     """Return the numbers of duplicates, by name and outcome."""
-    duplicate_counts: list[DuplicateCount] = store.duplicate_counts(by, limit=limit)
-    return {(each.name, str(each.outcome)): each.count for each in duplicate_counts}
+    return {(each.name, str(each.outcome)): each.count for each in store.duplicate_counts(by, limit=1000)}
 
 
 @contextmanager

@@ -185,19 +185,16 @@ def refusing(path: Path, last: str) -> Iterator[None]:
 
 def test_a_store_works_again_after_a_restart_of_redis(tmp_path: Path) -> None:
     """A store whose server has died raises errors, and works again with the server, without being opened anew."""
-    server = start_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
-    try:
-        with closing(RedisStore.from_url(server.url)) as store:
-            job = run(store)
-            server.kill()
-            for name in ("get", "apply", "submit"):
-                with pytest.raises(StoreUnavailableError):
-                    OPERATIONS[name](store, job)
-            server.restart()
-            assert read(store) == job
-            assert end(store, job).state is State.COMPLETED
-    finally:
-        server.stop()
+    durable = start_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    with durable as server, closing(RedisStore.from_url(server.url)) as store:
+        job = run(store)
+        server.kill()
+        for name in ("get", "apply", "submit"):
+            with pytest.raises(StoreUnavailableError):
+                OPERATIONS[name](store, job)
+        server.restart()
+        assert read(store) == job
+        assert end(store, job).state is State.COMPLETED
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -234,15 +231,12 @@ def test_a_part_of_a_batch_whose_script_redis_has_is_not_repeated(redis_url: str
 @pytest.mark.parametrize("refusal", ["--maxmemory 1 --maxmemory-policy noeviction", "--requirepass other"])
 def test_a_redis_that_refuses_is_no_outage(tmp_path: Path, refusal: str) -> None:
     """A server without memory, or that refuses the connection, is a `StoreError`, no outage; nothing is written."""
-    server = start_redis(tmp_path, *refusal.split())
-    try:
+    with start_redis(tmp_path, *refusal.split()) as server:
         with closing(RedisStore.from_url(server.url)) as store, pytest.raises(StoreError) as caught:
             submit(store)
         assert not isinstance(caught.value, StoreUnavailableError)
         with redis.Redis.from_url(server.url, password="other" if "requirepass" in refusal else None) as client:
             assert client.dbsize() == 0
-    finally:
-        server.stop()
 
 
 def test_a_value_that_a_store_can_never_hold_is_refused(store: Store, store_address: StoreAddress) -> None:

@@ -278,16 +278,17 @@ def lock_waiters(server: PostgresServer, application: str = "onejob") -> int:
         (RUN_AGAIN, ("job-2", "job-2"), ("one", "another")),
         ({}, ("job-2", "job-2"), ("one", "one")),
         ({}, ("job-2", "job-3"), ("one", "one")),
+        ({"key": "key"}, ("job-2", "job-2"), ("one", "one")),
     ],
 )
 def test_submissions_that_wait_for_one_row_are_counted_once(
     place: Place, store: PostgresStore, values: dict[str, Any], ids: tuple[str, str], nonces: tuple[str, str]
 ) -> None:
     """A submission that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
-    run(store, identity="same")
+    run(store, identity="same", key=values.get("key"))
     news = [submission(each, identity="same", nonce=nonce, **values) for each, nonce in zip(ids, nonces, strict=True)]
     answers = when_free(place, *[partial(submit_one, store, new, wake_after=LEASE) for new in news])
-    expected = (Outcome.QUEUED_NEXT, "job-2") if values else (Outcome.ATTACHED, "job-1")
+    expected = (Outcome.QUEUED_NEXT, "job-2") if values == RUN_AGAIN else (Outcome.ATTACHED, "job-1")
     assert [(each.outcome, each.job.id) for each in answers] == [expected] * 2
     assert counted(store) == {1}
 
@@ -398,37 +399,6 @@ def test_urls_of_sqlalchemy_are_understood(place: Place, scheme: str) -> None:
 
 
 # --- statements that overlap ------------------------------------------------------------------------------------------
-
-
-def test_a_duplicate_that_is_forgotten_is_counted_anew(store: PostgresStore) -> None:
-    """A request that is repeated when its duplicate is no longer kept is answered, and counted once more."""
-    submit(store, "a", identity="same")
-    again = submission("b", identity="same", nonce="again")
-    submit_one(store, again, wake_after=LEASE)
-    store.submit_many([submission(f"more-{number}", identity="same") for number in range(25)], wake_after=LEASE)
-    assert submit_one(store, again, wake_after=LEASE).outcome is Outcome.ATTACHED
-    assert read(store, "a").duplicate_count == 27
-
-
-@pytest.mark.parametrize("key", [None, "key"])
-def test_a_request_that_is_sent_twice_at_once_counts_once(store: PostgresStore, place: Place, key: str | None) -> None:
-    """A duplicate whose request arrives twice while it is locked is one duplicate, with a key and without."""
-    submit(store, "a", identity="same", key=key)
-    again = submission("b", identity="same", nonce="again", key=key)
-    with psycopg.connect(place.server.url) as session, ThreadPoolExecutor() as threads:
-        session.execute(f'lock table "{place.schema}".jobs in exclusive mode'.encode())
-        answers = [threads.submit(submit_one, store, again, wake_after=LEASE) for _ in range(2)]
-        eventually(lambda: waiting(place) == 2)
-        session.commit()
-        assert [answer.result().outcome for answer in answers] == [Outcome.ATTACHED] * 2
-    assert read(store, "a").duplicate_count == 1
-
-
-def waiting(place: Place) -> int:
-    """Return how many statements wait for a lock of a row in a ledger."""
-    query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
-    with psycopg.connect(place.server.url) as session:
-        return int(not_none(session.execute(query, [f"%{place.schema}%"]).fetchone())[0])
 
 
 def test_a_job_that_is_followed_during_its_purge_stays(
@@ -589,8 +559,7 @@ def test_a_pooled_store_leaves_nothing_in_its_sessions(place: Place) -> None:
 @pytest.mark.deep
 def test_threads_share_the_few_sessions_of_a_pooler(place: Place) -> None:
     """Behind a real PgBouncer in transaction mode every operation works, and other clients inherit nothing."""
-    pooler = start_pgbouncer(place.server, size=3)
-    try:
+    with start_pgbouncer(place.server, size=3) as pooler:
         with closing(PostgresStore(pooler.url, schema=place.schema)) as store, ThreadPoolExecutor(8) as threads:
             for done in [threads.submit(_live, store, number) for number in range(100)]:
                 done.result(60.0)
@@ -601,5 +570,3 @@ def test_threads_share_the_few_sessions_of_a_pooler(place: Place) -> None:
         with closing(unaware), ThreadPoolExecutor(8) as threads:
             failed = [threads.submit(_live, unaware, number).exception for number in range(200, 220)]
             assert "pooler=transaction" in str([exception(60.0) for exception in failed])
-    finally:
-        pooler.stop()

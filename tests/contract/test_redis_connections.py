@@ -114,18 +114,14 @@ def test_after_a_lost_server_every_connection_is_new(
 ) -> None:
     """After a restart of the server one call fails, however many connections were open; none if they were idle."""
     monkeypatch.setattr(connection_module, "CHECK_AFTER", checked_after)
-    server = start_redis(tmp_path)
-    try:
-        with closing(Connections(ConnectionPool.from_url(server.url))) as connections:
-            together(*[partial(connections.execute, [("BLPOP", "no-such-list", "0.2")])] * 4)
-            server.kill()
-            server.restart()
-            for _ in range(errors):
-                with pytest.raises(redis.ConnectionError):
-                    connections.execute([("PING",)])
-            assert connections.execute([("PING",)]) == [b"PONG"]
-    finally:
-        server.stop()
+    with start_redis(tmp_path) as server, closing(Connections(ConnectionPool.from_url(server.url))) as connections:
+        together(*[partial(connections.execute, [("BLPOP", "no-such-list", "0.2")])] * 4)
+        server.kill()
+        server.restart()
+        for _ in range(errors):
+            with pytest.raises(redis.ConnectionError):
+                connections.execute([("PING",)])
+        assert connections.execute([("PING",)]) == [b"PONG"]
 
 
 WAIT = ("BLPOP", "no-such-list", "0.05")
@@ -175,15 +171,12 @@ def test_a_call_sleeps_at_once_where_other_processes_want_the_core(
 
 def test_a_reply_that_does_not_come_raises(tmp_path: Path) -> None:
     """A call raises `TimeoutError` after `socket_timeout`; its reply, which comes later, is not that of the next."""
-    server = start_redis(tmp_path)
-    try:
+    with start_redis(tmp_path) as server:
         pool = ConnectionPool.from_url(server.url, decode_responses=True, socket_timeout=0.3)
         with closing(Connections(pool)) as connections:
             with pytest.raises(exceptions.TimeoutError, match=r"no answer within 0.3 s"):
                 connections.execute([("ECHO", "old"), ("BLPOP", "no-such-list", "0.5")])
             assert echo(connections, "new") == "new"
-    finally:
-        server.stop()
 
 
 def test_a_large_request_and_a_large_reply_arrive(connections: Connections) -> None:
@@ -194,15 +187,11 @@ def test_a_large_request_and_a_large_reply_arrive(connections: Connections) -> N
 
 def test_a_server_that_is_read_only_is_left(tmp_path: Path) -> None:
     """After a write that a replica refuses, the next call has a new connection, which may reach the new primary."""
-    server = start_redis(tmp_path)
-    try:
-        with closing(Connections(ConnectionPool.from_url(server.url))) as connections:
-            before, _ = connections.execute([("CLIENT", "ID"), ("REPLICAOF", "127.0.0.1", str(free_port()))])
-            with pytest.raises(exceptions.ReadOnlyError):
-                connections.execute([("SET", "name", "value")])
-            assert connections.execute([("CLIENT", "ID")]) != [before]
-    finally:
-        server.stop()
+    with start_redis(tmp_path) as server, closing(Connections(ConnectionPool.from_url(server.url))) as connections:
+        before, _ = connections.execute([("CLIENT", "ID"), ("REPLICAOF", "127.0.0.1", str(free_port()))])
+        with pytest.raises(exceptions.ReadOnlyError):
+            connections.execute([("SET", "name", "value")])
+        assert connections.execute([("CLIENT", "ID")]) != [before]
 
 
 def test_calls_over_tls_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,16 +206,13 @@ def test_calls_over_tls_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options = {"tls-port": port, "tls-auth-clients": "no", "tls-ca-cert-file": tmp_path / "ca"}
     options |= {"tls-cert-file": tmp_path / "cert", "tls-key-file": tmp_path / "cert"}
     server.args = tuple(word for name, value in options.items() for word in (f"--{name}", str(value)))
-    try:
-        server.start()
-        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'ca'}"
-        texts = [f"{number}".rjust(1000) for number in range(2000)]
-        with closing(Connections(pool_of(url))) as connections:
-            client = connections.execute([("CLIENT", "ID")])
-            assert connections.execute([("ECHO", text) for text in texts]) == texts
-            assert connections.execute([("CLIENT", "ID")]) == client
-    finally:
-        server.stop()
+    server.start()
+    url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'ca'}"
+    texts = [f"{number}".rjust(1000) for number in range(2000)]
+    with server, closing(Connections(pool_of(url))) as connections:
+        client = connections.execute([("CLIENT", "ID")])
+        assert connections.execute([("ECHO", text) for text in texts]) == texts
+        assert connections.execute([("CLIENT", "ID")]) == client
 
 
 def test_a_server_sends_only_replies(redis_url: str) -> None:

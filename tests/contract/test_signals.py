@@ -191,13 +191,9 @@ def test_a_sqlite_file_is_never_opened_for_signals(store: Store, store_address: 
 
 def test_behind_a_pooler_subscribers_poll(postgres_server: PostgresServer, postgres_schema: str) -> None:
     """Behind a pooler in transaction mode nobody listens: subscribers look in short intervals."""
-    pooler = start_pgbouncer(postgres_server)
-    try:
-        with StoreAddress(pooler.url, postgres_schema).opened() as store:
-            store.signals.subscribe(Channel.END, "job-1", print)()
-            assert store.signals.interval == POLL
-    finally:
-        pooler.stop()
+    with start_pgbouncer(postgres_server) as pooler, StoreAddress(pooler.url, postgres_schema).opened() as store:
+        store.signals.subscribe(Channel.END, "job-1", print)()
+        assert store.signals.interval == POLL
 
 
 def test_long_schemas_have_channels_of_their_own() -> None:

@@ -1,17 +1,13 @@
 """The shop of the tutorial: it writes invoices."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from onejob.jobs.model import Submission
+from onejob.jobs.model import Job, Submission
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
 from onejob.uniqueness.identity import Identifier
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
+from tests.contract.support import accepted
 
 
 def invoice(order_id: int) -> str:
@@ -38,7 +34,4 @@ def order(order_id: int, **options: Any) -> Submission:
 
 def claimed(ledger: Ledger, job_id: str, node: str = "north") -> Job:
     """Start a run of a job that can be claimed, and return it."""
-    claim = ledger.claim(job_id, nonce=new_nonce(), node=node)
-    assert claim.applied, claim
-    assert claim.job is not None
-    return claim.job
+    return accepted(ledger.claim(job_id, nonce=new_nonce(), node=node))

@@ -4,17 +4,11 @@ These files read as a tutorial of the ledger, from the first submission to the l
 Celery adds is in `tests/celery`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
+from onejob.ledger.ledger import Ledger
 from onejob.uniqueness.identity import Identifier
 from tests.fundamentals.shop import order
-
-if TYPE_CHECKING:
-    from onejob.ledger.ledger import Ledger
 
 
 def test_the_first_submission_is_admitted(ledger: Ledger) -> None:

@@ -1,25 +1,13 @@
 """Second: a job has one run at a time, and the writes of a late worker are refused."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from onejob.errors import LeaseLost, StaleTokenError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
-from tests.contract.support import sweep
+from onejob.ledger.ledger import Ledger
+from tests.contract.support import ManualClock, sweep
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from tests.contract.support import ManualClock
-
-
-def publish_nothing(job: Job) -> None:
-    """Do not publish."""
 
 
 def test_a_claim_gives_a_lease_and_a_token(ledger: Ledger) -> None:
@@ -44,7 +32,7 @@ def test_a_dead_worker_delays_a_job_by_a_lease(ledger: Ledger, clock: ManualCloc
     job = ledger.submit(order(42)).job
     claimed(ledger, job.id, "north")
     clock.advance(31)
-    assert sweep(ledger, publish_nothing).lapsed == 1
+    assert sweep(ledger, lambda _: None).lapsed == 1
     assert claimed(ledger, job.id, "south").attempt == 2
 
 
@@ -54,7 +42,7 @@ def test_a_heartbeat_keeps_the_lease(ledger: Ledger, clock: ManualClock) -> None
     for _ in range(10):
         clock.advance(20)
         assert ledger.renew([(run.id, run.claim)])[0].held
-        assert sweep(ledger, publish_nothing).lapsed == 0
+        assert sweep(ledger, lambda _: None).lapsed == 0
 
 
 def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
@@ -62,7 +50,7 @@ def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
     job = ledger.submit(order(42)).job
     late = claimed(ledger, job.id, "north")
     clock.advance(31)
-    sweep(ledger, publish_nothing)
+    sweep(ledger, lambda _: None)
     rightful = claimed(ledger, job.id, "south")
 
     with pytest.raises(StaleTokenError):
@@ -79,7 +67,7 @@ def test_steps_survive_the_worker(ledger: Ledger, clock: ManualClock) -> None:
     job = ledger.submit(order(42)).job
     ledger.keep_step(claimed(ledger, job.id, "north"), "outline", '"kept"')
     clock.advance(31)
-    sweep(ledger, publish_nothing)
+    sweep(ledger, lambda _: None)
     again = claimed(ledger, job.id, "south")
     assert ledger.steps(again) == {"outline": '"kept"'}
     assert ledger.keep_step(again, "outline", '"computed again"') == '"kept"'

@@ -1,21 +1,13 @@
 """Third: the sweep publishes again what the broker loses."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.ledger.ledger import NextRun
-from tests.contract.support import sweep
+from onejob.jobs.model import Job
+from onejob.ledger.ledger import Ledger, NextRun
+from tests.contract.support import ManualClock, sweep
 from tests.fundamentals.shop import claimed, order
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from tests.contract.support import ManualClock
 
 
 def test_a_lost_message_is_sent_again(ledger: Ledger, clock: ManualClock) -> None:

@@ -17,9 +17,8 @@ from tests.webhooks.receiver import SECRET
 
 @pytest.fixture(scope="session")
 def transactions_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
-    yield server
-    server.stop()
+    with start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES)) as server:
+        yield server
 
 
 def place_at(url: str, schema: str, broker: RedisServer, directory: Path) -> Place:

@@ -7,7 +7,7 @@ A command is a name, ids, and values, which are expressions with the names of `S
 A name that is an id asserts columns of that job: `detail` and `events` are the ends of its history, `says` is a part of
 its text. `changed` asserts all columns that the last command changed. `keep` asserts that a command changes no job,
 `raise` that it raises an error with these values, and `refuse` both. `meanwhile` runs commands just after the next call
-of an operation of the store.
+of an operation of the store, and `during` while a `sweep during` publishes; `changed` asks what has changed since.
 """
 
 import re
@@ -26,7 +26,7 @@ from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import DST_SHIFT
-from onejob.ledger.ledger import Ledger, NextRun
+from onejob.ledger.ledger import NextRun
 from onejob.ledger.sweep import SweepResult, note_canvas_error, note_unsent
 from onejob.stores.protocol import Store
 from tests.contract import support
@@ -38,18 +38,17 @@ OPERATIONS = frozenset("get cancel run_now redrive drop delete".split())
 """The operations of the ledger that take an id."""
 
 
-class Script:
+class Script(World):
     """Plays the commands of a script on one store."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
-        self.world = World(store, clock)
+        super().__init__(store, clock)
         self.runs: dict[str, Job] = {}
         """The latest run of each job."""
-        self.policy = Policy()
         self.before: dict[str, Job] = {}
         """All jobs before the last command."""
         self.publishers: dict[str, Callable[[Job], object]] = {
-            "nobody": publish_nothing, "refuse": refuse, "away": no_broker, "broker": self.world.sent.append,
+            "nobody": publish_nothing, "refuse": refuse, "away": no_broker, "broker": self.sent.append,
             "store": refuse_store,
         }  # fmt: skip
 
@@ -58,7 +57,7 @@ class Script:
         """What expressions may use."""
         return {
             "DAY": DAY, "HOUR": DST_SHIFT, "LEASE": support.LEASE, "START": support.START, "LONG": 1e6,
-            "now": self.world.clock(), "State": State, "at": lambda seconds: format_timestamp(support.START + seconds),
+            "now": self.clock(), "State": State, "at": lambda seconds: format_timestamp(support.START + seconds),
         }  # fmt: skip
 
     def play(self, text: str) -> None:
@@ -73,11 +72,9 @@ class Script:
     def run_command(self, command: str) -> Any:
         """Run one command, and return its answer."""
         name, _, rest = command.partition(" ")
-        if name in {"keep", "raise", "refuse", "meanwhile"}:
+        if name in {"keep", "raise", "refuse", "meanwhile", "during"}:
             return getattr(self, f"{name}_")(rest)
-        words = shlex.split(rest)
-        values = {key: self.value(text) for key, _, text in (word.partition("=") for word in words if "=" in word)}
-        ids = [word for word in words if "=" not in word]
+        ids, values = self.parse(rest)
         own = getattr(self, f"do_{name}", None)
         if own is None and name not in OPERATIONS:
             return self.check(name, values)
@@ -85,9 +82,15 @@ class Script:
             self.before = self.jobs()
         if own is not None:
             return own(*ids, **values)
-        answer = getattr(self.world.ledger, name)(*ids, **values)
-        assert answer is None or answer == self.world.read(*ids)
+        answer = getattr(self.ledger, name)(*ids, **values)
+        assert answer is None or answer == self.read(*ids)
         return answer
+
+    def parse(self, text: str) -> tuple[list[str], dict[str, Any]]:
+        """Return the words and the values of a command."""
+        words = shlex.split(text)
+        values = {key: self.value(text) for key, _, text in (word.partition("=") for word in words if "=" in word)}
+        return [word for word in words if "=" not in word], values
 
     def value(self, text: str) -> Any:
         """Return the value of an expression, or else the text itself."""
@@ -98,16 +101,16 @@ class Script:
 
     def jobs(self) -> dict[str, Job]:
         """Return all jobs by their ids."""
-        return {job.id: job for job in self.world.store.find(Query(limit=1000))}
+        return {job.id: job for job in self.store.find(Query(limit=1000))}
 
     def check(self, job_id: str, values: dict[str, Any]) -> None:
         """Assert columns of a job, and the end of its history."""
-        job, expected = self.world.read(job_id), dict(values)
+        job, expected = self.read(job_id), dict(values)
         if "events" in expected:
             events = expected.pop("events").split(",")
-            assert self.world.events(job_id)[-len(events) :] == events
+            assert self.events(job_id)[-len(events) :] == events
         if "detail" in expected:
-            assert self.world.store.history(job_id)[-1].detail == str(expected.pop("detail"))
+            assert self.store.history(job_id)[-1].detail == str(expected.pop("detail"))
         assert str(expected.pop("says", "")) in str(job)
         assert {name: getattr(job, name) for name in expected} == expected
 
@@ -115,34 +118,35 @@ class Script:
 
     def keep_(self, command: str) -> None:
         """Assert that a command changes nothing."""
-        with support.untouched(self.world.store, *self.jobs()):
+        with support.untouched(self.store, *self.jobs()):
             self.run_command(command)
 
     def raise_(self, command: str) -> None:
         """Assert that a command raises an error, with these values."""
-        error, *words = shlex.split(command)
-        expected = {key: self.value(text) for key, _, text in (word.partition("=") for word in words if "=" in word)}
+        (error, *words), expected = self.parse(command)
         with pytest.raises(getattr(errors, error)) as caught:
-            self.run_command(" ".join(word for word in words if "=" not in word))
+            self.run_command(" ".join(words))
         assert type(caught.value).__name__ == error
         assert {name: getattr(caught.value, name) for name in expected} == expected
 
     def refuse_(self, command: str) -> None:
         """Assert that a command raises an error, and changes nothing."""
-        with support.untouched(self.world.store, *self.jobs()):
+        with support.untouched(self.store, *self.jobs()):
             self.raise_(command)
 
     def meanwhile_(self, command: str) -> None:
         """Run commands, separated by `&`, just after the next call of an operation of the store."""
-        operation, _, rest = command.partition(" ")
-        ledger = self.world.ledger
+        operation, _, commands = command.partition(" ")
+        self.meanwhile(operation, partial(self.play_meanwhile, commands))
 
-        def act() -> None:
-            self.world.ledger = ledger
-            for each in rest.split(" & "):
-                self.run_command(each)
+    def during_(self, commands: str) -> None:
+        """Run commands, separated by `&`, for each message of a sweep, before that is noted."""
+        self.publishers["during"] = lambda _: self.play_meanwhile(commands)
 
-        self.world.ledger = Ledger(support.after(self.world.store, operation, act), self.policy)
+    def play_meanwhile(self, commands: str) -> None:
+        """Run commands within another one, and remember what they leave."""
+        self.play(commands.replace(" & ", "; "))
+        self.before = self.jobs()
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
@@ -151,11 +155,10 @@ class Script:
         for each in ids.split(","):
             job_id, _, identity = each.partition(":")
             given = {"identity": identity} if identity else {}
-            answer = self.world.ledger.submit(support.submission(job_id, **given | values))
-            assert (answer.outcome, answer.job) == (Outcome(outcome), self.world.read(by or job_id))
+            answer = self.ledger.submit(support.submission(job_id, **given | values))
+            assert (answer.outcome, answer.job) == (Outcome(outcome), self.read(by or job_id))
 
-    def do_due(self, *ids: str, **values: Any) -> None:
-        self.world.due(*ids, **values)
+    do_due = World.due
 
     def do_run(self, ids: str, **values: Any) -> None:
         """Submit jobs, and claim them."""
@@ -164,81 +167,80 @@ class Script:
 
     def do_start(self, *ids: str) -> None:
         for job_id in ids:
-            self.runs[job_id] = self.world.start(job_id)
+            self.runs[job_id] = self.start(job_id)
 
     def do_follow(self, job_id: str, after: str, **values: Any) -> None:
-        self.world.follow(job_id, follows=after, **values)
+        self.follow(job_id, follows=after, **values)
 
     def do_queue(self, job_id: str, **values: Any) -> None:
         """Queue a run behind the job that holds the identity "same"."""
-        support.queue_next(self.world.store, job_id, **values)
+        support.queue_next(self.store, job_id, **values)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def do_complete(self, job_id: str, result: str = "1", **keep: float) -> None:
         retention = Retention(**{f"identity_{name}": at for name, at in keep.items()}) if keep else None
-        self.world.ledger.complete(self.runs[job_id], result, keep=retention)
+        self.ledger.complete(self.runs[job_id], result, keep=retention)
 
     def do_fail(self, job_id: str, reason: str = "it broke") -> None:
-        self.world.ledger.fail(self.runs[job_id], "bad", reason)
+        self.ledger.fail(self.runs[job_id], "bad", reason)
 
     def do_abandon(self, job_id: str, reason: str = "stopped") -> None:
-        self.world.ledger.abandon(self.runs[job_id], reason)
+        self.ledger.abandon(self.runs[job_id], reason)
 
     def do_retry(self, job_id: str, error: str | None = None, reason: str = "again", **values: Any) -> None:
         again: dict[str, Any] = {"payload": "[]", "options": "[]", "retries": 1}
-        self.world.ledger.retry(self.runs[job_id], NextRun(**again | values), error=error, reason=reason)
+        self.ledger.retry(self.runs[job_id], NextRun(**again | values), error=error, reason=reason)
 
     def do_release(self, job_id: str, reason: str = "again", **values: Any) -> None:
-        self.world.ledger.release(self.runs[job_id], reason, **values)
+        self.ledger.release(self.runs[job_id], reason, **values)
 
     def do_crash(self, job_id: str, *, applied: bool = True, lapsed: bool = False) -> None:
-        assert self.world.ledger.crash(self.runs[job_id], "killed", '"error"', lapsed=lapsed).applied is applied
+        assert self.ledger.crash(self.runs[job_id], "killed", '"error"', lapsed=lapsed).applied is applied
 
     def do_replace(self, job_id: str, **values: Any) -> None:
         new: dict[str, Any] = {"payload": "new", "options": "new", "retries": 0}
-        self.world.ledger.replace(self.runs[job_id], NextRun(**new | values), canvas=False, reason="replaced")
+        self.ledger.replace(self.runs[job_id], NextRun(**new | values), canvas=False, reason="replaced")
 
     def do_report(self, job_id: str, progress: str) -> None:
-        self.world.ledger.report(self.runs[job_id], progress)
+        self.ledger.report(self.runs[job_id], progress)
 
     def do_step(self, job_id: str) -> None:
-        self.world.ledger.keep_step(self.runs[job_id], "one", "1")
+        self.ledger.keep_step(self.runs[job_id], "one", "1")
 
     def do_free(self, job_id: str) -> None:
-        self.runs[job_id] = self.world.ledger.release_identity(self.runs[job_id])
+        self.runs[job_id] = self.ledger.release_identity(self.runs[job_id])
 
     def do_claim(self, job_id: str, *, applied: bool) -> None:
         """Claim a job, and assert whether that is accepted; the answer has the job as it is."""
-        answer = self.world.ledger.claim(job_id, nonce="a", node="n")
-        assert (answer.applied, answer.job) == (applied, self.world.read(job_id))
+        answer = self.ledger.claim(job_id, nonce="a", node="n")
+        assert (answer.applied, answer.job) == (applied, self.read(job_id))
 
     def do_renew(self, job_id: str, *, held: bool = True, cancel: int = 0) -> None:
         run = self.runs[job_id]
         renewal = Renewal(job_id, run.claim, held=held, cancel=cancel)  # type: ignore[arg-type]
-        assert self.world.ledger.renew([(job_id, run.claim)]) == [renewal]
+        assert self.ledger.renew([(job_id, run.claim)]) == [renewal]
 
     def do_apply(self, job_id: str, event: str, **values: Any) -> None:
         """Apply a change to the job as it is."""
-        support.apply(self.world.store, self.world.read(job_id), Transition(event), **values)
+        support.apply(self.store, self.read(job_id), Transition(event), **values)
 
     def do_unsent(self, job_id: str) -> None:
-        note_unsent(self.world.ledger, self.world.read(job_id))
+        note_unsent(self.ledger, self.read(job_id))
 
     def do_canvas_error(self, job_id: str, error: str) -> None:
-        note_canvas_error(self.world.ledger, self.world.read(job_id), error)
+        note_canvas_error(self.ledger, self.read(job_id), error)
 
     def do_notified(self, job_id: str) -> None:
-        self.world.ledger.mark_canvas_notified(self.world.read(job_id))
+        self.ledger.mark_canvas_notified(self.read(job_id))
 
     # --- sweeps -----------------------------------------------------------------------------------------------------
 
     def do_pass(self, seconds: Any) -> None:
-        self.world.clock.advance(self.value(seconds))
+        self.clock.advance(self.value(seconds))
 
     def do_policy(self, **values: Any) -> None:
-        self.policy = Policy(**values)
-        self.world.use(self.policy)
+        self.use(Policy(**values))
 
     def do_sweep(
         self, by: str = "", tasks: str = "", gone: float | None = None, ends: list[bool] | None = None, **counts: int
@@ -251,38 +253,38 @@ class Script:
         known: dict[str, Any] = {"gone_in": lambda _: gone} | ({"tasks": frozenset({tasks})} if tasks else {})
         if ends is not None:
             known["may_end_leases"] = partial(next, iter(ends))
-        assert self.world.sweep(publish, **known) == SweepResult(**counts)
+        assert self.sweep(publish, **known) == SweepResult(**counts)
 
     def do_sent(self, *ids: str) -> None:
         """Assert which jobs were published since the last look, in any order."""
-        assert sorted(self.world.sent_ids) == sorted(ids)
-        self.world.sent.clear()
+        assert sorted(self.sent_ids) == sorted(ids)
+        self.sent.clear()
 
     def do_lost(self, *ids: str) -> None:
         """Say that messages are lost."""
-        self.world.ledger.mark_lost(ids)
+        self.ledger.mark_lost(ids)
 
     def do_forget(self, job_id: str) -> None:
         """Delete a job behind the ledger's back."""
-        job = self.world.read(job_id)
-        assert self.world.store.delete([job_id], sources=frozenset({job.state})) == [job_id]
+        job = self.read(job_id)
+        assert self.store.delete([job_id], sources=frozenset({job.state})) == [job_id]
 
     # --- assertions -------------------------------------------------------------------------------------------------
 
     def do_changed(self, job_id: str, **columns: Any) -> None:
         """Assert exactly which columns of a job the last command changed."""
-        assert self.world.read(job_id) == replace(self.before[job_id], **columns)
+        assert self.read(job_id) == replace(self.before[job_id], **columns)
 
     def do_gone(self, *ids: str) -> None:
         """Assert that jobs do not exist, nor their histories."""
-        assert [job_id for job_id in ids if not self.world.gone(job_id) or self.world.store.history(job_id)] == []
+        assert [job_id for job_id in ids if not self.gone(job_id) or self.store.history(job_id)] == []
 
     def do_legal(self, *ids: str) -> None:
         for job_id in ids:
-            self.world.assert_legal(job_id)
+            self.assert_legal(job_id)
 
     def do_steps(self, job_id: str, number: str) -> None:
-        assert len(self.world.store.steps(job_id)) == int(number)
+        assert len(self.store.steps(job_id)) == int(number)
 
     def do_holders(self, identity: str, *ids: str) -> None:
-        assert [job.id for job in support.holders(self.world.store, identity)] == [*ids]
+        assert [job.id for job in support.holders(self.store, identity)] == [*ids]

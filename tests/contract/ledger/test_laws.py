@@ -48,6 +48,14 @@ WAITS = {
     "crash a": "state=queued wake_at=now+LEASE published_at=now reason=killed crashes=1",
 }  # fmt: skip
 """What each end of a run sets, besides what all of them set."""
+MEANWHILE = {
+    "claim": "start a",
+    "retry": "start a & retry a delay=5",
+    "release": "start a & release a",
+    "cancel": "cancel a",
+}
+"""What ends the wait of a job."""
+DEBOUNCED = "delay=5 replaces=True queue_next=True max_wait=60"
 BACKOFF = (10, 20, 40, 80, 160, 320, 640)
 
 
@@ -317,6 +325,23 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             "run a; pass LEASE; meanwhile take_due release a; sweep; a events=release",
         "An error of the store while a message is sent is raised: the publication counts and is noted nowhere.":
             "submit a; pass LEASE; raise StoreRefusedError sweep store; a published=0 events=submit",
+    },
+    "during a sweep": {
+        "If a job is changed after the sweep has read it, the publication is a copy, and is not noted on the job.": [
+            f"submit a; {'pass 8*LEASE; sweep published=1; ' * 4}pass 8*LEASE; {when}; {sweep} published=1; changed a; "
+            f"a events={event}"
+            for event, change in MEANWHILE.items()
+            for when, sweep in ((f"meanwhile take_due {change}", "sweep broker"), (f"during {change}", "sweep during"))
+        ],
+        "A retry during a sweep keeps its time, however long the message of the job has waited.":
+            "due a route=q; sweep published=1; pass 9*LEASE; due b; during start a & retry a delay=1; "
+            "sweep during published=1; a wake_at=now+1",
+        "A duplicate that moves a job during its publication leaves it unpublished, and due at its new time.":
+            f"submit a:same route=q {DEBOUNCED}; pass 5; during submit b:same outcome=attached by=a {DEBOUNCED}; "
+            "sweep during published=1; a published_at=None run_at=now+5 wake_at=now+5",
+        "If Celery notifies the canvas while the sweep publishes the end, the job keeps its retention.":
+            "run a canvas=True; complete a; pass LEASE; during notified a; sweep during published=1; "
+            "a wake_at=now+DAY; sweep",
     },
     "followers": {
         "A job that is queued after one that released its identity without an end is promoted and published.":

@@ -13,7 +13,7 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Applied, BrokerMessage, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
-from onejob.ledger.ledger import Ledger, NextRun
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import (
     PUBLISH_FAILURES,
     SweepResult,
@@ -28,8 +28,8 @@ from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.postgres import PostgresStore
 from tests.cases import for_each
 from tests.conftest import every_store
-from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse, retry
-from tests.contract.support import LEASE, REPLACE, run, sweep, untouched
+from tests.contract.ledger.world import World, no_broker, publish_nothing, refuse
+from tests.contract.support import LEASE, run, sweep, untouched
 from tests.services import PostgresServer, eventually
 
 HOLD = Policy().hold
@@ -66,36 +66,6 @@ def test_a_sweep_offers_again_what_no_live_worker_holds(world: World) -> None:
     assert (world.sent, [job.id for job in store.deliver(["celery"], limit=9)]) == ([], ["job-1"])
 
 
-def test_a_retry_during_a_sweep_keeps_its_time(world: World) -> None:
-    """A sweep leaves a job alone that has run and been retried since it was taken, however long its message waited."""
-    world.due("waited", route="celery")
-    world.sweep()
-    world.clock.advance(9 * LEASE)
-    world.due("other")
-
-    def publish(job: Job) -> None:
-        assert job.id == "other"
-        waited = world.start("waited")
-        world.ledger.retry(waited, NextRun.again(waited, delay=1.0, retries=1), error=None, reason="fails")
-
-    assert world.sweep(publish).published == 1
-    assert (world.read("waited").wake_at or 0.0) <= world.clock.now + 1.0
-
-
-def test_a_debounce_during_a_sweep_keeps_its_time(world: World) -> None:
-    """A duplicate that moves a job while a sweep publishes it leaves the job unpublished, and due at its new time."""
-    debounced: dict[str, Any] = {"identity": "same", "delay": 5.0, "route": "celery"} | REPLACE
-    world.submit("job-1", **debounced)
-    world.clock.advance(5.0)
-
-    def publish(_: Job) -> None:
-        assert world.submit("job-2", **debounced).id == "job-1"
-
-    world.sweep(publish)
-    job = world.read()
-    assert (job.published_at, job.run_at, job.wake_at) == (None, world.clock.now + 5.0, world.clock.now + 5.0)
-
-
 def test_due_jobs_have_no_order(world: World) -> None:
     """The jobs of one sweep are published in another order each time, so that no job is always the first."""
     for number in range(12):
@@ -107,38 +77,6 @@ def test_due_jobs_have_no_order(world: World) -> None:
         orders.add(tuple(world.sent_ids))
         world.sent.clear()
     assert len(orders) > 1
-
-
-# --- what happens between a publication and its note ----------------------------------------------------------------
-
-
-MEANWHILE: dict[str, Callable[[World], Job]] = {
-    "claim": lambda world: world.start(),
-    "retry": lambda world: retry(world.ledger, world.start(), delay=5.0),
-    "release": lambda world: world.ledger.release(world.start(), "shutting down"),
-    "cancel": lambda world: world.ledger.cancel("job-1"),
-}
-
-
-@pytest.mark.parametrize("before", ["the message", "the note"])
-@pytest.mark.parametrize("name", MEANWHILE)
-def test_what_happens_during_a_publication_is_not_overwritten(world: World, name: str, before: str) -> None:
-    """If a job is changed after the sweep has read it, the publication is a copy, and is not noted on the job."""
-    world.submit()
-    for _ in range(4):
-        world.clock.advance(LEASE * 8)
-        world.sweep()
-    world.clock.advance(LEASE * 8)
-    left: list[Job] = []
-
-    def change(*_: object) -> None:
-        left.append(MEANWHILE[name](world))
-
-    if before == "the message":
-        world.meanwhile("take_due", change)
-    world.sweep(None if before == "the message" else change)
-    assert [world.read()] == left
-    assert world.events()[-1] == name
 
 
 @every_store
@@ -169,15 +107,6 @@ def test_a_note_on_an_earlier_end_changes_nothing(
         world.ledger.mark_canvas_notified(stale)
     with untouched(world.store, stale.id):
         assert not note(world.ledger, stale).applied
-
-
-def test_a_notification_during_the_sweep_is_not_overwritten(world: World) -> None:
-    """If Celery notifies the canvas while the sweep publishes the end, the job keeps its retention."""
-    world.ledger.complete(world.run(canvas=True), "1")
-    now = world.clock.advance(LEASE)
-    world.sweep(lambda job: world.ledger.mark_canvas_notified(world.read(job.id)))
-    assert world.read().wake_at == now + DAY
-    assert world.sweep(publish_nothing) == SweepResult()
 
 
 # --- a broker, a store and other jobs that fail ---------------------------------------------------------------------
@@ -237,7 +166,6 @@ def test_an_error_of_the_store_ends_the_sweep(world: World) -> None:
     with pytest.raises(StoreUnavailableError):
         world.sweep()
     assert len(world.sent) == 1
-    world.use(Policy())
     world.clock.advance(HOLD)
     assert world.sweep().published >= 2
 

@@ -22,7 +22,7 @@ class World:
     def __init__(self, store: Store, clock: support.ManualClock) -> None:
         self.store = store
         self.clock = clock
-        self.ledger = Ledger(store)
+        self.use(Policy())
         self.sent: list[Job] = []
 
     @property
@@ -30,10 +30,10 @@ class World:
         """The ids of the published jobs, in their order."""
         return [job.id for job in self.sent]
 
-    def use(self, policy: Policy) -> Ledger:
+    def use(self, policy: Policy) -> None:
         """Continue with another policy."""
+        self.policy = policy
         self.ledger = Ledger(self.store, policy)
-        return self.ledger
 
     def submit(self, job_id: str = "job-1", **values: Any) -> Job:
         """Submit a job through the ledger."""
@@ -72,18 +72,13 @@ class World:
         """Return the names of the events in a job's history."""
         return support.events(self.store, job_id)
 
-    def details(self, event: str, job_id: str = "job-1") -> list[str]:
-        """Return the details of the entries of one event in a job's history."""
-        return [entry.detail for entry in self.store.history(job_id) if entry.event == event]
-
     def sweep(self, publish: Callable[[Job], object] | None = None, **values: Any) -> SweepResult:
         """Sweep once, with all tasks of these tests."""
         return support.sweep(self.ledger, publish or self.sent.append, **values)
 
-    def meanwhile(self, operation: str, action: Callable[[], object], policy: Policy | None = None) -> Ledger:
+    def meanwhile(self, operation: str, action: Callable[[], object]) -> None:
         """Continue with a ledger whose store runs an action just after the next call of one of its operations."""
-        self.ledger = Ledger(support.after(self.store, operation, action), policy)
-        return self.ledger
+        self.ledger = Ledger(support.after(self.store, operation, action), self.policy)
 
     def assert_legal(self, job_id: str = "job-1") -> None:
         """Assert that a job's history follows the lifecycle."""
