@@ -37,16 +37,13 @@ class ServerThread:
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
         return f"http://127.0.0.1:{self.address[1]}"
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
         return len(self.server.server_state.connections)
 
     def connect(self, *sent: bytes) -> socket.socket:
-        """Open a connection and send some bytes."""
         connection = socket.create_connection(self.address, timeout=PATIENCE)
         for each in sent:
             connection.sendall(each)
@@ -55,7 +52,6 @@ class ServerThread:
 
 @contextmanager
 def serving(app: ASGIApp, limits: Limits = DEFAULT_LIMITS) -> Iterator[ServerThread]:
-    """Run a server for the length of a block."""
     served = ServerThread(app, limits)
     served.thread.start()
     try:
@@ -101,7 +97,6 @@ class _SilentWsgiref(WSGIRequestHandler):
 
 @contextmanager
 def serving_wsgi(app: Any, name: str = "werkzeug") -> Iterator[str]:
-    """Run a server for the length of a block, and yield its URL."""
     server: Any
     if name == "werkzeug":
         server = make_werkzeug_server("127.0.0.1", 0, app, threaded=True, request_handler=_SilentWerkzeug)

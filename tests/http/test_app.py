@@ -108,7 +108,6 @@ def test_one_line_mounts_the_api(celery_app: celery.Celery, tmp_path: Path) -> N
 
 
 def exposing(tmp_path: Path, name: str, body: Any) -> celery.Celery:
-    """Return another app, with one exposed task."""
     app = celery.Celery("other", broker="memory://", set_as_current=False)
     app.conf.onejob_store = f"sqlite:///{tmp_path / 'l.db'}"
     define: Any = app.task

@@ -39,7 +39,6 @@ ROLES: dict[Route, Role | None] = {
 
 
 def _routes() -> list[Route]:
-    """Return the method and path of every route of the app."""
     found: list[Route] = []
     for each in _all(create_app(build("sqlite:////nowhere/ledger.db")).routes):
         methods = sorted(each.methods or ()) if isinstance(each, APIRoute) else ["?"]
@@ -59,12 +58,10 @@ POSTS = [path for method, path in ROUTES if method == "POST"]
 
 
 def path_of(path: str, job_id: str = "x") -> str:
-    """Return a route's path with an id in it."""
     return path.replace("{entry:path}", "an/entry").format(job_id=job_id)
 
 
 def call_route(shop: Shop, route: Route, headers: Any = None, **more: Any) -> Any:
-    """Send a request to a route."""
     method, path = route
     if method == "POST" and not more:
         more = {"json": {}}

@@ -46,7 +46,6 @@ def _page(shop: Shop, path: str = "/jobs", **params: Any) -> dict[str, Any]:
 
 
 def _walked(shop: Shop, **params: Any) -> list[dict[str, Any]]:
-    """Return the pages, following their cursors."""
     pages = [_page(shop, **params)]
     while pages[-1]["next"] is not None:
         pages.append(_page(shop, **params | {"cursor": pages[-1]["next"]}))

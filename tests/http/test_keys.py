@@ -52,22 +52,18 @@ sys.exit(sum(os.wait()[1] for _ in range(count)))
 
 @pytest.fixture
 def file(tmp_path: Path) -> KeyFile:
-    """Return an empty key file."""
     return KeyFile(tmp_path / "keys.json")
 
 
 def names(file: KeyFile) -> list[str]:
-    """Return the names in a key file."""
     return [key.name for key in file.read()]
 
 
 def keys(file: KeyFile, *args: str) -> Any:
-    """Run `onejob keys`."""
     return call("keys", *args, "--file", str(file.path))
 
 
 def listed(file: KeyFile) -> list[dict[str, Any]]:
-    """Return what `onejob keys list` prints."""
     rows: list[dict[str, Any]] = json.loads(keys(file, "list", "--json").output)
     return rows
 

@@ -33,7 +33,6 @@ REQUESTS: dict[Operation, tuple[str, str, int]] = {
 
 
 def call(shop: Shop, operation: Operation, job_id: str) -> Any:
-    """Ask for an operation."""
     method, path, _ = REQUESTS[operation]
     return shop.request(method, f"/jobs/{job_id}{path}", **({"json": {}} if method == "POST" else {}))
 
@@ -80,7 +79,6 @@ def test_many_jobs_are_operated_on(shop: Shop, door: Door) -> None:
 
 
 def bulk(shop: Shop, **body: Any) -> dict[str, Any]:
-    """Run a bulk operation."""
     response = shop.post("/jobs/bulk", body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -246,7 +244,6 @@ def test_the_groups_of_a_response_are_bounded(shop: Shop, monkeypatch: pytest.Mo
 
 
 def check(shop: Shop, task: str, kwargs: dict[str, Any], **more: Any) -> Any:
-    """Check a call."""
     return shop.post("/duplicates/check", {"task": f"shop.{task}", "kwargs": kwargs, **more})
 
 

@@ -23,7 +23,6 @@ def scheduled(keyed: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
 
 
 def entry_of(shop: Shop) -> dict[str, Any]:
-    """Return the entry as the list of `GET /schedules` has it."""
     response = shop.get("/schedules")
     assert response.status_code == 200, response.text
     (found,) = [each for each in response.json() if each["name"] == NAME]

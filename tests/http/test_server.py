@@ -65,14 +65,12 @@ class EchoApp:
 
 @pytest.fixture
 def app() -> Iterator[EchoApp]:
-    """Return the app."""
     app = EchoApp()
     yield app
     app.release.set()
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return what the server sends until it closes the connection."""
     received = b""
     with connection, suppress(ConnectionError):
         while part := connection.recv(65536):
@@ -283,19 +281,16 @@ LIMITS = httpx2.Limits(max_connections=300, keepalive_expiry=1)
 
 
 def client_of(url: str) -> httpx2.Client:
-    """Return a client of a server that may send many requests at once."""
     return httpx2.Client(base_url=url, timeout=2 * PATIENCE, limits=LIMITS)
 
 
 def submitted(client: httpx2.Client, order_id: int) -> str:
-    """Submit a job and return its id."""
     body = {"task": "shop.invoice", "kwargs": {"order_id": order_id}}
     return str(client.post("/jobs", json=body).json()["job"]["id"])
 
 
 @pytest.fixture
 def client(shop: Shop) -> Iterator[httpx2.Client]:
-    """Return a client of a server of the shop."""
     with serving(shop.client.app) as server, client_of(server.url) as client:
         yield client
 
@@ -322,7 +317,6 @@ def test_waiting_holds_no_thread(shop: Shop, client: httpx2.Client) -> None:
 
 
 def events(client: httpx2.Client, job_id: str, after: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream as they arrive."""
     headers = {} if after is None else {"last-event-id": after}
     with client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as response:
         fields: dict[str, Any] = {}

@@ -31,7 +31,6 @@ def unchanged(sample: Sample) -> Iterator[Sample]:
 
 
 def forms_of(sample: Sample) -> list[tuple[str, dict[str, str]]]:
-    """Return the forms that change something."""
     failed = sample.named["failed"]
     return [
         (f"/operate/{failed}", {"operation": "redrive"}),
@@ -119,7 +118,6 @@ def test_the_way_back_stays_on_the_site(browser: Browser, back: str) -> None:
 
 
 def events_of(sample: Sample, job_id: str) -> list[str]:
-    """Return what has happened to a job on the dashboard."""
     return [each.event for each in sample.ledger.history(job_id) if "on the dashboard by ann" in each.detail]
 
 

@@ -105,7 +105,6 @@ def flask_app(sample: Sample) -> flask.Flask:
 
 @pytest.fixture
 def mounted(sample: Sample) -> Client:
-    """Return a client of the dashboard alone, below `BASE`."""
     return Client(DispatcherMiddleware(lambda environ, start: [], {BASE: onejob.wsgi_dashboard(sample.app)}))
 
 
