@@ -1,8 +1,6 @@
 """Settings of webhooks, and which URLs and addresses they permit: one strict parser, and public addresses only."""
 
 import base64
-import subprocess
-import sys
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
@@ -81,24 +79,6 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onejob.webhooks.settings.PACKAGES", ("httpcore2", "no_such_package"))
     with pytest.raises(ConfigurationError, match=r"need no_such_package: pip install \"onejob\[webhooks\]\""):
         read(secrets=[SECRET]).check_usable()
-
-
-def test_http_packages_are_imported_lazily() -> None:
-    """Defining tasks with webhooks imports none of the packages that send them."""
-    program = f"""
-import sys, celery, onejob
-app = celery.Celery("light", broker="memory://", changes={{
-    "onejob_store": "sqlite:///unused.db", "onejob_webhook_secrets": [{SECRET!r}]}})
-
-@app.task(name="notify", base=onejob.Task, webhook_url="https://hooks.example/")
-def notify(): ...
-
-app.finalize()
-assert notify.webhook_url
-print(sorted({{"httpcore2", "h11", "standardwebhooks", "fastapi", "pydantic"}} & set(sys.modules)))
-"""
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert loaded.strip() == "[]"
 
 
 def test_each_signer_has_its_secrets() -> None:
