@@ -192,7 +192,7 @@ def test_where_nobody_authenticates_only_this_machine_is_answered(celery_app: ce
 
 
 def test_the_server_is_an_optional_dependency() -> None:
-    """Tasks, also with webhooks, import no package of the server or of webhooks; what lacks one names it and its extra."""
+    """The library imports no package of the server or of webhooks; what needs a missing one names it and its extra."""
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     imported, *said = run.stdout.splitlines()
     assert imported == "[]"

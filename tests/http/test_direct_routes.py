@@ -72,7 +72,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "a duplicate over the quota": {"json": INVOICE},
 }  # fmt: skip
 BOMBS = {f"a bomb {body[:50]!r}": {"content": body, "headers": JSON} for body in (*NO_JSON, *NO_SUBMISSION)}
-BOMBS |= {f"invalid: {body}": {"content": json.dumps(body), "headers": JSON} for path, body in INVALID if path == "/jobs"}
+BOMBS |= {
+    f"invalid: {body}": {"content": json.dumps(body), "headers": JSON} for path, body in INVALID if path == "/jobs"
+}
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|(?<=\")[0-9a-f]{32}(?=\")|(?<=retry-after', ')\d+|(?<=retry in )\d+"

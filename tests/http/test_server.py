@@ -228,14 +228,6 @@ def statuses_of(server: ServerThread, *requests: bytes) -> list[bytes]:
 LAST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 JSON = b"host: localhost\r\ncontent-type: application/json\r\n"
 SMUGGLED = b"POST /jobs/x/cancel HTTP/1.1\r\n" + JSON + b"content-length: 2\r\n\r\n{}"
-BAD: dict[str, bytes] = {
-    "a very long line": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    "two lengths": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
-    "a length that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: -1\r\n\r\n{}",
-    "an unknown coding": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "a chunk that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: chunked\r\n\r\nzz\r\n\r\n",
-    "a header without a name": b"GET /jobs HTTP/1.1\r\nhost: localhost\r\n: x\r\n\r\n",
-}
 
 
 def test_invalid_http_is_refused(shop: Shop) -> None:
@@ -243,8 +235,6 @@ def test_invalid_http_is_refused(shop: Shop) -> None:
     with serving(shop.client.app) as server:
         for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"):
             assert read_problem(server.connect(sent))[:2] == (400, "bad-request")
-        for name, request in BAD.items():
-            assert statuses_of(server, request) in ([b"400"], []), f"{name}: a reset may overtake the response"
         for coding in (b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"):
             both = b"content-length: %d\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED), coding)
             for begin in (b"POST /jobs", b"GET /jobs"):

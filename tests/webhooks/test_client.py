@@ -98,8 +98,9 @@ def test_2xx_is_success(client: WebhookClient, receiver: Receiver, kind: str, st
 
 
 ODD_DATES = (
-    b"Wed, 21 Oct 2015 07:28:00 GMT", b"Wed, 21 Oct 2015 07:28:00", b"Mon, 01 Jan 0001 00:00:00 +2300", b"", b"\xff\x00",
-    b"Mon, 01 Jan 0000 00:00:00 GMT", b"Mon, 99 Jan 2099 00:00:00 GMT", b"Mon, 01 Jan 999999 00:00:00 GMT",
+    b"Wed, 21 Oct 2015 07:28:00 GMT", b"Wed, 21 Oct 2015 07:28:00", b"Mon, 01 Jan 0001 00:00:00 +2300", b"",
+    b"\xff\x00", b"Mon, 01 Jan 0000 00:00:00 GMT", b"Mon, 99 Jan 2099 00:00:00 GMT",
+    b"Mon, 01 Jan 999999 00:00:00 GMT",
     b"Mon, 01 Jan 2099 00:00:00 +99999999999999999999", b"Fri, 31 Dec 9999 23:59:59 -9999",
 )  # fmt: skip
 """Dates that are past, without a zone, no dates, and beyond what Python counts."""
