@@ -167,8 +167,8 @@ def test_each_filter_is_passed_on(shop: Shop) -> None:
         assert [job["id"] for job in shop.get(f"/jobs?{query}").json()["jobs"]] == expected, query
         options = [word for name, value in parse_qsl(query, keep_blank_values=True) for word in (f"--{name}", value)]
         assert shell.ids(*options) == expected, query
-    for options, expected in (("--since 1h", [second, first]), ("--until 1h", []), ("--stuck --queue fast", [first])):
-        assert shell.ids(*options.split()) == expected, options
+    for words, expected in (("--since 1h", [second, first]), ("--until 1h", []), ("--stuck --queue fast", [first])):
+        assert shell.ids(*words.split()) == expected, words
     page = _page(shop, argument="order_id=7", count="true")
     assert (page["total"], page["by_state"]["running"]) == (1, 1)
     assert shop.get(f"/jobs/{first}").json()["submitter"] == "user:1"
