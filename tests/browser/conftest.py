@@ -25,7 +25,6 @@ OPTIONS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Return a real browser, without a window."""
     binary = chromium_binary()
     with sync_playwright() as playwright:
         expect.set_options(timeout=PATIENCE * 1000)
@@ -63,7 +62,6 @@ def demo(stack: Demo) -> Iterator[Demo]:
 
 @pytest.fixture
 def project() -> str:
-    """Return a unique name of a project."""
     return f"plan-{secrets.token_hex(3)}"
 
 
@@ -84,7 +82,6 @@ def tabs(context: BrowserContext, expected: list[str]) -> Iterator[Tabs]:
 
 @pytest.fixture
 def visit(tabs: Tabs, demo: Demo) -> Callable[..., Page]:
-    """Return a way to open the page of a project."""
     return lambda project, **options: tabs.open(f"{demo.api.url}?{urlencode({'project': project})}", **options)
 
 
@@ -98,14 +95,12 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]
 
 @pytest.fixture
 def sample(day: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[Sample]:
-    """Return a ledger with a day of work."""
     with copied_sample(*day, tmp_path / "ledger.db") as sample:
         yield sample
 
 
 @pytest.fixture
 def served(sample: Sample, tabs: Tabs) -> Iterator[Dashboard]:
-    """Return the dashboard of the sample, below a prefix."""
     with serving_dashboard(sample, PREFIX) as served:
         yield served
         tabs.close()  # before the server, which open pages would miss

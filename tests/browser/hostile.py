@@ -59,11 +59,15 @@ def attack(sample: Sample, name: str) -> Attack:
     sample.ledger.append_audit(
         AuditEntry(actor=name, source=name, address=name, action=name, target=name, outcome=name, detail=value)
     )
-    jobs = {
-        "completed": _complete(sample, name, value), "failed": _fail(sample, name, value),
-        "running": _start(sample, name, value, "running").id, "canceled": _cancel(sample, name, value),
-    }  # fmt: skip
-    return Attack(name, value, jobs)
+    runs = {kind: _start(sample, name, value, kind) for kind in ("completed", "failed", "running")}
+    webhook = webhook_submission(value, runs["completed"], submitter=name, host=name)
+    sample.ledger.follow(webhook, follows_id=runs["completed"].id)
+    sample.ledger.complete(runs["completed"], json.dumps({value: value}))
+    error = {"type": value, "message": value, "traceback": f"{value}\n{value}"}
+    sample.ledger.fail(runs["failed"], json.dumps(error), f"{value}: {value}")
+    canceled = sample.ledger.submit(_prepare(sample, name, value, "canceled")).job
+    sample.ledger.cancel(canceled.id, reason=value)
+    return Attack(name, value, {kind: job.id for kind, job in runs.items()} | {"canceled": canceled.id})
 
 
 def _body(text: str, number: int = 0) -> None: ...
@@ -83,20 +87,3 @@ def _start(sample: Sample, name: str, value: str, kind: str) -> Job:
     sample.ledger.keep_step(run, name, json.dumps(value))
     sample.ledger.report(run, json.dumps({"done": 1, "total": 2, "stage": value}))
     return run
-
-
-def _complete(sample: Sample, name: str, value: str) -> str:
-    run = _start(sample, name, value, "completed")
-    sample.ledger.follow(webhook_submission(value, run, submitter=name, host=name), follows_id=run.id)
-    return sample.ledger.complete(run, json.dumps({value: value})).id
-
-
-def _fail(sample: Sample, name: str, value: str) -> str:
-    run = _start(sample, name, value, "failed")
-    error = {"type": value, "message": value, "traceback": f"{value}\n{value}"}
-    return sample.ledger.fail(run, json.dumps(error), f"{value}: {value}").id
-
-
-def _cancel(sample: Sample, name: str, value: str) -> str:
-    job = sample.ledger.submit(_prepare(sample, name, value, "canceled")).job
-    return sample.ledger.cancel(job.id, reason=value).id

@@ -75,7 +75,6 @@ class Dashboard:
         return self.origin + self.prefix + path
 
     def job_url(self, name: str) -> str:
-        """Return the URL of the page of a job of the sample."""
         return self.url(f"/jobs/{self.sample.named[name]}")
 
 
@@ -166,7 +165,6 @@ class Tabs:
         return page
 
     def complaints(self) -> list[str]:
-        """Return what was recorded and not expected."""
         return [each for each in self._messages if not any(re.search(pattern, each) for pattern in self._expected)]
 
     def close(self) -> None:
@@ -206,7 +204,6 @@ class Provider:
         self._hold.execute("begin immediate")
 
     def release(self) -> None:
-        """Release the calls."""
         if self._hold is not None:
             self._hold.close()
             self._hold = None
@@ -236,7 +233,6 @@ class Demo:
         self.provider = Provider(stack.folder / "bill.db")
 
     def jobs(self, project: str) -> list[dict[str, Any]]:
-        """Return the jobs of a project, newest first."""
         validated = self.api.post("jobs", {"task": TASK, "kwargs": {"project": project}, "validate_only": True})
         found: list[dict[str, Any]] = self.api.get(f"jobs?include=result&identity={validated['identity']}")["jobs"]
         return found
@@ -247,7 +243,6 @@ class Demo:
         eventually(lambda: all(self.api.job(job)["state"] == "running" for job in jobs), PATIENCE)
 
     def rest(self) -> None:
-        """Wait until no job is live, so that the next test has all workers."""
         self.provider.release()
         eventually(lambda: not self._live(), PATIENCE)
 

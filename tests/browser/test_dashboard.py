@@ -26,17 +26,14 @@ DARK, LIGHT = "rgb(18, 21, 26)", "rgb(247, 247, 245)"
 
 
 def press(page: Page, name: str) -> None:
-    """Press the first button with a name that begins so."""
     page.get_by_role("button", name=re.compile(f"^{name}")).first.click()
 
 
 def states(sample: Sample, job_ids: list[str]) -> set[State]:
-    """Return the states of jobs."""
     return {sample.ledger.get(job_id).state for job_id in job_ids}
 
 
 def queue(sample: Sample, jobs: int) -> list[str]:
-    """Submit jobs that wait, and return their ids."""
     numbers = range(1000, 1000 + jobs)
     return [sample.submit("shop.index_document", "batch", document=number, text="").job.id for number in numbers]
 

@@ -44,12 +44,10 @@ LABELS = """() => {
 
 
 def row(page: Page, job_id: str) -> Locator:
-    """Return the row of a job."""
     return page.locator(f'[id="row-{job_id}"]')
 
 
 def submit(served: Dashboard, project: str) -> str:
-    """Submit a job and return its id."""
     return served.sample.submit("shop.study_plan", "ann@example.org", project=project).job.id
 
 
@@ -102,7 +100,6 @@ def test_a_change_while_a_page_opens_is_shown(tabs: Tabs, served: Dashboard) -> 
 
 
 def complete_first(sample: Sample, run: Job, route: Route) -> None:
-    """Complete a run before a request goes on."""
     sample.ledger.complete(run, "true")
     route.continue_()
 
@@ -178,7 +175,6 @@ def test_an_open_page_says_that_it_is_not_connected(tabs: Tabs, sample: Sample, 
 
 @contextmanager
 def served_by_wsgi(sample: Sample) -> Iterator[Dashboard]:
-    """Serve the dashboard below a prefix of a WSGI application."""
     pages = onejob.wsgi_dashboard(sample.app, authorize=lambda _request: OPERATOR)
     with serving_wsgi(DispatcherMiddleware(lambda environ, start: [], {PREFIX: pages})) as url:
         yield Dashboard(sample, url, PREFIX)

@@ -57,7 +57,6 @@ def mounted(sample: Sample, tmp_path: Path, tabs: Tabs, expected: list[str]) -> 
 
 
 def check_fit(page: Page) -> None:
-    """Check that a page is not wider than the window."""
     width = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
     assert width[0] <= width[1], page.url
 

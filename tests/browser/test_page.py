@@ -27,12 +27,10 @@ FAILED_LOAD = r"^(error: Failed to load resource: |refused: |failed: ).*"
 
 
 def generate(page: Page) -> Locator:
-    """Return the button that requests a plan."""
     return page.get_by_role("button", name="Generate study plan")
 
 
 def cancel(page: Page) -> Locator:
-    """Return the button that cancels the job."""
     return page.get_by_role("button", name="Cancel")
 
 

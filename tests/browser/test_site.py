@@ -77,14 +77,12 @@ ADVANCED = "document.querySelector('progress').value > 0.3 && document.querySele
 
 
 def block(language: str) -> str:
-    """Return the only block of a language."""
     (found,) = [block.code for block in PAGE.blocks if block.language == language]
     return found
 
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the URL of the guide's program, which runs with its worker."""
     redis, port = start_redis(tmp_path), free_port()
     for name, text in PAGE.files(only_run=True).items():
         (tmp_path / f"{name}.py").write_text(re.sub(r"redis://localhost:6379/\d", redis.url, text))

@@ -32,7 +32,6 @@ class Shell:
     options: tuple[str, ...]
 
     def __call__(self, *args: str, text: str | None = None) -> Result:
-        """Run a command."""
         return call(*self.options, *args, text=text)
 
     def json(self, *args: str) -> Any:
@@ -40,7 +39,6 @@ class Shell:
         return json.loads(self(*args, "--json").stdout)
 
     def lines(self, *args: str) -> list[str]:
-        """Return the lines that a command prints."""
         return self(*args).output.splitlines()
 
     def ids(self, *args: str) -> list[str]:

@@ -15,13 +15,11 @@ from tests.cli.command import APP, Shell
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Return the URL of a ledger in a file."""
     return f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
 @pytest.fixture
 def ledger(url: str, tmp_path: Path, blank_ledger: Path) -> Iterator[Ledger]:
-    """Return that ledger."""
     shutil.copy(blank_ledger, tmp_path / "ledger.db")
     ledger = Ledger(open_store(url))
     yield ledger
@@ -30,7 +28,6 @@ def ledger(url: str, tmp_path: Path, blank_ledger: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def shell(url: str) -> Shell:
-    """Return the command for this ledger."""
     return Shell(("--store", url))
 
 

@@ -17,7 +17,6 @@ app.conf.beat_schedule = {"hourly": {"task": "%s", "schedule": 3600.0, "args": [
 
 
 def with_schedule(shell: Shell, folder: Path, task: str = "{}.invoice") -> None:
-    """Add a schedule to the module of an app."""
     name = shell.options[1]
     with (folder / f"{name}.py").open("a") as module:
         module.write(SCHEDULE % task.format(name))

@@ -24,26 +24,6 @@ from tests.fundamentals.shop import claimed, order
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_filter_is_passed_on(ledger: Ledger, shell: Shell) -> None:
-    """`jobs list` has the jobs that match all options, newest first, and as many as the limit."""
-    payload = '{"task": "shop.invoice", "args": [], "kwargs": {"order_id": 42, "note": "a b"}}'
-    first = ledger.submit(replace(order(1, route="fast", submitter="user:1", tag_lines="a b\nc"), payload=payload)).job
-    second = claimed(ledger, ledger.submit(order(2, route="slow")).job.id)
-    at, both = format_timestamp(second.created_at), [second.id, first.id]
-    for options, expected in {
-        "--state running": [second.id], "--state running --state queued": both, "--task another": [],
-        f"--identity {first.identity}": [first.id], "--limit 1": [second.id], "--offset 1": [first.id],
-        "--submitter user:1": [first.id], "--submitter ": [second.id], "--tag a%b": [first.id], "--tag a": [],
-        f"--since {at}": [second.id], "--error another": [], "--error SUBMITTED": [first.id],
-        f"--until {at}": [first.id], "--since 1h": both, "--until 1h": [], "--queue fast": [first.id],
-        f"--worker {second.node}": [second.id], "--argument order_id=42": [first.id], "--argument a%b": [first.id],
-        "--argument order_id=4 --queue slow": [], "--stuck --argument note=a": [first.id],
-    }.items():  # fmt: skip
-        assert shell.ids(*(word.replace("%", " ") for word in options.split(" "))) == expected, options
-    heading, *lines = shell.lines("jobs", "list")
-    assert [heading.split()[0], *(line.split()[0] for line in lines)] == ["id", *both]
-
-
 @for_each("words", [("jobs", "list"), ("dead", "list")])
 def test_a_list_says_what_it_leaves_out(ledger: Ledger, shell: Shell, tmp_path: Path, words: tuple[str, ...]) -> None:
     """A list has the same columns for jobs and dead letters, and says that more match, or that nothing is stored."""
@@ -182,3 +162,31 @@ def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
     assert all(word in table for word in ("user:1", "apply_async", "web-1", "attached", "same"))
     assert [each["submitter"] for each in shell.json("duplicates", job.id)] == ["user:1", "user:2", "user:1"]
     assert shell("duplicates", "nobody").exit_code == 1
+
+
+# --- texts that others chose ----------------------------------------------------------------------------------------
+
+
+ATTACK = "Größe 数 ✓ \x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\x7f\u202etxt.exe\u2066\r\n1969  forged"
+"""Letters, an OSC sequence that writes the clipboard, CSI in 7 and 8 bits, bidirectional overrides, a forged line."""
+SHOWN = r"Größe 数 ✓ \x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\x7f\u202etxt.exe\u2066\r"
+"""How its first line is printed."""
+HARMFUL = "\x1b\x07\x9b\x7f\u202e\u2066\r"
+
+
+@for_each("command", [
+    "dead list", "dead show id", "jobs list", "jobs show id", "jobs show --all id", "why id",
+    "dead redrive --all --dry-run",
+])  # fmt: skip
+def test_no_escape_sequence_reaches_the_terminal(ledger: Ledger, shell: Shell, command: str) -> None:
+    """No command prints a control character of a text, nor a line that it forges, which JSON escapes; letters stay."""
+    if not ledger.get_or_none("id"):
+        error = {"type": "E", "message": ATTACK, "traceback": f"Traceback\n  {ATTACK}\n"}
+        run = claimed(ledger, ledger.submit(replace(order(1), id="id")).job.id)
+        ledger.fail(run, json.dumps(error), ATTACK)
+    text, code = (shell(*command.split(), *options).output for options in ((), ("--json",)))
+    wrong = shell("why", f"no{ATTACK}").output
+    assert not {*text, *code, *wrong} & {*HARMFUL}
+    assert command == "dead show id" or not [line for line in text.splitlines() if line.startswith("1969")]
+    assert (json.loads(code) is not None, SHOWN in text) == (True, "dry" not in command), text
+    assert shell.json("jobs", "show", "id")["reason"] == ATTACK

@@ -84,7 +84,6 @@ def pytest_timeout_set_timer(settings: Any) -> bool:
 
 
 def pytest_timeout_cancel_timer() -> bool:
-    """End the time limit of a test."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     return True
 
@@ -103,7 +102,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the server; the process that has the outcomes of all writes them."""
     _server.stop()
     if _postgres is not None:
         _postgres.remove()

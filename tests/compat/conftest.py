@@ -16,7 +16,6 @@ from tests.services import RedisServer, start_redis
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the server in which every program has databases of its own."""
     server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
     yield server
     server.stop()

@@ -42,27 +42,22 @@ class Shop:
 
     @property
     def ledger(self) -> Ledger:
-        """The app's ledger."""
         return app_state_of(self.app).ledger
 
     @property
     def task(self) -> Any:
-        """The task `shop.invoice`."""
         return self.app.tasks["shop.invoice"]
 
     def named(self, name: str) -> Shop:
-        """Return the same shop for a client with the key of this name."""
         return replace(self, headers=bearer(self.texts[name]))
 
     def request(self, method: str, path: str, *, headers: Any = None, **more: Any) -> Any:
-        """Send a request."""
         own = headers if isinstance(headers, list) else self.headers | (headers or {})
         response = self.client.request(method, path, headers=own, **more)
         assert not response.content or response.headers["content-type"] in DATA, "no response is a page"
         return response
 
     def get(self, path: str, **more: Any) -> Any:
-        """Send a GET request."""
         return self.request("GET", path, **more)
 
     def post(self, path: str, body: Any = None, **more: Any) -> Any:
@@ -75,21 +70,17 @@ class Shop:
         return self.post("/jobs", {"task": f"shop.{task}", "kwargs": {"order_id": order_id}} | more, headers=headers)
 
     def job_id(self, order_id: Any = 7, task: str = "invoice", **more: Any) -> str:
-        """Submit a job, and return its id."""
         response = self.submit(order_id, task, **more)
         assert response.status_code in {200, 202}, response.text
         return str(response.json()["job"]["id"])
 
     def claimed(self, job_id: str) -> Job:
-        """Claim a job, as a worker does."""
         return claimed(self.ledger, job_id, "node")
 
     def completed(self, job_id: str, result: str = "1") -> Job:
-        """Claim a job and let its run complete."""
         return self.ledger.complete(self.claimed(job_id), result)
 
     def failed(self, job_id: str, error: str = ERROR, reason: str = "ValueError: no") -> Job:
-        """Claim a job and let its run fail."""
         return self.ledger.fail(self.claimed(job_id), error, reason)
 
 
@@ -106,7 +97,6 @@ class Standing:
         app_state_of(self.app).ledger.store.get_many(["any"])  # which makes the file
 
     def client(self, *, has_keys: bool) -> TestClient:
-        """Return a client of the API with or without API keys."""
         if has_keys not in self._clients:
             web = create_app(self.app, self.keys.path if has_keys else None)
             client = TestClient(web, raise_server_exceptions=False, **(REMOTE if has_keys else LOCAL))
@@ -124,7 +114,6 @@ class Standing:
             self.keys.path.write_bytes(self._kept)
 
     def close(self) -> None:
-        """Close the clients and the ledger."""
         self._stack.close()
         app_state_of(self.app).ledger.close()
 
@@ -138,13 +127,11 @@ def key_file(path: Path) -> tuple[KeyFile, dict[str, str]]:
 
 
 def bearer(text: str) -> dict[str, str]:
-    """Return the header that carries an API key."""
     return {"authorization": f"Bearer {text}"}
 
 
 @pytest.fixture(scope="session")
 def standing_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    """Return the app of all tests."""
     standing = Standing(tmp_path_factory.mktemp("http"))
     yield standing
     standing.close()
@@ -152,7 +139,6 @@ def standing_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]
 
 @pytest.fixture
 def standing(standing_app: Standing) -> Standing:
-    """Return the app of all tests with an empty ledger."""
     standing_app.empty()
     return standing_app
 
@@ -165,7 +151,6 @@ def celery_app(standing: Standing) -> Celery:
 
 @pytest.fixture
 def shop(standing: Standing) -> Shop:
-    """Return the shop with an API without API keys."""
     return Shop(standing.app, standing.client(has_keys=False))
 
 

@@ -1,4 +1,4 @@
-"""Servers in a thread of the test's process: ours, and WSGI servers."""
+"""Servers in a thread of the test's process: ours, and a WSGI server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import uvicorn
 from starlette.types import ASGIApp
-from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
-from werkzeug.serving import make_server as make_werkzeug_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from onejob.api.server import DEFAULT_LIMITS, BoundedProtocol, Limits
 from tests.services import eventually
@@ -37,16 +35,13 @@ class ServerThread:
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
         return f"http://127.0.0.1:{self.address[1]}"
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
         return len(self.server.server_state.connections)
 
     def connect(self, *sent: bytes) -> socket.socket:
-        """Open a connection and send some bytes."""
         connection = socket.create_connection(self.address, timeout=PATIENCE)
         for each in sent:
             connection.sendall(each)
@@ -55,7 +50,6 @@ class ServerThread:
 
 @contextmanager
 def serving(app: ASGIApp, limits: Limits = DEFAULT_LIMITS) -> Iterator[ServerThread]:
-    """Run a server for the length of a block."""
     served = ServerThread(app, limits)
     served.thread.start()
     try:
@@ -86,27 +80,14 @@ def asgi_status(app: Any, path: str, client: str, headers: dict[str, str], recei
     return int(sent[0]["status"])
 
 
-SERVERS = ("werkzeug", "wsgiref")
-
-
-class _SilentWerkzeug(WerkzeugHandler):
+class _Silent(WSGIRequestHandler):
     def log(self, *args: Any) -> None:
         """Log nothing."""
 
 
-class _SilentWsgiref(WSGIRequestHandler):
-    def log_message(self, *args: Any) -> None:
-        """Log nothing."""
-
-
 @contextmanager
-def serving_wsgi(app: Any, name: str = "werkzeug") -> Iterator[str]:
-    """Run a server for the length of a block, and yield its URL."""
-    server: Any
-    if name == "werkzeug":
-        server = make_werkzeug_server("127.0.0.1", 0, app, threaded=True, request_handler=_SilentWerkzeug)
-    else:
-        server = make_server("127.0.0.1", 0, app, handler_class=_SilentWsgiref)
+def serving_wsgi(app: Any) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Silent)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -23,7 +23,6 @@ class Line(BaseModel):
 
 
 def build(store: str, broker: str = "memory://", **settings: Any) -> celery.Celery:
-    """Return the app."""
     app = celery.Celery("shop", broker=broker, set_as_current=False)
     app.conf.update(onejob_store=store, onejob_sweep=0.2, **settings)
     task: Any = app.task  # the published types know no task that a base class gives options

@@ -25,9 +25,10 @@ from tests.cli.command import call
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.serving import asgi_status
 from tests.http.shop import build
+from tests.webhooks.receiver import SECRET
 from website.blocks import read
 
-PACKAGES = ["fastapi", "starlette", "jinja2", "uvicorn", "pydantic", "prometheus_client"]
+PACKAGES = "fastapi starlette jinja2 uvicorn pydantic prometheus_client httpcore2 h11 standardwebhooks".split()
 NEEDS = (
     *((package, "onejob.dashboard", "server") for package in ("fastapi", "jinja2", "starlette")),
     ("a2wsgi", "onejob.wsgi_dashboard", "wsgi"), ("uvicorn", "run('serve', 'shop:app')", "server"),
@@ -35,8 +36,14 @@ NEEDS = (
 )  # fmt: skip
 """A package that is missing, with others of the server; what needs it; and the extra to install."""
 WITHOUT = f"""
-import os, sys, onejob, onejob.cli
+import os, sys, celery, onejob, onejob.cli
 from click.testing import CliRunner
+app = celery.Celery("light", broker="memory://", changes={{
+    "onejob_store": "sqlite:///unused.db", "onejob_webhook_secrets": [{SECRET!r}]}})
+@app.task(name="notify", base=onejob.Task, webhook_url="https://hooks.example/")
+def notify(): ...
+app.finalize()
+assert notify.webhook_url
 print([name for name in {PACKAGES!r} if name in sys.modules], flush=True)
 def run(*command):
     sys.modules.update(dict.fromkeys({PACKAGES!r}))
@@ -108,7 +115,6 @@ def test_one_line_mounts_the_api(celery_app: celery.Celery, tmp_path: Path) -> N
 
 
 def exposing(tmp_path: Path, name: str, body: Any) -> celery.Celery:
-    """Return another app, with one exposed task."""
     app = celery.Celery("other", broker="memory://", set_as_current=False)
     app.conf.onejob_store = f"sqlite:///{tmp_path / 'l.db'}"
     define: Any = app.task
@@ -186,7 +192,7 @@ def test_where_nobody_authenticates_only_this_machine_is_answered(celery_app: ce
 
 
 def test_the_server_is_an_optional_dependency() -> None:
-    """The library imports no package of the server, and what needs one that is missing names it and its extra."""
+    """The library imports no package of the server or of webhooks; what needs a missing one names it and its extra."""
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     imported, *said = run.stdout.splitlines()
     assert imported == "[]"

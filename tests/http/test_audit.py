@@ -31,14 +31,12 @@ def guarded(standing: Standing) -> Shop:
 
 
 def log(shop: Shop, *names: str) -> list[Any]:
-    """Return these fields of the audit log, newest first."""
     response = shop.get("/audit")
     assert response.status_code == 200, response.text
     return [tuple(each[name] for name in names or ("action", "target", "outcome")) for each in response.json()]
 
 
 def refuse() -> None:
-    """Refuse a request, as the app of a router does."""
     raise HTTPException(401, "log in")
 
 

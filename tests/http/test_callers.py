@@ -34,7 +34,6 @@ Header_ = Annotated[str, Header()]
 
 
 def from_state(request: Request) -> Any:
-    """Return the user that the app's own check has found."""
     return request.state.user
 
 
@@ -43,14 +42,12 @@ async def from_state_later(request):  # type: ignore[no-untyped-def]  # noqa: AN
 
 
 async def from_header(x_user: Header_ = "") -> str:
-    """Return the user of a token, as a dependency of FastAPI."""
     if x_user not in USERS:
         raise HTTPException(401, "log in")
     return USERS[x_user]
 
 
 def as_named(x_user: Header_ = "") -> Caller:
-    """Return a caller that sees the jobs of all."""
     return Caller(x_user, own_jobs=False)
 
 
@@ -67,7 +64,6 @@ class Users:
         self._shop = Shop(celery_app, TestClient(app, raise_server_exceptions=False))
 
     def __getitem__(self, name: str) -> Shop:
-        """Return the shop for a user."""
         return Shop(self._shop.app, self._shop.client, headers={"x-user": name})
 
 
@@ -311,12 +307,10 @@ def tenants(keyed: Shop) -> Tenants:
 
 
 def call(shop: Shop, method: str, path: str) -> Any:
-    """Send a request."""
     return shop.request(method, path, **({"json": {}} if method == "POST" else {}))
 
 
 def ids(response: Any) -> list[str]:
-    """Return the ids of a page of jobs."""
     return [job["id"] for job in response.json()["jobs"]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 from unittest.mock import ANY
@@ -14,7 +15,7 @@ from onejob.api.auth import TELEMETRY, DirectRoutes
 from onejob.api.checked_request import BODY_LIMIT
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, Standing, bearer
-from tests.http.test_refusals import JSON, NO_JSON, NO_SUBMISSION
+from tests.http.test_refusals import INVALID, JSON, NO_JSON, NO_SUBMISSION
 
 INVOICE: dict[str, Any] = {"task": "shop.invoice", "kwargs": {"order_id": 7}}
 STRICT: dict[str, Any] = {"task": "shop.strict", "kwargs": {"order_id": 7}}
@@ -35,16 +36,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "a first strict job": {"json": STRICT},
     "a refused duplicate": {"json": STRICT},
     "a long key": {"json": INVOICE, "headers": {"idempotency-key": "k" * 300}},
-    "no task": {"json": {}},
-    "an unknown task": {"json": {"task": "shop.nothing", "kwargs": {}}},
-    "a hidden task": {"json": {"task": "shop.hidden", "kwargs": {"order_id": 7}}},
-    "missing arguments": {"json": {"task": "shop.invoice"}},
     "wrong arguments": {"json": INVOICE | {"kwargs": {"order_id": "7", "more": 1}}},
     "an invalid date": {"json": {"task": "shop.typed", "kwargs": {"day": "x", "lines": [{"count": "a"}]}}},
     "a failing function": {"json": {"task": "shop.picky", "kwargs": {"user": {}}}},
-    "an unknown field": {"json": INVOICE | {"wait": 3}},
-    "a webhook without settings": {"json": INVOICE | {"webhook_url": "https://example.com/"}},
-    "a countdown and an eta": {"json": INVOICE | {"countdown": 1, "eta": "2099-01-01T00:00:00Z"}},
     "a query": {"json": INVOICE, "params": {"dry": "1"}},
     "a large body": {"content": b" " * (BODY_LIMIT + 1), "headers": JSON},
     "a large body in parts": {"content": [b" " * BODY_LIMIT, b" "], "headers": JSON},
@@ -78,6 +72,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "a duplicate over the quota": {"json": INVOICE},
 }  # fmt: skip
 BOMBS = {f"a bomb {body[:50]!r}": {"content": body, "headers": JSON} for body in (*NO_JSON, *NO_SUBMISSION)}
+BOMBS |= {
+    f"invalid: {body}": {"content": json.dumps(body), "headers": JSON} for path, body in INVALID if path == "/jobs"
+}
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|(?<=\")[0-9a-f]{32}(?=\")|(?<=retry-after', ')\d+|(?<=retry in )\d+"

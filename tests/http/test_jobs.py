@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import httpx2
 import pytest
@@ -28,6 +28,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.submitter import submitter
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from tests.cases import for_each
+from tests.cli.command import Shell
 from tests.fundamentals.shop import claimed, order
 from tests.http.conftest import Shop, bearer, problem
 from tests.http.serving import PATIENCE, ServerThread, serving
@@ -46,7 +47,6 @@ def _page(shop: Shop, path: str = "/jobs", **params: Any) -> dict[str, Any]:
 
 
 def _walked(shop: Shop, **params: Any) -> list[dict[str, Any]]:
-    """Return the pages, following their cursors."""
     pages = [_page(shop, **params)]
     while pages[-1]["next"] is not None:
         pages.append(_page(shop, **params | {"cursor": pages[-1]["next"]}))
@@ -147,11 +147,12 @@ def test_an_ended_job_has_one_event(shop: Shop) -> None:
 
 
 def test_each_filter_is_passed_on(shop: Shop) -> None:
-    """A list has only the jobs that match all filters, of which times may have any zone."""
+    """A list over HTTP or at the command line has the jobs that match all filters, of which times have any zone."""
     with submitter("user:1"):
         first = shop.task.apply_async((), {"order_id": 42, "note": "Zoë"}, queue="fast", tags=["a&b", "c"]).id
     second = shop.task.apply_async((), {"order_id": 7}, queue="slow").id
     shop.claimed(second)
+    shell = Shell(("--store", str(shop.app.conf.onejob_store)))
     zone = timezone(timedelta(hours=5, minutes=30))
     at = quote(datetime.fromtimestamp(shop.ledger.get(second).created_at, zone).isoformat())
     for query, expected in (
@@ -164,6 +165,10 @@ def test_each_filter_is_passed_on(shop: Shop) -> None:
         (f"since={at}", [second]), (f"until={at}", [first]), (f"since={at}&until={at}", []),
     ):  # fmt: skip
         assert [job["id"] for job in shop.get(f"/jobs?{query}").json()["jobs"]] == expected, query
+        options = [word for name, value in parse_qsl(query, keep_blank_values=True) for word in (f"--{name}", value)]
+        assert shell.ids(*options) == expected, query
+    for words, expected in (("--since 1h", [second, first]), ("--until 1h", []), ("--stuck --queue fast", [first])):
+        assert shell.ids(*words.split()) == expected, words
     page = _page(shop, argument="order_id=7", count="true")
     assert (page["total"], page["by_state"]["running"]) == (1, 1)
     assert shop.get(f"/jobs/{first}").json()["submitter"] == "user:1"

@@ -194,7 +194,6 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def reported(reader: InMemoryMetricReader) -> Values:
-    """Return what OpenTelemetry collects, by name and labels."""
     data: Any = reader.get_metrics_data()
     return {
         (metric.name, frozenset(point.attributes.items())): point.value
@@ -271,7 +270,6 @@ SENT = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
 
 @pytest.fixture
 def exporter() -> Iterator[InMemorySpanExporter]:
-    """Return what gets the spans of this process."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     onejob.opentelemetry.instrument(provider)

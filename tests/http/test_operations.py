@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from onejob.api.routes import jobs, operate
+from onejob.celery.beat import Beat
 from onejob.celery.operations import Operation
 from onejob.cli.jobs import jobs as cli_jobs
-from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Retention
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
@@ -33,7 +33,6 @@ REQUESTS: dict[Operation, tuple[str, str, int]] = {
 
 
 def call(shop: Shop, operation: Operation, job_id: str) -> Any:
-    """Ask for an operation."""
     method, path, _ = REQUESTS[operation]
     return shop.request(method, f"/jobs/{job_id}{path}", **({"json": {}} if method == "POST" else {}))
 
@@ -80,7 +79,6 @@ def test_many_jobs_are_operated_on(shop: Shop, door: Door) -> None:
 
 
 def bulk(shop: Shop, **body: Any) -> dict[str, Any]:
-    """Run a bulk operation."""
     response = shop.post("/jobs/bulk", body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -143,25 +141,15 @@ def test_redriven_jobs_may_run_their_steps_again(shop: Shop, path: str, body: di
 # --- many jobs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ids(shop: Shop) -> list[str]:
-    """Return the ids of five delayed jobs, newest first."""
-    return [queued(shop.ledger, number).id for number in range(5)][::-1]
-
-
-def test_an_operation_proceeds_in_portions(shop: Shop, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Portion after portion each matching job is processed once, and no later one; a portion has a deadline."""
-    body: dict[str, Any] = {"operation": "cancel", "filter": {"task": "shop.invoice"}, "limit": 2}
-    first = bulk(shop, **body)
-    later = queued(shop.ledger, 99).id
-    second = bulk(shop, **body, cursor=first["next"])
+def test_an_operation_proceeds_in_portions(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A portion has a limit and a deadline, and its cursor leads to the next one, which has no job that came later."""
+    ids = [queued(shop.ledger, number).id for number in range(5)][::-1]
+    body: dict[str, Any] = {"operation": "cancel", "filter": {"task": "shop.invoice"}}
+    first = bulk(shop, **body, limit=2)
+    queued(shop.ledger, 99)
     monkeypatch.setattr(operate, "BULK_SECONDS", 0.0)
-    third = bulk(shop, **body, cursor=second["next"])
-    assert [each["done"] for each in (first, second, third)] == [ids[:2], ids[2:4], ids[4:]]
-    assert [job.id for job in shop.ledger.find(Query(states=frozenset({State.QUEUED})))] == [later]
-    more = [queued(shop.ledger, number).id for number in (6, 7)]
-    cut = bulk(shop, operation="run_now", filter={"task": "shop.invoice"})
-    assert (cut["done"], cut["next"] is not None) == (more[1:], True)
+    second = bulk(shop, **body, cursor=first["next"])
+    assert (first["done"], second["done"], second["next"] is not None) == (ids[:2], ids[2:3], True)
 
 
 def test_each_front_end_has_each_filter(shop: Shop) -> None:
@@ -246,7 +234,6 @@ def test_the_groups_of_a_response_are_bounded(shop: Shop, monkeypatch: pytest.Mo
 
 
 def check(shop: Shop, task: str, kwargs: dict[str, Any], **more: Any) -> Any:
-    """Check a call."""
     return shop.post("/duplicates/check", {"task": f"shop.{task}", "kwargs": kwargs, **more})
 
 
@@ -265,3 +252,46 @@ def test_a_check_names_the_job_that_would_answer(shop: Shop) -> None:
     assert shop.ledger.get(job_id).duplicate_count == 0
     assert check(shop, "paid", {"order_id": 1}).json()["outcome"] == "admitted"
     problem(check(shop, "picky", {"user": {}}), 422, "invalid-arguments")
+
+
+# --- the beat schedule ----------------------------------------------------------------------------------------------
+
+
+NAME = "invoices: 7/day"
+PATH = "/schedules/invoices%3A%207/day"
+
+
+@pytest.fixture
+def scheduled(keyed: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """Return the shop with an entry of the beat schedule, at which a worker has looked, and API keys."""
+    entry = {"task": "shop.invoice", "schedule": 3600.0, "args": [7]}
+    monkeypatch.setitem(keyed.app.conf, "beat_schedule", {NAME: entry})
+    Beat(keyed.app).look()
+    return keyed
+
+
+def entry_of(shop: Shop) -> dict[str, Any]:
+    response = shop.get("/schedules")
+    assert response.status_code == 200, response.text
+    (found,) = [each for each in response.json() if each["name"] == NAME]
+    return dict(found)
+
+
+def test_an_entry_is_paused_resumed_and_run(scheduled: Shop) -> None:
+    """An operator pauses, resumes and runs an entry, each of which is recorded; a reader sees it with its next tick."""
+    shop = scheduled.named("operate")
+    before = entry_of(scheduled.named("read"))
+    assert (before["task"], before["schedule"], before["missed"]) == ("shop.invoice", "every 3600 s", "last")
+    assert (before["paused"], before["last_tick_at"], before["next_tick_at"] is None) == (False, None, False)
+    paused = shop.post(f"{PATH}/pause")
+    assert (paused.status_code, paused.json()) == (200, before | {"paused": True, "next_tick_at": None})
+    assert entry_of(shop) == paused.json()
+    assert shop.post(f"{PATH}/resume").json()["paused"] is False
+    job_id = shop.post(f"{PATH}/run").json()["job_id"]
+    assert shop.ledger.get(job_id).task == "shop.invoice"
+    assert shop.post(f"{PATH}/run").json()["job_id"] == job_id
+    recorded = [(entry.action, entry.target, entry.actor) for entry in shop.ledger.audit(limit=4)]
+    actions = ["run_schedule", "run_schedule", "resume_schedule", "pause_schedule"]
+    assert recorded == [(action, NAME, "operate") for action in actions]
+    problem(shop.post("/schedules/nothing/pause"), 404, "schedule-not-found")
+    problem(shop.post("/schedules/nothing/run"), 404, "schedule-not-found")

@@ -184,7 +184,6 @@ def test_an_invalid_parameter_is_refused(shop: Shop, query: str) -> None:
 
 
 def errors(response: Any) -> list[tuple[list[str], str]]:
-    """Return the place and reason of each validation error."""
     return [(each["at"], each["why"]) for each in problem(response, 422, "invalid-request")["errors"]]
 
 

@@ -65,14 +65,12 @@ class EchoApp:
 
 @pytest.fixture
 def app() -> Iterator[EchoApp]:
-    """Return the app."""
     app = EchoApp()
     yield app
     app.release.set()
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return what the server sends until it closes the connection."""
     received = b""
     with connection, suppress(ConnectionError):
         while part := connection.recv(65536):
@@ -230,14 +228,6 @@ def statuses_of(server: ServerThread, *requests: bytes) -> list[bytes]:
 LAST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 JSON = b"host: localhost\r\ncontent-type: application/json\r\n"
 SMUGGLED = b"POST /jobs/x/cancel HTTP/1.1\r\n" + JSON + b"content-length: 2\r\n\r\n{}"
-BAD: dict[str, bytes] = {
-    "a very long line": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    "two lengths": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
-    "a length that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: -1\r\n\r\n{}",
-    "an unknown coding": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "a chunk that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: chunked\r\n\r\nzz\r\n\r\n",
-    "a header without a name": b"GET /jobs HTTP/1.1\r\nhost: localhost\r\n: x\r\n\r\n",
-}
 
 
 def test_invalid_http_is_refused(shop: Shop) -> None:
@@ -245,8 +235,6 @@ def test_invalid_http_is_refused(shop: Shop) -> None:
     with serving(shop.client.app) as server:
         for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"):
             assert read_problem(server.connect(sent))[:2] == (400, "bad-request")
-        for name, request in BAD.items():
-            assert statuses_of(server, request) in ([b"400"], []), f"{name}: a reset may overtake the response"
         for coding in (b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"):
             both = b"content-length: %d\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED), coding)
             for begin in (b"POST /jobs", b"GET /jobs"):
@@ -283,19 +271,16 @@ LIMITS = httpx2.Limits(max_connections=300, keepalive_expiry=1)
 
 
 def client_of(url: str) -> httpx2.Client:
-    """Return a client of a server that may send many requests at once."""
     return httpx2.Client(base_url=url, timeout=2 * PATIENCE, limits=LIMITS)
 
 
 def submitted(client: httpx2.Client, order_id: int) -> str:
-    """Submit a job and return its id."""
     body = {"task": "shop.invoice", "kwargs": {"order_id": order_id}}
     return str(client.post("/jobs", json=body).json()["job"]["id"])
 
 
 @pytest.fixture
 def client(shop: Shop) -> Iterator[httpx2.Client]:
-    """Return a client of a server of the shop."""
     with serving(shop.client.app) as server, client_of(server.url) as client:
         yield client
 
@@ -322,7 +307,6 @@ def test_waiting_holds_no_thread(shop: Shop, client: httpx2.Client) -> None:
 
 
 def events(client: httpx2.Client, job_id: str, after: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream as they arrive."""
     headers = {} if after is None else {"last-event-id": after}
     with client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as response:
         fields: dict[str, Any] = {}

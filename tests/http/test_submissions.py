@@ -27,7 +27,6 @@ from tests.webhooks.receiver import OLDER, SECRET
 
 
 def _sent(shop: Shop, job_id: str) -> Any:
-    """Return the keyword arguments that a worker gets."""
     return json.loads(shop.ledger.get(job_id).payload)["kwargs"]
 
 
@@ -231,7 +230,6 @@ def calling(open_shop: Any) -> Shop:
 
 
 def webhooks(shop: Shop) -> list[WebhookPayload]:
-    """Return the webhook calls in the ledger."""
     return sorted(WebhookPayload.from_job(job) for job in shop.ledger.find(Query(task=WEBHOOK_TASK)))
 
 

@@ -33,7 +33,6 @@ class HtmlForm:
     fields: list[tuple[str, str]] = field(default_factory=list)
 
     def hidden(self, name: str) -> str:
-        """Return the value of a field."""
         return dict(self.fields)[name]
 
 
@@ -50,15 +49,12 @@ class HtmlPage(HTMLParser):
 
     @property
     def text(self) -> str:
-        """The text between the tags."""
         return " ".join(" ".join(self.words).split())
 
     def form(self, action: str) -> HtmlForm:
-        """Return the first form that is sent to a path."""
         return next(form for form in self.forms if form.action == action)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a link, a form or a field."""
         given = {name: value or "" for name, value in attrs}
         if tag == "a":
             self.links.append(given.get("href", ""))
@@ -68,7 +64,6 @@ class HtmlPage(HTMLParser):
             self.forms[-1].fields.append((given["name"], given["value"]))
 
     def handle_data(self, data: str) -> None:
-        """Note a text."""
         self.words.append(data)
 
 
@@ -86,7 +81,6 @@ on_every_store = pytest.mark.parametrize(
 
 
 def mounted(app: Celery, **options: Any) -> ASGIApp:
-    """Return an app with a dashboard below `BASE`."""
     return Starlette(routes=[Mount(BASE, dashboard(app, **options))])
 
 
@@ -103,24 +97,20 @@ class Browser:
         self.client = TestClient(app, raise_server_exceptions=False, follow_redirects=False, **(LOCAL | where))
 
     def get(self, path: str, headers: Mapping[str, str] | None = None, /, **parameters: Any) -> Response:
-        """Visit a page."""
         return self.client.get(self.base + path, params=parameters or None, headers=headers)
 
     def page(self, path: str, /, **parameters: Any) -> HtmlPage:
-        """Visit a page that exists."""
         response = self.get(path, **parameters)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "text/html; charset=utf-8"
         return HtmlPage(response.text)
 
     def json(self, path: str, /, **parameters: Any) -> Any:
-        """Return what a page shows as JSON."""
         response = self.get(path, **parameters, format="json")
         assert (response.status_code, response.headers["content-type"]) == (200, "application/json"), response.text
         return response.json()
 
     def csv(self, path: str, /, **parameters: Any) -> list[dict[str, str]]:
-        """Return the list of a page as CSV."""
         response = self.get(path, **parameters, format="csv")
         assert (response.status_code, response.headers["content-type"]) == (200, "text/csv; charset=utf-8")
         return list(csv.DictReader(io.StringIO(response.text, newline=""), strict=True))
@@ -152,6 +142,5 @@ class Browser:
         return self.client.post(self.base + path, data=data, headers=dict(headers))
 
     def submit(self, page: HtmlPage, action: str, **fields: str) -> Response:
-        """Send a form of a page, with further fields."""
         form = page.form(self.base + action)
         return self.post_pairs(action, [*form.fields, *fields.items()])

@@ -48,7 +48,6 @@ def browse(sample: Sample) -> Callable[..., Browser]:
 
 @pytest.fixture
 def browser(sample: Sample) -> Browser:
-    """Return a browser of an editor."""
     return browser_of(sample)
 
 

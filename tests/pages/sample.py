@@ -103,25 +103,21 @@ class Sample:
     random: random.Random = field(default_factory=lambda: random.Random(7))
 
     def submit(self, task: str, submitter: str = "", **kwargs: Any) -> Admission:
-        """Submit a job, or a duplicate."""
         with submitting_as(Submitter(submitter)):
             submission = submission_of(tasks_of(self.app)[task], kwargs, source="http")
         return self.ledger.submit(submission)
 
     def start(self, job: Job, node: str = NODES[0]) -> Job:
-        """Start a run."""
         claimed = self.ledger.claim(job.id, nonce=f"{self.random.random()}", node=node).job
         assert claimed is not None
         return claimed
 
     def complete(self, job: Job, seconds: float, result: Any = None, node: str = NODES[0]) -> Job:
-        """Run a job to its end."""
         run = self.start(job, node)
         self.advance(seconds)
         return self.ledger.complete(run, json.dumps(result))
 
     def fail(self, job: Job, error: tuple[str, str], seconds: float = 2.0, node: str = NODES[1]) -> Job:
-        """Run a job that fails for good."""
         run = self.start(job, node)
         self.advance(seconds)
         kind, message = error
@@ -134,7 +130,6 @@ class Sample:
         return self.ledger.fail(run, json.dumps({"type": "E", "message": "", "traceback": ""}), "E")
 
     def jobs(self) -> dict[str, Job]:
-        """Return all jobs, newest first."""
         return {job.id: job for job in self.ledger.find(Query(limit=10_000))}
 
     def audited(self, *fields: str, limit: int = 1) -> list[tuple[Any, ...]]:
@@ -142,12 +137,10 @@ class Sample:
         return [tuple(getattr(entry, each) for each in fields) for entry in self.ledger.audit(limit=limit)]
 
     def advance(self, seconds: float) -> None:
-        """Let the clock go on."""
         assert self.clock.at is not None
         self.clock.at += seconds
 
     def heartbeats(self) -> None:
-        """Let the workers send heartbeats."""
         for node in NODES:
             registration = Registration(
                 tasks=tuple(sorted(name for name in self.app.tasks if name.startswith("shop."))),
@@ -156,7 +149,6 @@ class Sample:
             self.ledger.heartbeat(node, lasts=3600.0, registration=registration)
 
     def close(self) -> None:
-        """Close the ledger."""
         self.meter.close()
         self.ledger.close()
 

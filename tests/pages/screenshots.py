@@ -21,7 +21,6 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
 def take(folder: Path) -> None:
-    """Write the screenshots into a folder."""
     with tempfile.TemporaryDirectory() as ledger:
         sample = fill(open_sample(StoreAddress(f"sqlite:///{ledger}/ledger.db", "unused")))
         web = FastAPI()

@@ -143,11 +143,9 @@ class Login:
     file: KeyFile
 
     def browser(self, **where: Any) -> Browser:
-        """Return a browser without a session."""
         return Browser(mounted(self.sample.app, keys=self.file.path), **where)
 
     def logged_in(self, role: Role, name: str = "ann") -> Browser:
-        """Return a browser with the session of a new key."""
         browser = self.browser()
         assert browser.post("/login", key=self.file.add(name, role)).status_code == 303
         return browser
@@ -155,7 +153,6 @@ class Login:
 
 @pytest.fixture
 def login(sample: Sample, keys: KeyFile) -> Login:
-    """Return a dashboard with a key file."""
     return Login(sample, keys)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery.schedules import crontab, schedule
 
 from onejob.api.checked_request import BODY_LIMIT
+from onejob.celery.beat import Beat
 from onejob.celery.operations import Operation
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
@@ -31,7 +34,6 @@ def unchanged(sample: Sample) -> Iterator[Sample]:
 
 
 def forms_of(sample: Sample) -> list[tuple[str, dict[str, str]]]:
-    """Return the forms that change something."""
     failed = sample.named["failed"]
     return [
         (f"/operate/{failed}", {"operation": "redrive"}),
@@ -119,7 +121,6 @@ def test_the_way_back_stays_on_the_site(browser: Browser, back: str) -> None:
 
 
 def events_of(sample: Sample, job_id: str) -> list[str]:
-    """Return what has happened to a job on the dashboard."""
     return [each.event for each in sample.ledger.history(job_id) if "on the dashboard by ann" in each.detail]
 
 
@@ -278,3 +279,63 @@ def test_a_store_that_is_away_ends_the_portion(
     monkeypatch.setattr(sample.ledger, "delete", fail)
     assert browser.submit(page, "/bulk/run").status_code == 503
     assert sample.audited("action", "outcome") == [("bulk", "store-unavailable")]
+
+
+# --- the beat schedule ----------------------------------------------------------------------------------------------
+
+
+class Failing(schedule):
+    """A schedule with a fault."""
+
+    def remaining_estimate(self, last_run_at: Any) -> Any:
+        raise LookupError("no such moon")
+
+
+@pytest.fixture
+def scheduled(sample: Sample) -> Sample:
+    """Return the sample with a schedule, at which a worker has looked."""
+    nightly = {"task": "shop.daily_report", "schedule": crontab(hour=3, minute=0), "kwargs": {"region": "north"}}
+    sample.app.conf.beat_schedule = {"nightly/north": nightly, "wrong": nightly | {"schedule": Failing(60)}}
+    Beat(sample.app).look()
+    return sample
+
+
+def plain() -> None: ...
+
+
+def test_only_a_job_has_a_page(scheduled: Sample, browser: Browser) -> None:
+    """The message of the last tick has a link if it is a job, and not if its task is one of Celery alone."""
+    task: Any = scheduled.app.task
+    task(name="plain", shared=False)(plain)
+    nightly = scheduled.app.conf.beat_schedule["nightly/north"]
+    scheduled.app.conf.beat_schedule = {"nightly/north": nightly, "plain": nightly | {"task": "plain", "kwargs": {}}}
+    Beat(scheduled.app).look()
+    for state in scheduled.ledger.store.schedules():
+        last = replace(state, nonce="new", last_job=f"of-{state.name}")
+        assert scheduled.ledger.put_schedule(last, expected=state.nonce)
+    page = browser.page("/schedules")
+    assert "of-plain" in page.text
+    assert [link for link in page.links if "/jobs/" in link] == ["/ops/jobs/of-nightly%2Fnorth"]
+
+
+def test_the_forms_of_an_entry(scheduled: Sample, browser: Browser) -> None:
+    """The page has each entry with its next tick; its forms pause, resume and run one, and are recorded."""
+    text = browser.page("/schedules").text
+    assert "onejob_beat is off" in text
+    assert "crontab: 0 3 * * *" in text
+    assert "fails" in text
+    path = "/schedules/nightly%2Fnorth"
+    assert browser.post(path, operation="pause").status_code == 303
+    assert "nightly/north is paused." in browser.page("/schedules").text
+    entries = {each["name"]: each for each in browser.json("/schedules")["entries"]}
+    assert (entries["nightly/north"]["paused"], entries["nightly/north"]["next_tick_at"]) == (True, None)
+    assert entries["wrong"]["error"] == "LookupError: no such moon"
+    assert browser.post(path, operation="resume").status_code == 303
+    assert "nightly/north goes on." in browser.page("/schedules").text
+    jobs = len(scheduled.jobs())
+    assert browser.post(path, operation="run").status_code == 303
+    assert "nightly/north is submitted: job" in browser.page("/schedules").text
+    assert len(scheduled.jobs()) in {jobs, jobs + 1}  # the report of the day answers if there is one
+    assert scheduled.audited("action", "target", "detail")[0] == ("schedule", "nightly/north", "POST operation=run")
+    assert browser.post(path, operation="drop").status_code == 422
+    assert browser.post("/schedules/nothing", operation="run").status_code == 404

@@ -31,7 +31,6 @@ PAYLOAD = '{"task": "shop.study_plan", "args": [], "kwargs": {"project": "odd"}}
 
 
 def submission(job_id: str, **values: Any) -> Submission:
-    """Return the submission of a job under an id."""
     defaults: dict[str, Any] = {
         "task": "shop.study_plan", "identity": f"identity of {job_id}", "fingerprint": "f", "nonce": f"nonce {job_id}",
         "payload": PAYLOAD, "options": "{}", "lease": 30.0,
@@ -40,7 +39,6 @@ def submission(job_id: str, **values: Any) -> Submission:
 
 
 def submit(sample: Sample, job_id: str, **values: Any) -> Job:
-    """Submit a job under an id."""
     return sample.ledger.submit(submission(job_id, **values)).job
 
 

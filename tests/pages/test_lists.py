@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def walk(browser: Browser, path: str, rows: str, position: str, **parameters: Any) -> Iterator[list[str]]:
-    """Yield the ids of each page of a list."""
     at: Any = None
     for _ in range(200):
         page = browser.json(path, **parameters, **({} if at is None else {position: at}))
@@ -164,7 +163,6 @@ def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None
 
 
 def trial(browser: Browser, task: str, arguments: str) -> Any:
-    """Return what the box says of a call."""
     return browser.json("/duplicates", task=task, arguments=arguments)["trial"]
 
 

@@ -67,8 +67,6 @@ async def after(act: Callable[[int], object], event: asyncio.Task[bytes]) -> byt
 
 
 def actions(sample: Sample) -> dict[str, Callable[[int], object]]:
-    """Return what changes a page."""
-
     def new(name: str, number: int) -> Job:
         sample.advance(0.001)
         return sample.submit("shop.study_plan", project=f"{name} {number}").job
@@ -98,7 +96,6 @@ def actions(sample: Sample) -> dict[str, Callable[[int], object]]:
 
 
 def nonce_of(sample: Sample) -> str:
-    """Return the nonce of the one schedule in the ledger."""
     return next((each.nonce for each in sample.ledger.store.schedules()), "")
 
 
@@ -202,7 +199,6 @@ def test_a_job_is_watched_until_it_is_deleted(sample: Sample, monkeypatch: pytes
 
 
 def lines_of(url: str, path: str, cookies: dict[str, str] | None = None) -> Generator[str, None, None]:
-    """Yield the lines of a stream of a server."""
     client = httpx2.Client(base_url=url, cookies=cookies, timeout=PATIENCE)
     with client, client.stream("GET", path) as response:
         assert response.status_code == 200

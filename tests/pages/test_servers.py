@@ -26,7 +26,7 @@ from onejob.pages.app import create_app_with_dashboard
 from onejob.pages.endpoints import DELETED, Endpoints
 from tests.cases import for_each
 from tests.http.conftest import problem
-from tests.http.serving import PATIENCE, SERVERS, serving_wsgi
+from tests.http.serving import PATIENCE, serving_wsgi
 from tests.pages.browser import BASE, SAME_ORIGIN, Browser, HtmlPage
 from tests.pages.sample import Sample
 
@@ -105,7 +105,6 @@ def flask_app(sample: Sample) -> flask.Flask:
 
 @pytest.fixture
 def mounted(sample: Sample) -> Client:
-    """Return a client of the dashboard alone, below `BASE`."""
     return Client(DispatcherMiddleware(lambda environ, start: [], {BASE: onejob.wsgi_dashboard(sample.app)}))
 
 
@@ -115,10 +114,9 @@ def get(client: Client, path: str, *, address: str = "127.0.0.1", host: str = "l
     return client.get(BASE + path, headers=headers, environ_base=environ, base_url=f"http://{host}")
 
 
-@pytest.mark.parametrize("server", SERVERS)
-def test_the_pages_work_below_a_prefix(sample: Sample, server: str) -> None:
+def test_the_pages_work_below_a_prefix(sample: Sample) -> None:
     """Behind a WSGI server pages, links, files and forms work below a prefix, for whom the session of Flask names."""
-    with serving_wsgi(flask_app(sample), server) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
+    with serving_wsgi(flask_app(sample)) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
         assert client.get(f"{BASE}/jobs").headers["location"] == "/login"
         job_id = sample.named["queued"]
         assert client.get("/login/rita").text == "welcome"
