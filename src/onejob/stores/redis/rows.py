@@ -10,20 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgpack import Packer, packb
-
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.records import AUDIT_KINDS
-from onejob.jobs.transitions import SUBMITTED
 from onejob.stores.protocol import INDEXED_STATES
 from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from onejob.jobs.model import Submission
 
 
 class Keys:
@@ -103,8 +98,6 @@ Not of the job itself: `requests`, the last eight request ids, and `followed`, w
 PARTS = ("error", "payload", "options", "progress", "result", "redelivery")
 """The elements after the row. `redelivery`: the record of the latest redelivered message."""
 
-_ROW_HEADER = Packer().pack_array_header(len(GIVEN) + len(TIMES))
-_GIVEN_HEADER_SIZE = len(Packer().pack_array_header(len(GIVEN)))
 _STATES: Mapping[str, State] = {state.value: state for state in State}  # an enum's own look-up takes much longer
 POSITIONS: Mapping[str, int] = {name: position for position, name in enumerate(ROW, 1)} | {
     name: -position for position, name in enumerate(PARTS, 1)
@@ -129,27 +122,6 @@ def format_value(value: Any) -> str:
 def given(value: float | None) -> str:
     """Return a number as an argument of a script; "" if it was not given."""
     return "" if value is None else str(value)
-
-
-def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
-    """Return what scripts need of a submission: its id, its row, payload, options, delay and expiry.
-
-    The row is in MessagePack, and lacks its last elements, `TIMES`.
-    """
-    rank, retries, delay, expires_in = (
-        submission.priority_rank, submission.retries, submission.delay, submission.expires_in,
-    )  # fmt: skip
-    row = packb((
-        submission.task, submission.submitter or False, submission.source or False, submission.route or False,
-        submission.publisher_task or False, submission.tag_lines or False, str(submission.lease),
-        str(rank) if rank else False, str(retries) if retries else False, submission.canvas and "1", "queued", "1",
-        SUBMITTED, submission.identity, submission.fingerprint != submission.identity and submission.fingerprint,
-        submission.nonce or False,
-    ))  # fmt: skip
-    return (
-        submission.id, _ROW_HEADER + row[_GIVEN_HEADER_SIZE:], submission.payload, submission.options,
-        str(delay) if delay else "", "" if expires_in is None else str(expires_in),
-    )  # fmt: skip
 
 
 def job_of(job_id: str, parts: Sequence[Any]) -> Job:

@@ -18,9 +18,9 @@ from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of
 from onejob.stores.redis.queries import Queries
 from onejob.stores.redis.records import Records
-from onejob.stores.redis.rows import POSITIONS, Keys, arguments_of, format_value, given, job_of
+from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_of
 from onejob.stores.redis.signals import RedisFeed
-from onejob.stores.redis.submission import Submitting, exceeded_quota, limits_of, quota_keys, split_batch
+from onejob.stores.redis.submission import Submitting, arguments_of, exceeded_quota, limits_of, quota_keys, split_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,12 +9,14 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from msgpack import Packer, packb
+
 from onejob.errors import StoreError, StoreRefusedError
 from onejob.jobs.model import Admission, Outcome
-from onejob.jobs.transitions import new_job
+from onejob.jobs.transitions import SUBMITTED, new_job
 from onejob.stores.protocol import SUBMITTER_LIMIT
 from onejob.stores.redis.client import Call, get_many, pages_of
-from onejob.stores.redis.rows import arguments_of, format_value, given, job_of
+from onejob.stores.redis.rows import GIVEN, TIMES, format_value, given, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -36,6 +38,29 @@ SUBMIT_TRIES = 20
 ORIGIN = ("source", "submitter", "host", "fingerprint")
 """What a duplicate records of its submission: a JSON array that only clients read."""
 _origin_values = attrgetter(*ORIGIN)
+_ROW_HEADER = Packer().pack_array_header(len(GIVEN) + len(TIMES))
+_GIVEN_HEADER_SIZE = len(Packer().pack_array_header(len(GIVEN)))
+
+
+def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
+    """Return what scripts need of a submission: its id, its row, payload, options, delay and expiry.
+
+    The row is in MessagePack, and lacks its last elements, `TIMES`.
+    """
+    rank, retries, delay, expires_in = (
+        submission.priority_rank, submission.retries, submission.delay, submission.expires_in,
+    )  # fmt: skip
+    row = packb((
+        submission.task, submission.submitter or False, submission.source or False, submission.route or False,
+        submission.publisher_task or False, submission.tag_lines or False, str(submission.lease),
+        str(rank) if rank else False, str(retries) if retries else False, submission.canvas and "1", "queued", "1",
+        SUBMITTED, submission.identity, submission.fingerprint != submission.identity and submission.fingerprint,
+        submission.nonce or False,
+    ))  # fmt: skip
+    return (
+        submission.id, _ROW_HEADER + row[_GIVEN_HEADER_SIZE:], submission.payload, submission.options,
+        str(delay) if delay else "", "" if expires_in is None else str(expires_in),
+    )  # fmt: skip
 
 
 class _Pending:
