@@ -17,6 +17,7 @@ import onejob
 from onejob import (
     InvalidArgumentsError,
     InvalidPayloadError,
+    JobNotFoundError,
     OneJobError,
     Outcome,
     QuotaExceededError,
@@ -208,6 +209,16 @@ def _retry_once(task: Any) -> list[Any]:
     if not task.request.retries:
         raise task.retry(countdown=0)
     return [task.request.id, task.request.retries]
+
+
+def test_an_eager_result_has_what_a_submission_has(house: House) -> None:
+    """An eager call's result has an outcome and can be awaited; its job, which does not exist, is an error."""
+    result: Any = house.another_app(task_always_eager=True).tasks["anywhere"].delay("eager-result")
+    assert (result.outcome, result.get(), asyncio.run(result.aget(1))) == (Outcome.ADMITTED, *["eager-result"] * 2)
+    with pytest.raises(JobNotFoundError, match=result.id):
+        result.job  # noqa: B018
+    with pytest.raises(JobNotFoundError):
+        asyncio.run(result.ajob())
 
 
 def test_an_eager_run_has_a_request_and_can_retry(house: House) -> None:

@@ -167,6 +167,7 @@ def test_a_key_opens_a_session(login: Login) -> None:
     for sent in ({"csrf_token": WRONG}, {"headers": {"sec-fetch-site": "cross-site"}}):
         assert browser.post("/login", key=text, **sent).status_code == 403
     assert SESSION not in browser.client.cookies
+    assert browser.client.head(f"{BASE}/login").status_code == 200
     response = browser.post("/login", key=f" {text} ")
     assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/")
     assert "You are logged in as ann." in browser.page("/").text

@@ -21,7 +21,7 @@ from onejob.celery.options import options_of
 from onejob.celery.payload import REPLACED, decode_failure, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, values_of
+from onejob.jobs.model import Job, Outcome, values_of
 from onejob.jobs.model import value as value_type
 from onejob.stores.signals import BACKSTOP, POLL, Channel
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
-    from onejob.jobs.model import Admission, Outcome
+    from onejob.jobs.model import Admission
     from onejob.stores.protocol import Store
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
@@ -355,6 +355,25 @@ class EndWait:
 
     def _wake(self, _payload: str) -> None:
         self._woken.set()
+
+
+class EagerResult(celery_result.EagerResult):  # type: ignore[type-arg] # which it has none of at run time
+    """The result of a call with `task_always_eager`, which ran at once and without the ledger: there is no job."""
+
+    outcome = Outcome.ADMITTED
+
+    @property
+    def job(self) -> JobWithValues:
+        """Raises `JobNotFoundError`."""
+        raise JobNotFoundError(self.id)
+
+    async def ajob(self) -> JobWithValues:
+        """Raises `JobNotFoundError`."""
+        return self.job
+
+    async def aget(self, timeout: float | None = None, *, propagate: bool = True) -> Any:  # noqa: ASYNC109, ARG002 - as `AsyncResult.aget`
+        """Return what `get` returns."""
+        return self.get(propagate=propagate)
 
 
 # --- a job as a result shows it ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from onejob.celery.option_names import (
 from onejob.celery.options import TaskOptions, resolve_definition
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
+from onejob.celery.result import EagerResult
 from onejob.celery.run_end import record_retry
 from onejob.celery.submit import admit, admit_one, all_admitted, result_of, submit
 from onejob.celery.typed import check_pydantic
@@ -163,9 +164,10 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             check_key(call)
             if (typed := self._onejob.typed) is not None:
                 args, kwargs = typed.dump_arguments(args or (), kwargs or {})
-            return super().apply_async(  # type: ignore[no-any-return]
+            ran = super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
+            return EagerResult(*ran.__reduce_args__())  # type: ignore[return-value] # what both results have is typed
         if task_id is not None and (run := current_job_or_none()) is not None and run.id == task_id:
             return Result(record_retry(run, call).id, app=self.app)
         if "headers" in given and is_from_beat(given["headers"]):

@@ -184,7 +184,7 @@ class Endpoints:
     async def login(self, request: Request) -> Response:
         """Show the form for an API key, or start the session of the key in it."""
         detail, status = "", 200
-        if request.method != "GET":
+        if request.method == "POST":
             try:
                 form = await self._read_form(request, None)
                 session = session_of(form.text("key").strip())
