@@ -18,6 +18,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
+from django.utils.functional import Promise, lazystr
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
@@ -137,6 +138,7 @@ sendable_scalars = (
     | st.datetimes(timezones=st.none() | zones) | st.times(timezones=st.none() | zones)
     | st.decimals(allow_nan=False, allow_infinity=False)
     | st.sampled_from([Shape.ROUND, Level.HIGH, Labeled.ONE, Text("text"), Whole(7), Real(7.5), Moment(2020, 1, 1)])
+    | st.just(lazystr("é"))
 )  # fmt: skip
 scalars = sendable_scalars | st.timedeltas() | st.sampled_from([Color.RED, bytearray(b"a"), memoryview(b"b")])
 keys = texts | st.none() | st.booleans() | numbers
@@ -160,8 +162,8 @@ values = st.recursive(scalars, containers, max_leaves=8)
 
 def typed(value: Any) -> object:
     """Return the value with every type spelled out: the independent model of what counts as different."""
-    if isinstance(value, Sent):
-        return typed(value.content)
+    if isinstance(value, Sent | Promise):
+        return typed(value.content if isinstance(value, Sent) else str(value))
     if isinstance(value, (str, bool, int, float)) or value is None:
         return typed_plain(value)
     if isinstance(value, enum.Enum):

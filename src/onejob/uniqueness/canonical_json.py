@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,7 +252,8 @@ def _content(value: object, kind: type[Any]) -> object:
         return kind.model_dump(value, mode="python")
     if dataclasses.is_dataclass(kind):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    return value
+    django = sys.modules.get("django.utils.functional")  # kombu sends a lazy text of Django as its text, too
+    return str(value) if django is not None and isinstance(value, django.Promise) else value
 
 
 def _scalar(value: object) -> str | None:
