@@ -150,6 +150,7 @@ def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
 
 
 MAX_PRIORITY = 255
+DELIVERY_MODES = ("transient", "persistent", 1, 2)
 MESSAGE_OPTIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "headers": ((Mapping,), "a mapping"),
     "queue": ((str, Queue), "the name of a queue, or a kombu.Queue"),
@@ -173,6 +174,9 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     if priority is not None and not is_priority(priority):
         msg = f"priority={priority!r:.100} is not a priority: write an integer from 0 to {MAX_PRIORITY}"
         raise InvalidArgumentsError(msg)
+    mode = options.get("delivery_mode")
+    if mode is not None and mode not in DELIVERY_MODES:
+        raise InvalidArgumentsError(f"delivery_mode={mode!r:.100} is none: write 'persistent' or 'transient'")
     for name, (kinds, expected) in MESSAGE_OPTIONS.items():
         given = options.get(name)
         if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):

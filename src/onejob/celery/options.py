@@ -113,7 +113,8 @@ class TaskOptions:
         )
         try:  # the defaults of options of calls, with which jobs are submitted
             tags = merge_tags((), task.tags)
-            check_option_values({option: getattr(task, option, None) for option in ("priority", *MESSAGE_OPTIONS)})
+            names = ("priority", "delivery_mode", *MESSAGE_OPTIONS)
+            check_option_values({option: getattr(task, option, None) for option in names})
         except InvalidArgumentsError as error:
             raise ConfigurationError(f"task {name}: {error}") from None
         if window is not None:
