@@ -70,6 +70,7 @@ def _snapshot_failed(server: RedisServer) -> Iterator[None]:
         file.rmdir()
         client.bgsave()
         await_(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "ok")
+        client.config_set("save", "")
 
 
 @contextmanager
