@@ -335,10 +335,9 @@ def test_a_batch_is_what_celery_sends_one_by_one(
     publisher.publish_all(jobs)
     assert messages(own_broker) == one_by_one
     with monkeypatch.context() as patch:
-        broken = getattr(kombu.exceptions, "BatchPublishError", kombu.exceptions.OperationalError)(
-            "the connection was closed"
-        )
-        patch.setattr(Producer, "batch", Mock(side_effect=broken), raising=False)  # kombu has batches since 5.7
+        error = getattr(kombu.exceptions, "BatchPublishError", kombu.exceptions.OperationalError)  # since kombu 5.7
+        broken = error("the connection was closed")
+        patch.setattr(Producer, "batch", Mock(side_effect=broken), raising=False)
         publisher.publish_all(jobs)
     assert messages(own_broker) == one_by_one
     assert announced == [job.id for job in jobs] * 3
