@@ -54,7 +54,7 @@ def run_programs(page: Page, files: dict[str, str], folder: Path) -> None:
     for name in files:
         run = forks.run([f"{name}.py"], environment=environment(), cwd=folder, modules=IMPORTED)
         assert run.returncode == 0, run.stderr
-        assert [line for line in page.output(name) if line not in run.stdout.splitlines()] == []
+        assert [line for line in page.output(name) if line not in run.stdout.splitlines()] == [], run.stdout
 
 
 @pytest.mark.parametrize("place", sorted(RUN))
