@@ -18,7 +18,7 @@ import onejob
 from onejob import Outcome, State, TaskIdReusedError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, Prepared, prepare
-from onejob.celery.submit import admit, submit
+from onejob.celery.submit import UNPUBLISHABLE, admit, submit
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
@@ -28,6 +28,7 @@ from onejob.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.testing import isolated
@@ -295,6 +296,7 @@ def test_what_cannot_be_sent_has_its_error(app: Any) -> None:
     refuse_messages(app)
     results = each(app)
     assert kinds(results) == ["ValueError", "admitted", "admitted"]
+    assert results[0].__notes__ == [UNPUBLISHABLE]
     assert sorted(messages()) == sorted(job_id for job_id, _ in jobs(app))
     assert len(messages()) == 2
 
@@ -316,6 +318,21 @@ def test_a_withdrawn_job_with_a_duplicate_is_kept(app: Any) -> None:
     with pytest.raises(ValueError, match="too large"):
         app.tasks["play"].submit_many([(1,), (1,)])
     assert [state for _, state in jobs(app)] == [State.FAILED]
+
+
+def test_a_claimed_job_is_not_withdrawn(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that a worker has claimed before it is known that its message cannot be sent is admitted, and runs."""
+    refuse_messages(app)
+    ledger = ledger_of(app)
+    change = ledger.change
+
+    def claimed_before(job: Job, *args: Any, **options: Any) -> Any:
+        ledger.claim(job.id, nonce="first", node="worker")
+        return change(job, *args, **options)
+
+    monkeypatch.setattr(ledger, "change", claimed_before)
+    assert kinds(each(app)) == ["admitted"] * 3
+    assert sorted(state for _, state in jobs(app)) == [State.QUEUED, State.QUEUED, State.RUNNING]
 
 
 def test_a_store_that_goes_away_at_a_withdrawal_is_one_callers_error(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
