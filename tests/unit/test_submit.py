@@ -18,7 +18,8 @@ import onejob
 from onejob import Outcome, State, TaskIdReusedError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, Prepared, prepare
-from onejob.celery.submit import UNPUBLISHABLE, admit, submit
+from onejob.celery.routing import UNPUBLISHABLE
+from onejob.celery.submit import admit, submit
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
