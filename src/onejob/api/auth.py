@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onejob.api.api_keys import Key, KeyFile, Role
 from onejob.api.audit import DONE, RequestAudit, fields_of_json
 from onejob.api.callers import Caller, caller_in_context, set_caller
-from onejob.api.checked_request import CheckedRequest, check_query
+from onejob.api.checked_request import CheckedRequest, QueryCheck
 from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NO_QUOTAS, Quotas
@@ -88,7 +88,7 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the endpoint's handler, preceded by the checks."""
         self.allowed[self.path] |= self.methods or set()
-        guard, role = self.guard, self.role
+        guard, role, check_query = self.guard, self.role, QueryCheck(self)
         direct = type(self).handler if guard.standalone else None
         handler: Handler = direct or super().get_route_handler()
         action = str(self.endpoint.__name__)
@@ -101,7 +101,7 @@ class GuardedRoute(APIRoute):
                 request.state.authenticate = partial(authenticate, guard.keys, role, request)
                 set_caller(request, request.state.authenticate() or caller_in_context(guard.quotas))
                 if request.scope.get("query_string"):
-                    check_query(request, self)
+                    check_query(request)
                 if request.method == "POST":
                     request.check_content_type()
                     await request.read_body()

@@ -171,27 +171,38 @@ NAME_LIMIT = 100
 """The number of characters of an unknown name that are compared and reported."""
 
 
-def check_query(request: Request, route: APIRoute) -> None:
-    """Raise `RequestValidationError` for an undeclared query parameter, and for a repeated one that is not a list."""
-    if request.scope["query_string"].count(b"&") >= PARAMETER_LIMIT:
-        raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
-    # The dependant of the app which the router is mounted in includes the dependencies of the app.
-    mounted = request.scope.get("fastapi", {}).get("effective_route_context")
-    declared = _declared_parameters((mounted or route).dependant)
-    unknown: list[tuple[str, str]] = []
-    repeated: list[tuple[str, str]] = []
-    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
-        if name not in declared:
-            nearest = get_close_matches(name[:NAME_LIMIT], declared, 1)
-            taken = f"this path takes {', '.join(sorted(declared)) or 'none'}"
-            hint = f"did you mean {nearest[0]!r}?" if nearest else taken
-            unknown.append((name, f"unknown query parameter {name[:NAME_LIMIT]!r}: {hint}"))
-        elif count > 1 and not declared[name]:
-            repeated.append((name, f"the query parameter {name!r} is given {count} times, but takes one value"))
-    if invalid := unknown + repeated:
-        raise RequestValidationError(
-            [{"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid]
-        )
+class QueryCheck:
+    """The check of the query parameters of one route."""
+
+    def __init__(self, route: APIRoute) -> None:
+        self._route = route
+        self._dependant: Dependant | None = None
+        self._declared: Mapping[str, bool] = {}
+
+    def __call__(self, request: Request) -> None:
+        """Raise `RequestValidationError` for an undeclared parameter, and for a repeated one that is not a list."""
+        if request.scope["query_string"].count(b"&") >= PARAMETER_LIMIT:
+            raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
+        # The dependant of the app which the router is mounted in includes the dependencies of the app.
+        mounted = request.scope.get("fastapi", {}).get("effective_route_context")
+        dependant: Dependant = (mounted or self._route).dependant
+        if dependant is not self._dependant:  # that app has changed
+            self._declared, self._dependant = _declared_parameters(dependant), dependant
+        declared = self._declared
+        unknown: list[tuple[str, str]] = []
+        repeated: list[tuple[str, str]] = []
+        for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if name not in declared:
+                nearest = get_close_matches(name[:NAME_LIMIT], declared, 1)
+                taken = f"this path takes {', '.join(sorted(declared)) or 'none'}"
+                hint = f"did you mean {nearest[0]!r}?" if nearest else taken
+                unknown.append((name, f"unknown query parameter {name[:NAME_LIMIT]!r}: {hint}"))
+            elif count > 1 and not declared[name]:
+                repeated.append((name, f"the query parameter {name!r} is given {count} times, but takes one value"))
+        if invalid := unknown + repeated:
+            raise RequestValidationError(
+                [{"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid]
+            )
 
 
 def _declared_parameters(dependant: Dependant) -> dict[str, bool]:

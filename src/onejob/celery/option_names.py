@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import lru_cache
@@ -135,12 +135,10 @@ def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
     """Return the tags of a task, and those that are given besides; None: none. Raises `InvalidArgumentsError`."""
     if given is None:
         return own
-    are_tags = isinstance(given, list | tuple) and all(
-        isinstance(each, str) and 1 <= len(each) <= TAG_LENGTH and each.isprintable() and each == each.strip()
-        for each in given
+    tags = (
+        tuple(dict.fromkeys([*own, *given])) if isinstance(given, list | tuple) and all(map(_is_tag, given)) else None
     )
-    tags = tuple(dict.fromkeys([*own, *given])) if are_tags else ()  # type: ignore[misc] # a list or a tuple then
-    if not are_tags or len(tags) > TAG_COUNT:
+    if tags is None or len(tags) > TAG_COUNT:
         own_count = f", with the {len(own)} of the task" if own else ""
         raise InvalidArgumentsError(
             f"tags={given!r:.500} is not a list of tags: write at most {TAG_COUNT}{own_count}, each of 1 to "
@@ -149,18 +147,12 @@ def merge_tags(own: tuple[str, ...], given: object) -> tuple[str, ...]:
     return tags
 
 
+def _is_tag(given: object) -> bool:
+    return isinstance(given, str) and 1 <= len(given) <= TAG_LENGTH and given.isprintable() and given == given.strip()
+
+
 MAX_PRIORITY = 255
 DELIVERY_MODES = ("transient", "persistent", 1, 2)
-MESSAGE_OPTIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "headers": ((Mapping,), "a mapping"),
-    "queue": ((str, Queue), "the name of a queue, or a kombu.Queue"),
-    "exchange": ((str, Exchange), "the name of an exchange, or a kombu.Exchange"),
-    "routing_key": ((str,), "text"),
-    "serializer": ((str,), "the name of a serializer"),
-    "time_limit": ((int, float), "a number of seconds"),
-    "soft_time_limit": ((int, float), "a number of seconds"),
-}
-"""Of options of a message: the types that they may have, in code and in words."""
 
 
 def is_priority(given: object) -> bool:
@@ -168,18 +160,29 @@ def is_priority(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MAX_PRIORITY
 
 
+def _is_of(*kinds: type) -> Callable[[object], bool]:
+    return lambda given: isinstance(given, kinds) and not isinstance(given, bool)
+
+
+MESSAGE_OPTIONS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "priority": (is_priority, f"a priority: write an integer from 0 to {MAX_PRIORITY}"),
+    "delivery_mode": (DELIVERY_MODES.__contains__, "a delivery mode: write 'persistent' or 'transient'"),
+    "headers": (_is_of(Mapping), "a mapping"),
+    "queue": (_is_of(str, Queue), "the name of a queue, or a kombu.Queue"),
+    "exchange": (_is_of(str, Exchange), "the name of an exchange, or a kombu.Exchange"),
+    "routing_key": (_is_of(str), "text"),
+    "serializer": (_is_of(str), "the name of a serializer"),
+    "time_limit": (_is_of(int, float), "a number of seconds"),
+    "soft_time_limit": (_is_of(int, float), "a number of seconds"),
+}
+"""Of options of a message: whether they may have a value, and which ones, in words."""
+
+
 def check_option_values(options: Mapping[str, Any]) -> None:
     """Raise `InvalidArgumentsError` for an option of a message, of a task or a call, that no broker could be given."""
-    priority = options.get("priority")
-    if priority is not None and not is_priority(priority):
-        msg = f"priority={priority!r:.100} is not a priority: write an integer from 0 to {MAX_PRIORITY}"
-        raise InvalidArgumentsError(msg)
-    mode = options.get("delivery_mode")
-    if mode is not None and mode not in DELIVERY_MODES:
-        raise InvalidArgumentsError(f"delivery_mode={mode!r:.100} is none: write 'persistent' or 'transient'")
-    for name, (kinds, expected) in MESSAGE_OPTIONS.items():
+    for name, (is_valid, expected) in MESSAGE_OPTIONS.items():
         given = options.get(name)
-        if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):
+        if given is not None and not is_valid(given):
             raise InvalidArgumentsError(f"{name}={given!r:.100} is not {expected}")
 
 

@@ -113,8 +113,7 @@ class TaskOptions:
         )
         try:  # the defaults of options of calls, with which jobs are submitted
             tags = merge_tags((), task.tags)
-            names = ("priority", "delivery_mode", *MESSAGE_OPTIONS)
-            check_option_values({option: getattr(task, option, None) for option in names})
+            check_option_values({option: getattr(task, option, None) for option in MESSAGE_OPTIONS})
         except InvalidArgumentsError as error:
             raise ConfigurationError(f"task {name}: {error}") from None
         if window is not None:

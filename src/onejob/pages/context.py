@@ -39,23 +39,26 @@ class KeyedCache(Generic[T]):
     """Values by key, each cached as a `TTLCache` does. What a key names does not depend on who asks for it."""
 
     def __init__(self, seconds: float, **costs: float) -> None:
-
-        @lru_cache(ENTRIES)
-        def find(_key: Hashable) -> tuple[list[Callable[[], T]], TTLCache[T]]:
-            loads: list[Callable[[], T]] = []
-            return loads, TTLCache(lambda: loads[0](), seconds, **costs)  # noqa: PLW0108 - the latest one
-
-        self._find = find
+        self._find = lru_cache(ENTRIES)(lambda _key: _Entry[T](seconds, costs))
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return the value of a key, loaded by this call or by an earlier one."""
-        loads, cached = self._find(key)
-        loads[:] = [load]
-        return cached()
+        entry = self._find(key)
+        entry.load = load
+        return entry.cached()
 
     def clear(self) -> None:
         """Forget all values."""
         self._find.cache_clear()
+
+
+class _Entry(Generic[T]):
+    """One cached value, loaded as the latest caller says."""
+
+    load: Callable[[], T]
+
+    def __init__(self, seconds: float, costs: Mapping[str, float]) -> None:
+        self.cached = TTLCache(lambda: self.load(), seconds, **costs)  # noqa: PLW0108 - the latest one
 
 
 SEARCH_SECONDS = 0.1
