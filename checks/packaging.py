@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from checks.project import Project
 
-LOCKS = {
+LOCKS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...]]] = {
     "dev": (("demo", "django", "opentelemetry", "postgres", "server", "wsgi"), ("build", "docs", "lint", "test")),
     "demo": (("demo",), ("build",)),
     "server": (("server", "postgres"), ("build",)),
     "oldest": (("django", "opentelemetry", "postgres", "server", "wsgi"), ()),
+    "uv": (None, ("install",)),
 }
-"""The extras and the groups that each lock is made from."""
+"""The extras and the groups that each lock is made from; without extras, it is not that of an environment of ours."""
 WORKFLOWS = ".github/workflows/"
 FORMS = ".github/ISSUE_TEMPLATE/"
 PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
@@ -38,8 +39,8 @@ def pyproject(project: Project) -> dict[str, Any]:
 def _declared(declared: dict[str, Any], lock: str) -> Iterator[Requirement]:
     """Yield what pyproject.toml asks of the environment that a lock makes."""
     extras, groups = LOCKS[lock]
-    asked = list(declared["project"]["dependencies"])
-    asked += [text for extra in extras for text in _of_extra(declared, extra)]
+    asked = [] if extras is None else list(declared["project"]["dependencies"])
+    asked += [text for extra in extras or () for text in _of_extra(declared, extra)]
     asked += [text for group in groups for text in declared["dependency-groups"][group]]
     yield from map(Requirement, asked)
 

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.support import Tabs
 from tests.services import Daemon, eventually, free_port, start_redis
+from tests.tiers import deep
 from website.__main__ import build
 from website.blocks import read
 from website.navigation import DOCS, ROOT
@@ -42,6 +43,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@deep
 def test_the_site_is_read_without_another_host(browser: Browser, address: str) -> None:
     """A reader finds a page by a word, copies code and changes the colours, also on a phone, without another host."""
     page = browser.new_page()

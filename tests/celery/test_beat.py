@@ -121,7 +121,7 @@ def look_often(seat: Seat, task: str, first: int, last: int) -> list[str]:
 
 
 @every_store
-@rounds(20, 1000)
+@rounds(20, 500)
 def test_each_tick_is_one_job(store_address: StoreAddress, rounds: int) -> None:
     """Each tick is exactly one job, however many processes look, at whatever times, and die in between."""
     for first in range(0, rounds, PORTION):  # each portion with new processes
@@ -346,7 +346,7 @@ def _has_ticks(house: House, number: int) -> bool:
     return len(jobs_of(house.ledger.store)) >= number
 
 
-@rounds(40, 1000)
+@rounds(40, 500)
 @provokes(Transition.CRASH, Transition.PUBLISH, logs=[KILLED], because="workers are killed")
 def test_two_beats_and_three_workers_are_killed(new_house: Callable[..., House], rounds: int) -> None:
     """While two beats and three workers are killed at random, each tick is one job, and completes."""

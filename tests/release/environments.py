@@ -24,8 +24,8 @@ def overlay(folder: Path, lock: Path) -> Path:
         install([sys.executable, "-m", "venv", "--without-pip", str(folder)])
         library = next(folder.glob("lib/python*/site-packages"))
         (library / "base.pth").write_text(sysconfig.get_path("purelib"))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-        install([*pip, "--target", str(library), "--requirement", str(lock)])
+        options = ["--no-deps", "--require-hashes", "--target", str(library), "--requirement", str(lock)]
+        install([*installer_of(Path(sys.executable)), *options])
 
     return _kept(folder, lock, build)
 
@@ -35,7 +35,7 @@ def environment(folder: Path, interpreter: str) -> Path:
 
     def build(python: Path) -> None:
         install([interpreter, "-m", "venv", str(folder)])
-        install([*pip_of(python), "--require-hashes", "--requirement", str(DEV_LOCK)])
+        install([*installer_of(python), "--require-hashes", "--requirement", str(DEV_LOCK)])
 
     return _kept(folder, DEV_LOCK, build)
 
@@ -58,8 +58,14 @@ def download_source(folder: Path, python: str, name: str, version: str) -> Path:
     return source
 
 
+def installer_of(python: Path) -> list[str]:
+    """Return the command that installs a lock for an interpreter: uv where `scripts/install` has it, or else pip."""
+    uv = Path(sys.executable).with_name("uv")
+    return [str(uv), "pip", "install", "--quiet", "--python", str(python)] if uv.exists() else pip_of(python)
+
+
 def pip_of(python: Path) -> list[str]:
-    """Return the command that installs packages for an interpreter."""
+    """Return the command by which users install packages for an interpreter."""
     return [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
 
 

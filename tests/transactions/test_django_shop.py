@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests import forks
 from tests.quiet import LogReader
 from tests.services import Daemon, PostgresServer, RedisServer, eventually
 
@@ -38,8 +38,7 @@ class Shop:
     database: psycopg.Connection[Any]
 
     def run(self, *command: str) -> str:
-        argv = [sys.executable, *command]
-        done = subprocess.run(argv, cwd=SHOP, env=self.environment, capture_output=True, text=True, check=False)
+        done = forks.run(command, cwd=SHOP, environment=self.environment, modules=forks.DJANGO)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
