@@ -193,7 +193,8 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
         ("eta", "in an hour"), ("eta", 60), ("eta", 60.0), ("countdown", datetime(2030, 1, 1)),
         ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
         *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\tb"], ["a "], {"a": 1}, [*"abcdefghijk"])],
-        ("time_limit", "1"), ("soft_time_limit", True), ("delivery_mode", "weird"), ("delivery_mode", 7),
+        ("time_limit", "1"), ("soft_time_limit", True),
+        *[("delivery_mode", value) for value in ("weird", 7, True)],
         ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
     ],
 )  # fmt: skip

@@ -166,7 +166,10 @@ def _is_of(*kinds: type) -> Callable[[object], bool]:
 
 MESSAGE_OPTIONS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "priority": (is_priority, f"a priority: write an integer from 0 to {MAX_PRIORITY}"),
-    "delivery_mode": (DELIVERY_MODES.__contains__, "a delivery mode: write 'persistent' or 'transient'"),
+    "delivery_mode": (
+        lambda given: given is not True and given in DELIVERY_MODES,
+        "a delivery mode: write 'persistent' or 'transient'",
+    ),
     "headers": (_is_of(Mapping), "a mapping"),
     "queue": (_is_of(str, Queue), "the name of a queue, or a kombu.Queue"),
     "exchange": (_is_of(str, Exchange), "the name of an exchange, or a kombu.Exchange"),
