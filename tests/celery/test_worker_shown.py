@@ -70,7 +70,8 @@ def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
 
 
 def test_a_healthy_installation_has_no_warning(house: House) -> None:
-    """A worker that is alive leaves `onejob doctor` no warning; it registers its versions; without it there is one."""
+    """A worker that is alive leaves `onejob doctor` no warning; it registers its versions and when it started."""
+    before = house.ledger.read_clock()
     assert names(findings_of(house)) - {"late-acks"} == {"no-worker"}
     house.worker("-c", "1", "-P", "threads")
     await_(house.ledger.workers)
@@ -79,6 +80,7 @@ def test_a_healthy_installation_has_no_warning(house: House) -> None:
     assert {finding.subject for finding in found if finding.level is Level.OK} >= {"ledger", "sqlite", "app", "workers"}
     (registered,) = house.ledger.workers()
     assert f"celery {version('celery')}" in registered.versions
+    assert before < registered.started_at < registered.seen_at
 
 
 def test_a_queue_that_no_worker_consumes_is_found(house: House) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
+import onejob
 from onejob.cli import celery_group
 from onejob.cli.access import find_app
+from onejob.doctor import examine
+from onejob.doctor.finding import Level
 from tests.cli.command import Shell, call
 from tests.cli.conftest import app_shell
 from tests.doctor.support import installed
@@ -48,6 +53,23 @@ def test_the_exit_code_follows_the_worst_finding(tmp_path: Path, app_shell: Shel
     result = app_shell("doctor")
     assert (result.exit_code, "task_always_eager is True" in result.output) == (1, True)
     assert result.output.splitlines()[-1] == "1 error, 2 warnings, 2 info, 2 ok"
+
+
+def test_an_app_that_no_worker_can_start_is_an_error(tmp_path: Path) -> None:
+    """An option of a task, or a setting, that cannot work is one error that names it."""
+    with installed(f"sqlite:///{tmp_path / 'ledger.db'}") as installation:
+        app = Celery("shop", broker="memory://", changes={"onejob_store": "sqlite:///none.db"}, set_as_current=False)
+        app.task(base=onejob.Task, name="shop.wrong", unique_onn=["a"], shared=False)(_nothing)
+        findings = examine(replace(installation, app=app))
+        misspelt = Celery("shop", broker="memory://", changes={"onejob_leese": 5}, set_as_current=False)
+        findings += examine(replace(installation, app=misspelt))
+    assert [(each.check, each.problem) for each in findings if each.level is Level.ERROR] == [
+        ("invalid-configuration", "task shop.wrong has no option unique_onn: did you mean unique_on?"),
+        ("invalid-configuration", "there is no setting onejob_leese: did you mean onejob_lease?"),
+    ]
+
+
+def _nothing(a: int) -> None: ...
 
 
 def test_an_unusable_ledger_is_an_error() -> None:

@@ -44,6 +44,14 @@ from celery_singleton import clear_locks as clear
 clear(app)
 celery_singleton.clear_locks(app)
 elsewhere.clear_locks(app)
+@app.task(base=celery_singleton.Singleton, unique_on=[])
+def three(a): ...
+class Every(Singleton):
+    unique_on = ()
+@app.task(base=onejob.Task, unique_on=[])
+def four(a): ...
+@app.task(base=Singleton, unique_on=["a"])
+def five(a): ...
 '''
 FOUND = {
     (2, "imports celery_singleton"), (3, "imports celery_once"), (4, "imports onejob.compat.celery_singleton"),
@@ -53,6 +61,7 @@ FOUND = {
     (15, "sets singleton_key_prefix"), (15, "sets singleton_lock_expiry"), (18, "sets singleton_raise_on_duplicate"),
     (19, "client.set takes a lock in Redis"), (20, "pool.client().setnx takes a lock in Redis"),
     (21, "imports celery_singleton"), (22, "calls clear_locks"), (23, "calls clear_locks"),
+    (25, "sets unique_on=[]"), (28, "sets unique_on=()"),
 }  # fmt: skip
 
 

@@ -460,7 +460,8 @@ def test_collected_arguments_have_names() -> None:
 
 
 @for_each("args, kwargs, words", [
-    ((), {}, "missing.*'order'"), ((1, 2, 3), {}, "too many"), ((1,), {"odd": 1}, "'odd'"),
+    ((), {}, "missing.*'order'"), ((1, 2, 3), {}, "too many"), ((1,), {"odd": 1}, "no argument 'odd';"),
+    ((), {"ordr": 1}, "no argument 'ordr': did you mean order[?];"),
     ((1,), {"order": 1}, "multiple values.*'order'"), ("a", {}, "list"), ((1,), {2: 3}, "strings"),
     (5, {}, "iterable"), ((1,), [1], "mapping"),
 ])  # fmt: skip

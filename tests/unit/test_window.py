@@ -64,7 +64,7 @@ def test_a_window_says_how_long_to_keep_the_identity() -> None:
     assert window_of("task", "finished", None) is window_of("task", "started", None) is None
 
 
-UNITS = "must be one of day@Zone, week@Zone, month@Zone"
+UNITS = "must be a number of seconds, or one of day@Zone, week@Zone, month@Zone"
 REFUSALS = [
     ("ended", None, "unique_until of task t must be 'started' or 'finished', not 'ended'"),
     ("started", 60, "task t has unique_until='started' and unique_for, which exclude each other: drop one of them"),

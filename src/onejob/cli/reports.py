@@ -98,7 +98,10 @@ ACTIVITY_COLUMNS = (
 )  # fmt: skip
 @json_access
 def activity(access: Access, period: str, *, as_json: bool) -> None:
-    """Count submissions, prevented duplicates and runs, by time and by task; with their times in seconds."""
+    """Count submissions, prevented duplicates and runs, by time and by task; with their times in seconds.
+
+    p50 and p95 are estimated from a histogram; a lost run counts until its lease ended.
+    """
     chosen = Period(period)
     found = activity_to_dict(read_activity(access.ledger(), chosen, length=LENGTHS[chosen]))
     if as_json:

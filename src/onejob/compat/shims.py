@@ -38,7 +38,7 @@ HELD = (
 
 UNENDED = (
     "{option} does not end the uniqueness of a job that still waits or runs: it ends with the job, and a job whose "
-    "worker died recovers when its lease expires. `lease` is how long that takes"
+    "worker died recovers when its lease expires, after `lease` seconds. Delete the option: there is no lock to expire"
 )
 
 

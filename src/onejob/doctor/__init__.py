@@ -7,6 +7,7 @@ from types import ModuleType
 
 from onejob.doctor import app, ledger, postgres, redis, sqlite, webhooks, workers
 from onejob.doctor.finding import Check, Finding, Installation, Level
+from onejob.errors import ConfigurationError
 
 STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
 """The subjects that can be examined although the ledger cannot be used: their findings may say why."""
@@ -27,14 +28,17 @@ def catalogue() -> tuple[Check, ...]:
 def examine(installation: Installation) -> list[Finding]:
     """Examine an installation; nothing is changed. What cannot be examined is a finding, too: nothing is raised."""
     findings = [*_examine(ledger, installation)]
-    if not any(finding.check == ledger.UNUSABLE.name for finding in findings):
-        return findings + [found for module in SUBJECTS[1:] for found in _examine(module, installation)]
-    return findings + [found for module in STORES for found in _examine(module, installation) if found.check]
+    if any(finding.check == ledger.UNUSABLE.name for finding in findings):
+        return findings + [found for module in STORES for found in _examine(module, installation) if found.check]
+    findings += [found for module in SUBJECTS[1:] for found in _examine(module, installation)]
+    return list(dict.fromkeys(findings))  # several subjects may meet the same invalid option
 
 
 def _examine(subject: ModuleType, installation: Installation) -> Iterator[Finding]:
     try:
         yield from subject.examine(installation)
+    except ConfigurationError as error:
+        yield app.CONFIGURATION.found(str(error))
     except Exception as error:  # noqa: BLE001 - one subject must not hide the others
         name, meaning = subject.__name__.rpartition(".")[2], "this subject was not examined to its end"
         remedy = "run the command again; if it repeats, report it with this message"

@@ -31,6 +31,10 @@ FIXED_COOKIES = {(3, 11): (3, 11, 10), (3, 12): (3, 12, 6)}
 """The first versions whose `http.cookies` takes time in proportion to the length of a header."""
 
 # fmt: off
+CONFIGURATION = Check("invalid-configuration", "app", Level.ERROR,
+    when="a task has an option, or the app a setting, that is misspelled or cannot work",
+    meaning="no worker of the app starts, and the first calls raise this error",
+    remedy="correct the option or the setting that the message names")
 BROKER = Check("broker-unreachable", "broker", Level.ERROR,
     when="the broker does not answer",
     meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",

@@ -30,6 +30,7 @@ REPLACEMENTS = {
     REDIS_LOCK: "if it keeps a task from running twice: onejob.Task with unique_on, as in the guide on Redis locks",
     "clear_locks": "delete it, and roll that out before the version with the shim: the guide says why",
     "lock_expiry": _NO_LOCK,
+    "unique_on": "delete it when the base becomes onejob.Task",
     "raise_on_duplicate": 'on_duplicate="raise" for True, and nothing for False',
     "once": 'unique_on for keys, unique_until="started" for unlock_before_run, on_duplicate="raise" unless graceful',
     "ONCE": f"delete it: {_STORE}",
@@ -47,6 +48,7 @@ MEANINGS = {
     REDIS_LOCK: "nothing releases such a lock when its process dies, and it may expire while the task still runs",
     "clear_locks": "it removes the locks of live tasks and jobs; the shim's removes none while onejob_share_old_locks "
     "is set",
+    "unique_on": "without names celery-singleton compares all arguments; for onejob.Task all calls are equal",
     **dict.fromkeys(
         SHIMS.values(),
         "the shim keeps the old library's interface: the program works, and does not yet speak onejob's",
@@ -112,7 +114,7 @@ def _in_file(file: Path) -> Iterator[Leftover]:
         return
     names = _imported_names(tree)
     for node in ast.walk(tree):
-        for line, problem, name in (*_in_node(node), *_in_call(node, names)):
+        for line, problem, name in (*_in_node(node), *_in_call(node, names), *_in_singleton(node)):
             yield Leftover(file, line, problem, name)
 
 
@@ -160,6 +162,20 @@ def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
         dotted = _module(node.value, dotted=True)
         if dotted is not None:
             yield node.lineno, f"names {node.value!r}", dotted
+
+
+def _in_singleton(node: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield a `unique_on` without names of a task of celery-singleton, which is another thing for onejob.Task."""
+    bases: list[ast.expr] = []
+    parts: Sequence[ast.AST] = [node]
+    if isinstance(node, ast.Call):
+        bases = [each.value for each in node.keywords if each.arg == "base"]
+    elif isinstance(node, ast.ClassDef):
+        bases, parts = node.bases, node.body
+    if any(_name_of(base) == "Singleton" for base in bases):
+        for name, value in (each for part in parts for each in _named_values(part)):
+            if name == "unique_on" and isinstance(value, ast.List | ast.Tuple) and not value.elts:
+                yield value.lineno, f"sets unique_on={ast.unparse(value)}", "unique_on"
 
 
 def _named_values(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:

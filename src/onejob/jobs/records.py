@@ -106,6 +106,8 @@ class Registration:
     """Since when jobs have waited that its broker has not delivered; 0.0 if it hears its broker."""
     takes_jobs: bool = False
     """Whether it takes jobs from the ledger, which is its broker."""
+    started_at: float = 0.0
+    """When it started, in seconds since the epoch, by the clock of the ledger; 0.0 if unknown."""
 
     def to_json(self) -> str:
         """Return the registration as stores keep it."""

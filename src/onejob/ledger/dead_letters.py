@@ -46,7 +46,7 @@ def select_dead_letters(
     """
     has_filter = everything or any(filters.values())
     if not job_ids and not has_filter:
-        raise ValueError("nothing selected: give job ids, a task, a part of the error, or select everything")
+        raise ValueError("nothing selected: give job ids, a task, a part of the error, or select all (--all)")
     return Selection(job_ids=job_ids, query=dead_letters(filters, limit) if has_filter else None)
 
 

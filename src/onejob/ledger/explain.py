@@ -275,9 +275,15 @@ class Situation:
                 f"Its latest heartbeat was {relative_text(renewed_at, self.snapshot.now)}: "
                 f"its lease ends at {self.time_text(job.lease_until)}, unless the worker renews it."
             )
-            if all(worker.name != job.node for worker in self.snapshot.workers):
+            started_at = [worker.started_at for worker in self.snapshot.workers if worker.name == job.node]
+            if not started_at:
                 yield (
                     f"The worker {job.node} has no valid heartbeat: if it is dead, a sweep recovers the job after that."
+                )
+            elif started_at[0] > (job.started_at or 0.0):
+                yield (
+                    f"The worker {job.node} has started again since then, and does not renew the lease of a run that "
+                    "it has not started: a sweep recovers the job after that."
                 )
         if job.cancel is not Cancel.NO:
             yield f"Its {'forced ' if job.cancel is Cancel.FORCED else ''}cancellation was requested."

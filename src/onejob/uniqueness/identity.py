@@ -66,7 +66,8 @@ class Identifier:
         try:
             return _bind(self.signature, args, kwargs)
         except TypeError as error:
-            message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self.signature)}"
+            reason = _find_unknown(self.signature, kwargs) or str(error)
+            message = f"task {self._task!r} does not accept this call: {reason}; it takes {_params(self.signature)}"
             raise InvalidArgumentsError(message) from None
 
     def describe(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
@@ -180,6 +181,16 @@ def _params(signature: Signature) -> str:
     """Return the parameters for a message, without defaults, which may be long or secret."""
     bare = (each.replace(default=Parameter.empty, annotation=Parameter.empty) for each in signature.parameters.values())
     return ", ".join(map(str, bare)) or "no arguments"
+
+
+def _find_unknown(signature: Signature, kwargs: Mapping[str, object]) -> str:
+    """Return what is wrong with the first keyword argument that a signature does not have; "" without one."""
+    names = kwargs if isinstance(kwargs, Mapping) and not _accepts_any(signature) else ()
+    unknown = [name for name in names if isinstance(name, str) and name not in signature.parameters]
+    if not unknown:
+        return ""
+    similar = difflib.get_close_matches(unknown[0], _argument_names(signature), n=1)
+    return f"it has no argument {unknown[0]!r}{f': did you mean {similar[0]}?' if similar else ''}"
 
 
 def _accepts_any(signature: Signature) -> bool:

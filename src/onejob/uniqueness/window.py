@@ -74,9 +74,8 @@ def window_of(task: str, unique_until: object, unique_for: object) -> Window | N
         return Window(seconds=float(unique_for))  # type: ignore[arg-type] # checked above
     unit, separator, zone = unique_for.partition("@")
     if unit not in CALENDAR or not separator:
-        msg = (
-            f"unique_for={unique_for!r} of task {task} must be one of {', '.join(f'{name}@Zone' for name in CALENDAR)}"
-        )
+        units = ", ".join(f"{name}@Zone" for name in CALENDAR)
+        msg = f"unique_for={unique_for!r} of task {task} must be a number of seconds, or one of {units}"
         raise ConfigurationError(msg)
     try:
         return Window(unit=unit, zone=ZoneInfo(zone))

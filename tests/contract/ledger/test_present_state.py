@@ -217,7 +217,11 @@ def test_a_run_has_a_lease(world: World) -> None:
     start_worker(world)
     somebody = "A sweep of a live worker recovers it. Alive: north."
     assert_present(world, job, ran, somebody, requested, stuck=Stuck.LEASE_EXPIRED)
-    assert not any("no valid heartbeat" in each for each in explain(world.ledger, run(world, 2).id).sentences)
+    other = run(world, 2)
+    assert not any("The worker north" in each for each in explain(world.ledger, other.id).sentences)
+    world.clock.advance(1.0)
+    start_worker(world, registration=replace(REGISTERED, started_at=world.clock.now))
+    assert any("north has started again since then" in each for each in explain(world.ledger, other.id).sentences)
 
 
 def test_a_recovered_job_is_due_since_its_recovery(world: World) -> None:

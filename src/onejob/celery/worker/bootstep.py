@@ -68,6 +68,7 @@ class LedgerStep(bootsteps.StartStopStep):
         self._sweep_interval = self.app_state.settings.sweep * (2 if self.app_state.publisher.delivers else 1)
         self.sweeper = Loop("onejob-sweeper", self._sweep_interval, self.sweep, spread=0.25)
         self._workers_counted_at = -math.inf
+        self._started_at = 0.0
         self.beat: Loop | None = None
         self.metrics_server: MetricsServer | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -103,6 +104,7 @@ class LedgerStep(bootsteps.StartStopStep):
             self.app_state.slots = Slots(worker, self.queues.rate_limited)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
+        self._started_at = self.app_state.ledger.read_clock()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
         if getattr(worker, "quiet", True):
             logger.info("%s", describe_ledger(worker.app))
@@ -185,6 +187,7 @@ class LedgerStep(bootsteps.StartStopStep):
             versions=_versions(),
             silent_since=self.silence.since,
             takes_jobs=self.app_state.publisher.delivers,
+            started_at=self._started_at,
         )
 
     def _consumed_queues(self) -> Iterable[str]:
