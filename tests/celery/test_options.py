@@ -194,7 +194,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
         ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
         *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\tb"], ["a "], {"a": 1}, [*"abcdefghijk"])],
         ("time_limit", "1"), ("soft_time_limit", True),
-        *[("delivery_mode", value) for value in ("weird", 7, True)],
+        *[("delivery_mode", value) for value in ("weird", 7, True, 2.0)],
         ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
     ],
 )  # fmt: skip

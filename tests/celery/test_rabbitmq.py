@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from amqp.exceptions import FrameSyntaxError
 
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
@@ -75,6 +77,13 @@ def test_a_refused_message_stays_in_the_ledger(rabbit: House, channel: Any, queu
     rabbit.worker("-c", "1")
     assert [result.get(PATIENCE) for result in results] == [key for key, _ in items]
     assert [rabbit.runs(key) for key, _ in items] == [1] * 6
+
+
+def test_a_message_that_cannot_be_written_is_refused(rabbit: House) -> None:
+    """A header that AMQP cannot write is no outage: the call raises, and stores nothing."""
+    with pytest.raises(FrameSyntaxError):
+        rabbit.play.apply_async(("odd", ["return"]), headers={"day": date(2026, 1, 31)})
+    assert rabbit.jobs() == []
 
 
 def test_a_stopping_worker_has_acknowledged_all(rabbit: House, channel: Any, queue: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,8 +17,10 @@ from kombu.exceptions import EncodeError, SerializerNotInstalled
 from onejob import InvalidArgumentsError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
-from onejob.celery.routing import is_unpublishable
+from onejob.celery.routing import Routing, is_unpublishable
 from onejob.jobs.lifecycle import FINAL, Transition
+from onejob.jobs.model import Route
+from onejob.jobs.policy import Limits
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
@@ -33,6 +36,26 @@ def queue_of(house: House, queue: str) -> list[dict[str, Any]]:
 def sweep_once(app: Celery) -> Any:
     app_state = app_state_of(app)
     return sweep(app_state.ledger, Publishing(app_state.publisher.publish), tasks=frozenset(tasks_of(app)))
+
+
+class Destination(str, Enum):
+    EXCHANGE, KEY = "own_exchange", "own_key"
+
+
+def test_a_destination_of_an_enum_is_its_text(house: House) -> None:
+    """A text of an enum leads where the same text leads, and changes no later call."""
+    routing = Routing(house.another_app(), Limits())
+    options = {"exchange": Destination.EXCHANGE, "routing_key": Destination.KEY}
+    texts = {"exchange": "own_exchange", "routing_key": "own_key"}
+    routes = [routing.plan(house.play, (), {}, given, None).route for given in (options, texts)]
+    assert [*map(Route.decode, routes)] == [Route("own_exchange", "own_key", "")] * 2
+
+
+def test_an_equal_value_of_another_type_is_not_taken_for_it(house: House) -> None:
+    """`True` is refused as a priority, also after a call whose priority was 1."""
+    assert house.play.apply_async(("one", ["return"]), priority=1).outcome is Outcome.ADMITTED
+    with pytest.raises(InvalidArgumentsError, match="priority=True"):
+        house.play.apply_async(("two", ["return"]), priority=True)
 
 
 def broken_router(*_args: Any, **_options: Any) -> Any:

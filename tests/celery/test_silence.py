@@ -248,6 +248,19 @@ def test_a_worker_renews_its_connection_if_nobody_else_had_the_message(house: Ho
 
 
 @pytest.mark.usefixtures("later")
+def test_the_length_of_a_silence_is_known_while_jobs_are_handed_over(house: House) -> None:
+    """A worker whose event loop hangs knows since when, also when another worker runs what was handed to the loop."""
+    result = house.play.delay("handed", ["return"])
+    listener = Listener(house)
+    listener.silence.look()
+    since = listener.silence.since
+    house.ledger.claim(result.id, nonce="nonce", node="w2@test")
+    listener.now += STALL
+    listener.silence.look()
+    assert listener.silence.since == since > 0
+
+
+@pytest.mark.usefixtures("later")
 def test_a_busy_event_loop_is_no_silence(house: House) -> None:
     """A worker whose event loop is busy keeps its connection; one whose loop waits in one call for ever does not."""
     house.play.delay("busy", ["return"])

@@ -79,6 +79,7 @@ def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
     assert "2 canceled, 0 refused; more jobs match" in shell(*command, "--limit", "2", "--task", "shop.invoice").output
     assert "2 deleted" in shell("jobs", "bulk", "delete", "--error", "cancel", "--yes").output
     assert ledger.audit(limit=1)[0].detail == "error", "what may quote arguments is named only"
+    assert "nothing selected" in shell("jobs", "bulk", "delete", "--error", "", "--yes").output
     refused = shell("jobs", "bulk", "redrive", "--state", "queued", "--yes")
     assert (refused.exit_code, delayed[0] in refused.output) == (1, True)
     assert "0 redriven, 1 refused" in refused.output

@@ -215,7 +215,7 @@ class ModelStore:
             return Admission(followed.job, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
         if own.submission_nonce == new.nonce:
             return Admission(own, Outcome.ADMITTED, sent=self._message_for(new) != "")
-        return Admission(own, Outcome.REPLAYED if _replays(own) else Outcome.ATTACHED)
+        return Admission(own, Outcome.ATTACHED if own.finished_at is None else Outcome.REPLAYED)
 
     def _answer_by_key(self, new: Submission, key: _Key) -> Admission:
         row, reused = self.rows[key.job_id], key.fingerprint != new.fingerprint

@@ -73,14 +73,14 @@ OTHER_VALUES: Mapping[str, Sequence[Any]] = {
     "wake_after": [0.0, 3.0, 60.0], "run_in": [0.0, 7.0], "payload": ['{"args": ["new"]}'], "options": ['{"new": 1}'],
     "route": ["new"], "retries": [0, 9], "crashes": [2], "published": [0, 4], "publishes": [True, False],
     "publish_error": ["", "no route"], "cancel": [Cancel.ASKED, Cancel.FORCED], "canvas_pending": [True, False],
-    "result": ['"result"'], "error": ['"error"'], "reason": ["A Reason", "100% wrong_"], "detail": ["told"],
+    "result": ['"result"'], "error": ['"error"'], "reason": ["A Reason", "100% wrong_", "École"], "detail": ["told"],
     "lapsed": [True], "overdue": [True], "unnotified": [True], "forgets_steps": [True],
 }  # fmt: skip
 """What any change may set or demand."""
 FILTERS: Mapping[str, Sequence[Any]] = {
     "states": [frozenset({state}) for state in State] + [FINAL], "task": ["app.add"], "offset": [1],
     "tasks": [frozenset({"other.task"}), frozenset()], "identity": ["identity-one"],
-    "reason": ["RUN", "a R", "% wrong_"], "submitter": ["user:1", ""], "queue": ["fast", 'f"ü', "", "key"],
+    "reason": ["RUN", "a R", "% wrong_", "éCOLE"], "submitter": ["user:1", ""], "queue": ["fast", 'f"ü', "", "key"],
     "node": ["node-1", ""], "arguments": ["other", "args", "OTHER", "%_\\", "oë", '"id"'],
     "tag": ["tenant:7", "tenant", '%_\\ "ü😀', "import\ntenant:7", ""],
     "unsettled": [True], "limit": [1, 2], "light": [True],

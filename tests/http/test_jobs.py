@@ -78,6 +78,8 @@ def test_an_unchanged_job_is_not_sent_again(shop: Shop) -> None:
     for header in (tag, f"W/{tag}", f'"other", {tag}', "*"):
         again = shop.get(f"/jobs/{job_id}", headers={"if-none-match": header})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    in_two_lines = shop.get(f"/jobs/{job_id}", headers=[("if-none-match", '"other"'), ("if-none-match", tag)])
+    assert in_two_lines.status_code == 304
     shop.claimed(job_id)
     changed = shop.get(f"/jobs/{job_id}", headers={"if-none-match": tag})
     assert (changed.status_code, changed.headers["etag"] == tag) == (200, False)

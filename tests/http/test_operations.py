@@ -141,6 +141,12 @@ def test_redriven_jobs_may_run_their_steps_again(shop: Shop, path: str, body: di
 # --- many jobs ------------------------------------------------------------------------------------------------------
 
 
+def test_an_empty_filter_selects_nothing(shop: Shop) -> None:
+    """A filter that leaves out no job is refused, such as an empty part of an error: it would select every job."""
+    for chosen in ({}, {"error": ""}, {"argument": "", "state": []}):
+        problem(shop.post("/jobs/bulk", {"operation": "cancel", "filter": chosen}), 422, "invalid-request")
+
+
 def test_an_operation_proceeds_in_portions(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A portion has a limit and a deadline, and its cursor leads to the next one, which has no job that came later."""
     ids = [queued(shop.ledger, number).id for number in range(5)][::-1]

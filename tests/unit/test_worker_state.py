@@ -96,6 +96,9 @@ def test_a_worker_that_moves_is_alive_and_ready_after_its_first_contact(tmp_path
     assert "hears nothing from its broker" in str(find_fault(path, time.time(), ready=True))
     file.write_contact()
     assert find_fault(path, time.time(), ready=True) is None
+    for content in (b"hello\n", b"\xff\xfe"):
+        path.write_bytes(content)
+        assert "it has other content" in str(find_fault(path, time.time(), ready=True))
     file.remove()
     assert find_fault(path, time.time()) is not None
     file.remove()

@@ -8,6 +8,7 @@ from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from amqp.exceptions import FrameSyntaxError
 from celery.app.amqp import AMQP
 from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.messaging import Producer
@@ -65,6 +66,8 @@ class Broker:
         error = _unwrapped(error)
         names = {base.__name__ for base in type(error).__mro__}
         if isinstance(error, KeyError):  # which kombu regards as a connection error of Redis
+            return False
+        if isinstance(error, FrameSyntaxError) and error.method_sig is None:  # of a message that cannot be written
             return False
         if not names.isdisjoint(_OUTAGES) or str(error).startswith("MISCONF"):
             return True

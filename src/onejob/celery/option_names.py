@@ -167,7 +167,7 @@ def _is_of(*kinds: type) -> Callable[[object], bool]:
 MESSAGE_OPTIONS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "priority": (is_priority, f"a priority: write an integer from 0 to {MAX_PRIORITY}"),
     "delivery_mode": (
-        lambda given: given is not True and given in DELIVERY_MODES,
+        lambda given: type(given) in {int, str} and given in DELIVERY_MODES,
         "a delivery mode: write 'persistent' or 'transient'",
     ),
     "headers": (_is_of(Mapping), "a mapping"),

@@ -99,7 +99,7 @@ def preview(arguments: Any) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a value as JSON, a time in it as kombu stores it, so that a search for what is shown finds it."""
+    """Return a value as JSON, a time in it as the text that kombu stores, which a search for that text finds."""
     return plain_json.dumps(
         value, ensure_ascii=False, default=lambda each: each.isoformat() if isinstance(each, datetime) else str(each)
     )

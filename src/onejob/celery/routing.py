@@ -88,7 +88,7 @@ class Routing:
         is_static = self.is_static()
         if options.get("expires") is not None or not _OFTEN_ABSENT.isdisjoint(options):
             options = {name: value for name, value in options.items() if name not in _VARYING}
-        key = (task.name, scope, *options.items())
+        key = (task.name, scope, *options.items(), *map(type, options.values()))  # True is 1, and is not
         try:
             plan = self._plans.get(key)
         except TypeError:  # an option that cannot be compared, such as headers
@@ -152,7 +152,7 @@ class Routing:
         Raises Celery's `QueueNotFound` for an unknown queue that must not be created, and what a router raises.
         """
         given = {name: value for name, value in options.items() if value is not None and name not in TRANSIENT}
-        destination = {name: given.pop(name) for name in DESTINATION if name in given}
+        destination = {name: _text_of(given.pop(name)) for name in DESTINATION if name in given}
         is_static = self.is_static()
         with noting_unpublishable():
             if not (is_static and all(isinstance(value, str) for value in destination.values())):
@@ -167,7 +167,7 @@ class Routing:
         self, own: str, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> tuple[str, dict[str, Any]]:
         """Return as `resolve`, for a retry: its job's `own` route, as Celery names it, or what the options name."""
-        given = {name: getattr(options.get(name), "name", options.get(name)) for name in DESTINATION}
+        given = {name: _name_of(options.get(name)) for name in DESTINATION}
         route = Route.decode(own)
         is_own = (
             given["queue"] == route.queue
@@ -259,7 +259,17 @@ class Routing:
         if exchange is None:
             exchange = own.name or self._app.amqp.default_exchange
             routing_key = routing_key or queue.routing_key or self._app.conf.task_default_routing_key
-        return Route(str(getattr(exchange, "name", exchange)), str(routing_key or ""), queue.name)
+        return Route(str(_name_of(exchange)), str(_text_of(routing_key) or ""), queue.name)
+
+
+def _text_of(value: Any) -> Any:
+    """Return a text itself, also of a member of an enum of texts, whose `str` is another one; else the value."""
+    return str.__str__(value) if isinstance(value, str) else value
+
+
+def _name_of(entity: Any) -> Any:
+    """Return the name of a queue or an exchange, which may be that name."""
+    return getattr(_text_of(entity), "name", _text_of(entity))
 
 
 @contextmanager

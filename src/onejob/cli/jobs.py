@@ -33,7 +33,7 @@ from onejob.ledger.bulk import NO_LIMIT, BulkResult, Selection, bulk_apply
 from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import audit_text, query_of
+from onejob.ledger.search import audit_text, has_condition, query_of
 from onejob.ledger.stuck import list_stuck
 from onejob.stores import display_url
 
@@ -269,7 +269,7 @@ def bulk(
     chosen = _bulk_of(access, Operation(operation))
     now = chosen.ledger.read_clock()
     given = at_times(asked, now)
-    if not ended_in and not given:
+    if not ended_in and not has_condition(given.items()):
         raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
     query = query_of({"state": Operation(operation).states, "until": now} | given, limit=limit)
     selection = Selection(query=query, matches=_has_ended_in(ended_in) if ended_in else None)

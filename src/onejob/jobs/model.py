@@ -301,7 +301,7 @@ class Admission:
             return cls(followed, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
         if own.submission_nonce == nonce:
             return cls(own, Outcome.ADMITTED)
-        return cls(own, Outcome.REPLAYED if own.holds_identity and own.finished_at is not None else Outcome.ATTACHED)
+        return cls(own, Outcome.ATTACHED if own.finished_at is None else Outcome.REPLAYED)
 
 
 @value(slots=True, kw_only=True)

@@ -68,6 +68,17 @@ def query_of(given: Mapping[str, Any], **more: Any) -> Query:
     return Query(**values | more)
 
 
+PARTS_OF_TEXTS = frozenset({"argument", "error"})
+"""The filters that look for a part of a text, of which the empty one is a part of each."""
+
+
+def has_condition(given: Iterable[tuple[str, Any]]) -> bool:
+    """Return whether filters by name leave out any job."""
+    return any(
+        value is not None and value != [] and not (value == "" and name in PARTS_OF_TEXTS) for name, value in given
+    )
+
+
 AUDITED = frozenset({
     "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
     *(each.name for each in FILTERS if not each.reveals),
@@ -164,7 +175,8 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}
 def argument_text(text: str) -> str:
     """Return the part of the JSON of a job's arguments that a person looks for, for `Query.arguments`.
 
-    `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text; one that is a number
+    `name=value` looks for a keyword argument whose value JSON has itself: not a time, a decimal or a UUID object, which
+    their texts alone find. A value that is no JSON is the beginning of a text; one that is a number
     is the beginning of a number, since stores look for a part of a text. Anything else is a part of any text among the
     arguments. A UUID is stored as a text with dashes, or as an object whose digits have none: for a random one, or a
     hash, its last digits find both.

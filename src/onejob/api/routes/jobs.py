@@ -158,7 +158,7 @@ class JobRoutes:
 
     async def get_job_directly(self, request: Request) -> Response:
         """Respond as `get_job`, without FastAPI."""
-        if_none_match, seconds = request.headers.get("if-none-match"), parse_wait(request.headers.get("prefer"))
+        if_none_match, seconds = _header_of(request, "if-none-match"), parse_wait(_header_of(request, "prefer"))
         job = await self.batchers.current().process((request.path_params["job_id"], permissions_of(request)))
         if seconds:
             job = await self._wait_for_change(job, if_none_match, seconds, request)
@@ -306,6 +306,11 @@ def read_job(reader: JobReader, job_id: str) -> Job:
 def is_valid_id(text: str) -> bool:
     """Return whether a text may be the id of a job."""
     return text.isprintable() and len(text) <= ID_LIMIT
+
+
+def _header_of(request: Request, name: str) -> str | None:
+    """Return the values of a list in a header, which may stand in several lines (RFC 9110, 5.3); None without one."""
+    return ", ".join(request.headers.getlist(name)) or None
 
 
 def parse_wait(header: str | None) -> float:

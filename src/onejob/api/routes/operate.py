@@ -21,7 +21,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.ledger.bulk import Selection
 from onejob.ledger.dead_letters import PATTERN_LIMIT, GroupKey, in_group, select_dead_letters
-from onejob.ledger.search import FILTERS, query_of
+from onejob.ledger.search import FILTERS, has_condition, query_of
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
@@ -146,7 +146,7 @@ class BulkRequest(StrictBody):
 
     operation: Annotated[Operation, Field(strict=False)]
     job_ids: JobIds = []
-    filter: BulkFilter | None = Field(None, description="At least one condition.")
+    filter: BulkFilter | None = Field(None, description="At least one condition that is not empty.")
     limit: Limit = Field(100, description="How many jobs of the filter are processed at most.")
     cursor: CursorText | None = Field(None, description="`next` of the previous response to the same filter.")
     dry_run: bool = Field(default=False, description="Only list the jobs that the operation would be applied to.")
@@ -171,7 +171,7 @@ class BulkRequest(StrictBody):
         """Raise `ValueError` unless there are either ids or a filter with a condition, and no cursor with ids."""
         if bool(self.job_ids) is (self.filter is not None):
             raise ValueError("give job ids or a filter, not both")
-        if self.filter is not None and not any(value not in (None, []) for _, value in self.filter):
+        if self.filter is not None and not has_condition(self.filter):
             raise ValueError("the filter has no condition")
         if self.job_ids and self.cursor is not None:
             raise ValueError("a cursor belongs to a filter, not to job ids")

@@ -330,14 +330,15 @@ def find_fault(path: Path, now: float, *, max_age: float = MAX_AGE, ready: bool 
     """Return why the worker of a file is not alive, or not `ready`; None if it is. `now`: seconds since the epoch."""
     try:
         alive_at, text = path.stat().st_mtime, path.read_text(encoding="ascii")
-    except OSError as error:
-        return f"no worker writes {path}: {error.strerror}"
+        reached_at = float(text[:WIDTH] or 0)
+    except (OSError, ValueError) as error:
+        return f"no worker writes {path}: {getattr(error, 'strerror', 'it has other content')}"
     if now - alive_at > max_age:
         return f"the worker of {path} has not moved for {now - alive_at:.0f} s"
     if ready and not text:
         return f"the worker of {path} has not reached the store yet"
-    if ready and now - float(text[:WIDTH]) > max_age:
-        return f"the worker of {path} has not reached the store for {now - float(text[:WIDTH]):.0f} s"
+    if ready and now - reached_at > max_age:
+        return f"the worker of {path} has not reached the store for {now - reached_at:.0f} s"
     if ready and text.endswith(SILENT):
         return f"the worker of {path} hears nothing from its broker, and jobs wait for it"
     return None

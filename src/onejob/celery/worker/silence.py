@@ -197,7 +197,7 @@ class Silence:
         self._handed = {job_id: self._handed[job_id] for job_id in waiting}
         if taken := sum(job.node == node for job in started):
             self._renew(now, taken)
-        elif not waiting:
+        elif not waiting and self._taking_since is None:
             self.since = 0.0
 
     # --- the connection ---------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ case when left(route, 1) = '[' then cast(route as json) ->> 2 else route end
   and (cast(:submitter as text) is null or submitter = :submitter)
   and (cast(:queue as text) is null or {queue} = :queue)
   and (cast(:node as text) is null or node = :node)
-  and (cast(:reason as text) is null or strpos(lower(reason), lower(cast(:reason as text))) > 0)
+  and (cast(:reason as text) is null or strpos(lower(reason collate "C"), lower(cast(:reason as text) collate "C")) > 0)
   and (not cast(:unsettled as boolean) or finished_at is null or canvas_pending)
   and (cast(:arguments as text) is null
     or strpos(substr(payload, greatest(strpos(payload, '"args": '), 1)), cast(:arguments as text)) > 0)
