@@ -29,8 +29,8 @@ OLDEST, *_, NEWEST = LIBRARIES
 MODULES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
 LONGEST = "allow_error_cb"
 """A part of the names of the tests that wait for minutes for what must not come: those of a flag of Celery's own."""
-PROCESSES = 8
-"""Processes of pytest for one version, since its tests wait more than they compute."""
+PROCESSES = 4
+"""Processes of pytest for one version, since its tests wait more than they compute; some start 20 processes."""
 TEST_SECONDS = 500
 KNOWN_SECONDS = 20
 """What a test may take that is listed as failing: those that would wait for a minute or two for what never comes."""
