@@ -82,13 +82,13 @@ return { wake_at, ids, found_in }
 -- ARGV: clock, wake_at (as `take_due` has set it), then the ids
 -- returns: one job per id, and "lost" for a lost row
 -- refusal: an empty one for a job that was changed meanwhile: this sweeper skips it
-local wake_at, jobs = ARGV[2], {}
+local wake_at, jobs = tonumber(ARGV[2]), {} -- as numbers: servers write scores in several ways
 for i = 1, #ARGV - 2 do
   local set, job_id = KEYS[2 * i + 2], ARGV[i + 2]
   local job = read_job(KEYS[2 * i + 3], job_id)
   if not job or wake_set(job[1]) ~= set then
     redis.call('ZREM', set, job_id)
   end
-  jobs[i] = not job and { 'lost' } or read_wake_at(job) == wake_at and reply(job) or {}
+  jobs[i] = not job and { 'lost' } or tonumber(read_wake_at(job)) == wake_at and reply(job) or {}
 end
 return jobs
