@@ -24,10 +24,9 @@ CELERY = (
     "celery.bin.celery", "celery.apps.worker", "celery.worker.consumer", "celery.worker.components",
     "celery.worker.autoscale", "celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread",
     "celery.backends.redis", "celery.app.amqp", "celery.app.control", "celery.app.events", "celery.app.log",
-    "celery.events.dispatcher", "celery.events.receiver",
-    "celery.worker.strategy", "celery.fixups.django", "celery.loaders.app", "kombu.transport.redis",
-    "billiard.popen_fork", "billiard.sharedctypes", "opentelemetry.sdk.trace", "sentry_sdk",
-    "onejob", "onejob.stores.sqlite", "onejob.stores.redis",
+    "celery.events.dispatcher", "celery.events.receiver", "celery.worker.strategy", "celery.fixups.django",
+    "celery.loaders.app", "kombu.transport.redis", "billiard.popen_fork", "billiard.sharedctypes",
+    "opentelemetry.sdk.trace", "sentry_sdk", "onejob", "onejob.stores.sqlite", "onejob.stores.redis",
 )  # fmt: skip
 """What a worker imports."""
 DJANGO = (

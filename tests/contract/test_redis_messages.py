@@ -9,12 +9,13 @@ import pytest
 import redis
 
 from onejob.errors import PartlySubmittedError, StoreRefusedError
-from onejob.jobs.lifecycle import Transition
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Admission, BrokerMessage, Job, Outcome, Submission
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import MessagePushingStore, Store
-from onejob.stores.redis.rows import Keys
+from onejob.stores.redis.client import Client
+from onejob.stores.redis.rows import Keys, job_of
 from tests.contract.support import (
     LEASE,
     ManualClock,
@@ -165,3 +166,20 @@ def test_the_address_of_a_store_is_the_server_without_secrets(store: Store, brok
     assert isinstance(store, MessagePushingStore)
     assert store.address == redis_url.replace("redis://", "redis://default@")
     assert broker.pushed() == []
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_reads_what_it_has_taken_however_a_time_is_written(redis_url: str, redis_prefix: str) -> None:
+    """A job that was taken is read by its time as a number: servers write a score with 17 digits, or with fewer."""
+    client, keys = Client(redis_url), Keys(redis_prefix)
+    with StoreAddress(redis_url, redis_prefix).opened() as store:
+        submit(store, "due", wake_after=0.0)
+    found_in = keys.wake("app.add")
+    wake_at, ids, _ = client.call("take_due", (*keys.wake_sets, found_in), ("1", "100", ""))
+    assert ids == ["due"]
+    for text in (wake_at, f"{float(wake_at):.25g}"):
+        (job,) = client.call("read_due", (*keys.wake_sets, found_in, keys.job("due")), (text, "due"))
+        assert job_of("due", job).state is State.QUEUED, text
+    client.close()
