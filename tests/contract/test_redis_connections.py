@@ -20,7 +20,7 @@ from onejob.stores.redis.address import pool_of
 from onejob.stores.redis.connection import PAUSE, SEND_SIZE, SPIN, Connections
 from tests.contract.processes import in_child
 from tests.contract.races import together
-from tests.services import RedisServer, free_port, start_redis
+from tests.services import MissingServiceError, RedisServer, ServiceError, free_port, start_redis
 
 
 @pytest.fixture
@@ -206,7 +206,13 @@ def test_calls_over_tls_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options = {"tls-port": port, "tls-auth-clients": "no", "tls-ca-cert-file": tmp_path / "ca"}
     options |= {"tls-cert-file": tmp_path / "cert", "tls-key-file": tmp_path / "cert"}
     server.args = tuple(word for name, value in options.items() for word in (f"--{name}", str(value)))
-    server.start()
+    try:
+        server.start()
+    except ServiceError as error:
+        if "tls" in str(error).lower():
+            msg = "this Redis was built without TLS. Install your system's redis-server"
+            raise MissingServiceError(msg) from error
+        raise
     url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'ca'}"
     texts = [f"{number}".rjust(1000) for number in range(2000)]
     with server, closing(Connections(pool_of(url))) as connections:

@@ -18,6 +18,7 @@ from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, TASKS, WAI
 
 REPEATED_SUBMISSIONS = """
 submit a; claim a; kept a; submit b follows=True; pass 61; submit c; submit b follows=True
+submit a; claim a; kept a; submit b follows=True; pass 61; submit b,c follows=True
 freeze; submit a; claim a; kept a; submit b follows=True; submit b follows=True
 submit a; submit a:other nonce=other payload=[]; cancel a; submit a nonce=third
 submit a; claim a; complete a; submit b; submit a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from celery import Celery
 
 from onejob.config import Settings, build_ledger
 from onejob.doctor.finding import Finding, Installation, Level
+from tests.services import client_program
 
 
 @contextmanager
@@ -24,8 +26,13 @@ def installed(
 
 
 def run_command(command: str) -> None:
-    """Run a command that a finding gives, as somebody who pastes it into a shell does."""
-    subprocess.run(command, shell=True, check=True, capture_output=True, timeout=60)  # noqa: S602 - pasted
+    """Run a command that a finding gives, as somebody who pastes it into a shell does.
+
+    Raises `MissingServiceError` if the client that it names is not on this machine.
+    """
+    name, _, arguments = command.partition(" ")
+    program = shlex.quote(client_program(name)) if name in {"redis-cli", "psql"} else name
+    subprocess.run(f"{program} {arguments}", shell=True, check=True, capture_output=True, timeout=60)  # noqa: S602 - pasted
 
 
 def commands(findings: Iterable[Finding], check: str) -> list[str]:

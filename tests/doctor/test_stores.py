@@ -17,16 +17,15 @@ from onejob.stores.schema import HEAD
 from tests.cases import for_each
 from tests.conftest import make_ledger
 from tests.doctor.support import commands, installed, names, run_command
-from tests.services import PostgresServer, RedisServer, eventually, start_postgres, start_redis
+from tests.services import PostgresServer, RedisServer, client_program, eventually, start_postgres, start_redis
 
 HEALTHY = ("--appendonly", "yes")
 
 
 @contextmanager
 def redis_with(tmp_path: Path, *args: str) -> Iterator[str]:
-    server = start_redis(tmp_path, *args)
-    yield server.url
-    server.stop()
+    with start_redis(tmp_path, *args) as server:
+        yield server.url
 
 
 # --- every store ----------------------------------------------------------------------------------------------------
@@ -84,6 +83,7 @@ def test_commands_name_the_postgresql_that_was_examined(
     durable_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command of a finding about a PostgreSQL, pasted as printed, changes the database that was examined."""
+    client_program("psql")  # or the test is skipped before it changes the server
     monkeypatch.setenv("PGUSER", "postgres")
     with psycopg.connect(durable_postgres.url, autocommit=True) as superuser:
         superuser.execute("alter system set full_page_writes = off")

@@ -19,7 +19,7 @@ from onejob.errors import StoreError
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade
 from tests.contract.support import end, run, submit
-from tests.services import PostgresServer, eventually, free_port, redis_binary, start_postgres
+from tests.services import PostgresServer, client_program, eventually, free_port, redis_binary, start_postgres
 from tests.tiers import deep
 
 DEPLOY = ROOT / "deploy"
@@ -113,7 +113,7 @@ def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server:
 
 def psql(url: str, *options: str) -> str:
     """Run psql, as an operator does, and return what it prints."""
-    command = ["psql", "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qd", url, *options]
+    command = [client_program("psql"), "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qd", url, *options]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return made.stdout + made.stderr

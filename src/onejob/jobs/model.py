@@ -296,8 +296,7 @@ class Admission:
         if own.queued_next:
             return cls(own, Outcome.QUEUED_NEXT)
         if followed is not None:
-            ended_before = followed.finished_at is not None and own.created_at >= followed.finished_at
-            replayed = followed.holds_identity and ended_before
+            replayed = followed.finished_at is not None and own.created_at >= followed.finished_at
             return cls(followed, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
         if own.submission_nonce == nonce:
             return cls(own, Outcome.ADMITTED)
