@@ -16,7 +16,7 @@ from onejob.jobs.policy import DAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Change, Job
 
 REDELIVERED = "redelivered"
 """What stores count redelivered messages as, in place of an outcome."""
@@ -315,6 +315,11 @@ COMPLETED = "completed"
 def claim_detail(attempt: int, node: str) -> str:
     """Return the detail of the entry of a claim."""
     return f"attempt {attempt} on {node}"
+
+
+def row_implies_entry(change: Change) -> bool:
+    """Return whether the row of a job implies the history entry of a change, which so need not be stored."""
+    return change.event is Transition.COMPLETE and change.detail == COMPLETED
 
 
 def full_history(job: Job | None, stored: Sequence[Entry]) -> list[Entry]:

@@ -6,9 +6,9 @@ from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Change, Job
-from onejob.jobs.records import COMPLETED
+from onejob.jobs.records import row_implies_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,11 +57,6 @@ def job_in(row: Mapping[str, Any]) -> Job:
 def in_order(jobs: Iterable[Job]) -> list[Job]:
     """Return jobs in the order in which they are delivered: the most urgent first, then by the time they are due."""
     return sorted(jobs, key=lambda job: (-job.priority_rank, job.run_at))
-
-
-def row_implies_entry(change: Change) -> bool:
-    """Return whether the row of a job implies the history entry of a change, which so need not be stored."""
-    return change.event is Transition.COMPLETE and change.detail == COMPLETED
 
 
 def completion_of(change: Change) -> dict[str, Any] | None:

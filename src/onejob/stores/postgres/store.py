@@ -16,6 +16,7 @@ from onejob.jobs.records import (
     Entry,
     Period,
     full_history,
+    row_implies_entry,
 )
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener
@@ -24,7 +25,7 @@ from onejob.stores.postgres.signals import PostgresFeed
 from onejob.stores.postgres.statements import Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT
-from onejob.stores.rows import completion_of, job_in, row_implies_entry
+from onejob.stores.rows import completion_of, job_in
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 from onejob.stores.sql import SQLStore
 

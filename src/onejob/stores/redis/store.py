@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from redis.crc import key_slot
 
 from onejob.errors import PartlySubmittedError
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Outcome, Renewal
-from onejob.jobs.records import COMPLETED, REDELIVERED, Entry, Tombstone, full_history
+from onejob.jobs.records import REDELIVERED, Entry, Tombstone, full_history, row_implies_entry
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener
 from onejob.stores.protocol import HISTORY_LIMIT
@@ -228,13 +228,13 @@ class RedisStore(Queries, Records):
 
 
 def _change_values(change: Change, indexed: str) -> tuple[str, ...]:
-    is_told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+    event = "" if row_implies_entry(change) else change.event
     conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
     values = [(POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None]
     if change.publishes is not None:
         values.append((POSITIONS["published_at"], "now" if change.publishes else "0"))
     return (
-        change.job_id, change.identity, change.request_id, "" if is_told else change.event, _words(change.sources),
+        change.job_id, change.identity, change.request_id, event, _words(change.sources),
         change.target or "", given(change.token), given(change.seen_run_at), *map(format_value, conditions),
         given(change.identity_for), given(change.identity_until), format_value(change.reopens),
         format_value(change.forgets_steps), given(change.wake_after), given(change.run_in), change.detail,

@@ -20,13 +20,14 @@ from onejob.jobs.records import (
     Entry,
     Period,
     full_history,
+    row_implies_entry,
 )
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import (
     HISTORY_LIMIT,
     SUBMITTER_LIMIT,
 )
-from onejob.stores.rows import completion_of, row_implies_entry
+from onejob.stores.rows import completion_of
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import SQLStore
 from onejob.stores.sqlite.connection import ForkSafeConnection
