@@ -72,7 +72,7 @@ class Queries(Part):
         newest, oldest = _time_range(query)
         if newest == str(query.before):  # the jobs of that time before the position are skipped, too
             (equal,) = self._client.read(("ZRANGEBYSCORE", self._keys.jobs, newest, newest))
-            skip += sum(not _is_after(query, job_id, float(newest)) for job_id in equal)
+            skip += sum(not _is_listed(query, job_id, float(newest)) for job_id in equal)
         command = ("ZREVRANGEBYSCORE", self._keys.jobs, newest, oldest, "WITHSCORES", "LIMIT", str(skip), "1")
         (flat,) = self._client.read(command)
         return float(flat[1]) if flat else None
@@ -89,10 +89,8 @@ class Queries(Part):
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         (flat,) = self._client.read(("HGETALL", self._keys.followers(job_id)))
-        created = self._creation_times(flat[::2])
-        ids = sorted(created, key=lambda follower_id: (created[follower_id], follower_id))
         # The key of its followers has some that follow it no more.
-        return self._read_some(ids, limit, lambda job: job.follows_id == job_id)
+        return self._read_some([*self._creation_times(flat[::2])], limit, lambda job: job.follows_id == job_id)
 
     def _pages(self, query: Query) -> Iterator[Sequence[str]]:
         """Yield the ids of the jobs among which a query filters, newest first, a page at a time."""
@@ -102,10 +100,8 @@ class Queries(Part):
             return
         # Running jobs are few, so all are read first.
         (running,) = self._client.read(("ZRANGEBYSCORE", self._keys.leases, "-inf", "+inf"))
-        created = self._creation_times(running)
-        newest_first = sorted(created, key=lambda job_id: (created[job_id], job_id), reverse=True)
-        ids = [job_id for job_id in newest_first if _is_in_range(query, job_id, created[job_id])]
-        yield from pages_of(ids, PAGE_SIZE)
+        created = reversed(self._creation_times(running).items())
+        yield from pages_of([job_id for job_id, at in created if _is_listed(query, job_id, at)], PAGE_SIZE)
 
     def _pages_of_set(self, sorted_set: str, query: Query) -> Iterator[Sequence[str]]:
         """Yield the ids of a sorted set of `created_at` in the time range of a query."""
@@ -120,12 +116,14 @@ class Queries(Part):
             # The next page starts at the last time of this page, after the ids of that time that were returned.
             skip = times.count(times[-1]) + (skip if times[-1] == newest else 0)
             newest = times[-1]
-            yield [job_id for job_id, at in zip(ids, times, strict=True) if _is_after(query, job_id, float(at))]
+            yield [job_id for job_id, at in zip(ids, times, strict=True) if _is_listed(query, job_id, float(at))]
 
     def _creation_times(self, ids: Sequence[str]) -> dict[str, float]:
+        """Return the `created_at` of the jobs that exist by id, in this order."""
         replies = self._client.read(*(("ZMSCORE", self._keys.jobs, *page) for page in pages_of(ids, PAGE_SIZE)))
         times = (at for reply in replies for at in reply)
-        return {job_id: float(at) for job_id, at in zip(ids, times, strict=True) if at is not None}
+        found = [(float(at), job_id) for job_id, at in zip(ids, times, strict=True) if at is not None]
+        return {job_id: at for at, job_id in sorted(found)}
 
     def _filter(self, query: Query, ids: Sequence[str]) -> list[str]:
         """Return the state of each job that matches, and "" for the others."""
@@ -153,14 +151,9 @@ def _time_range(query: Query) -> tuple[str, str]:
     return newest, "-inf" if query.since is None else str(query.since)
 
 
-def _is_in_range(query: Query, job_id: str, at: float) -> bool:
+def _is_listed(query: Query, job_id: str, at: float) -> bool:
     """Return whether a job is in the time range of a query, and listed after the job to continue from."""
     since, until, before = (-inf if query.since is None else query.since), query.until, query.before
     if at < since or (until is not None and at >= until):
         return False
     return before is None or at < before or (query.before_id is not None and at == before and job_id < query.before_id)
-
-
-def _is_after(query: Query, job_id: str, at: float) -> bool:
-    """Return whether a job, created at `before` or earlier, is listed after the job to continue from."""
-    return query.before_id is None or at != query.before or job_id < query.before_id
