@@ -697,10 +697,9 @@ class ModelStore:
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         now = self.read_clock()
-        row = {"name": node, "seen_at": now, "registration": registration.to_json()}
         self.heartbeats.pop(node, None)
         if lasts > 0:
-            self.heartbeats[node] = (WorkerInfo.from_row(row), now + lasts)
+            self.heartbeats[node] = (WorkerInfo.from_row(node, now, registration.to_json()), now + lasts)
 
     def workers(self) -> list[WorkerInfo]:
         found = [worker for worker, until in self.heartbeats.values() if until > self.read_clock()]

@@ -140,5 +140,5 @@ def test_a_store_has_a_clock_of_its_own(store: Store) -> None:
 
 def test_a_newer_workers_registration_is_read() -> None:
     """What a newer worker registers besides is ignored; its versions are read."""
-    row = {"name": "a", "seen_at": 1.0, "registration": '{"tasks": ["t"], "versions": ["celery 9.0"], "mood": "good"}'}
-    assert WorkerInfo.from_row(row) == WorkerInfo("a", 1.0, tasks=("t",), versions=("celery 9.0",))
+    registration = '{"tasks": ["t"], "versions": ["celery 9.0"], "mood": "good"}'
+    assert WorkerInfo.from_row("a", 1.0, registration) == WorkerInfo("a", 1.0, tasks=("t",), versions=("celery 9.0",))

@@ -134,12 +134,12 @@ class WorkerInfo(Registration):
     seen_at: float
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
+    def from_row(cls, name: str, seen_at: float | str, registration: str) -> Self:
         """Build a worker from a store's row, whose registration is JSON."""
-        found: dict[str, Any] = json.loads(row["registration"])
+        found: dict[str, Any] = json.loads(registration)
         known = {each.name for each in fields(Registration)} & found.keys()  # newer workers may register more
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v := found[name], list) else v for name in known}
-        return cls(row["name"], float(row["seen_at"]), **values)
+        values: dict[str, Any] = {each: tuple(v) if isinstance(v := found[each], list) else v for each in known}
+        return cls(name, float(seen_at), **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,10 +156,10 @@ class SQLStore(ABC):
         self._rows(name, node=node, lasts=lasts, registration=registration.to_json())
 
     def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo.from_row(row) for row in self._rows("workers")]
+        return [WorkerInfo.from_row(**row) for row in self._rows("workers")]
 
     def take_dead_workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo.from_row(row) for row in self._rows("take_dead_workers")]
+        return [WorkerInfo.from_row(**row) for row in self._rows("take_dead_workers")]
 
     def totals(self) -> dict[str, float]:
         return {row["name"]: row["total"] for row in self._rows("totals")}

@@ -156,7 +156,7 @@ class Records(Part):
     def _list_workers(self, script: str) -> list[WorkerInfo]:
         flat = self._client.call(script, (self._keys.workers, self._keys.registrations))
         rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-        return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]
+        return [WorkerInfo.from_row(*row) for row in rows]
 
 
 def _flatten(amounts: Mapping[str, float]) -> list[str]:
