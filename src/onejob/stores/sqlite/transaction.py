@@ -121,7 +121,7 @@ class Transaction:
     def append_history(self, job_id: str, event: str, detail: str) -> None:
         """Append an entry on a job as it is now to its history, and trim the history to its newest entries."""
         self.rows("insert_history", job_id=job_id, event=event, detail=detail)
-        self._trim_history(job_id)
+        self.rows("trim_history", job_id=job_id)
 
     def append_claim(self, job: Job | None) -> None:
         """Append the entry of a job's latest claim, which the next claim overwrites in its row."""
@@ -130,10 +130,7 @@ class Transaction:
             self.rows(
                 "insert_claim", job_id=job.id, at=job.started_at, attempt=job.attempt, node=job.node, detail=detail
             )
-            self._trim_history(job.id)
-
-    def _trim_history(self, job_id: str) -> None:
-        self.rows("trim_history", job_id=job_id)
+            self.rows("trim_history", job_id=job.id)
 
     def find_applied(self, job_id: str, request_id: str) -> Applied:
         """Return whether a request is repeated and was applied, or else is refused."""
