@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
@@ -144,13 +144,13 @@ def _is_special(submission: Submission, *, is_held: bool) -> bool:
     )
 
 
-def _ambiguous_identities(submissions: Sequence[Submission]) -> set[str]:
-    """Return the identities of ids that several submissions have, with different ones."""
+def _ambiguous_identities(submissions: Sequence[Submission], name: Literal["id", "key"] = "id") -> set[str]:
+    """Return the identities of ids, or keys, that several submissions have, with different ones."""
     if len(submissions) == 1:
         return set()
-    pairs = {(submission.id, submission.identity) for submission in submissions}
-    counts = Counter(job_id for job_id, _ in pairs)
-    return {identity for job_id, identity in pairs if counts[job_id] > 1}
+    pairs = {(getattr(submission, name), submission.identity) for submission in submissions}
+    counts = Counter(found for found, _ in pairs if found is not None)
+    return {identity for found, identity in pairs if counts[found] > 1}
 
 
 def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
@@ -161,10 +161,8 @@ def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     """
     if len(submissions) == 1:
         return (0,)
-    if _ambiguous_identities(submissions):
-        return range(len(submissions))
-    keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
-    if len(keyed) > len({key for key, _ in keyed}) or any(submission.charges for submission in submissions):
+    is_ambiguous = _ambiguous_identities(submissions) or _ambiguous_identities(submissions, "key")
+    if is_ambiguous or any(submission.charges for submission in submissions):
         return range(len(submissions))
     return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
 
