@@ -102,17 +102,13 @@ class Submitting:
     def submit(self, submission: Submission) -> Admission:
         """Return the admission of one submission. Raises `StoreError` and `QuotaExceededError`."""
         holder = self.holder_cache.get(submission.identity) if submission.key is None else None
-        calls = self._calls_of(submission, holder)
-        try:
-            request = next(calls)
-            while True:
-                reply = self.client.call(*(request or self.new_jobs([submission])))
-                request = calls.send(reply if request else reply[0])
-        except StopIteration as end:
-            answer: Answer = end.value
-            if isinstance(answer, Exception):
-                raise answer from None
-            return answer
+        pending = _Pending(submission, self._calls_of(submission, holder))
+        while pending.answer is None:
+            reply = self.client.send([pending.request or self.new_jobs([submission])])[0]
+            pending.handle(reply if pending.request else reply[0])
+        if isinstance(pending.answer, Exception):
+            raise pending.answer
+        return pending.answer
 
     def submit_batch(self, submissions: Sequence[Submission]) -> list[Any]:
         """Return the answers to submissions with different ids and keys, or errors, as if one came after the other.
