@@ -445,5 +445,5 @@ def read_metrics(ledger: JobReader) -> dict[str, dict[Key, float]]:
 
 def accumulate(buckets: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return cumulative buckets, as Prometheus requires, from separate ones."""
-    total = 0.0
-    return [(bound, total := total + buckets.get(bound, 0.0)) for bound in BOUNDS]
+    counts = (buckets.get(bound, 0.0) for bound in BOUNDS)
+    return list(zip(BOUNDS, itertools.accumulate(counts), strict=True))
