@@ -86,9 +86,7 @@ def _connection(alias: str) -> Any:
 @cache
 def _libpq_options() -> frozenset[str]:
     """Return the names of libpq's options. Raises `ConfigurationError` without the driver."""
-    try:
-        from psycopg.pq import Conninfo
-    except ImportError as error:
-        msg = f'the PostgreSQL store needs a driver ({error.name} is missing): pip install "onejob[postgres]"'
-        raise ConfigurationError(msg) from error
-    return frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
+    from onejob.stores import postgres_driver
+
+    options = postgres_driver().psycopg.pq.Conninfo.get_defaults()
+    return frozenset(option.keyword.decode() for option in options)
