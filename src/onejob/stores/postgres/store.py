@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from onejob.errors import ConfigurationError, StoreBusyError
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.transactions.sessions import OpenTransaction
 
-Row: TypeAlias = "dict[str, Any]"
 PARTS = {
     "renew_messages": (
         "renew_messages", "renew_queues", "release_abandoned", "delete_expired_messages", "delete_expired_queues",
@@ -61,7 +60,7 @@ class PostgresStore(SQLStore):
         self._holders = HolderCache()
         feed = partial(PostgresFeed, self._connections.conninfo, channels_of(schema))
         self.signals = ConnectedListener(feed, polls=self._is_pooled)
-        self._own_ledger: Row | None = None
+        self._own_ledger: dict[str, Any] | None = None
         self._verified: WeakSet[Any] = WeakSet()
         """The connections of users that are on the database of this ledger."""
 
