@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from onejob.api.problems import Problem
 from onejob.jobs.model import Admission, Job
-from onejob.jobs.submitter import Quotas, Submitter, check_name, current_submitter
+from onejob.jobs.submitter import SUBMITTER, Quotas, Submitter, check_name
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader, Visibility
 
@@ -108,7 +108,7 @@ def set_caller(request: Request, caller: Caller, may: May | None = None) -> None
 
 def caller_in_context(quotas: Quotas) -> Caller:
     """Return the caller of a request without authentication: the submitter that the app has set, with these quotas."""
-    return _caller_of(current_submitter(), quotas)
+    return _caller_of(SUBMITTER.get(), quotas)
 
 
 @lru_cache(maxsize=256)

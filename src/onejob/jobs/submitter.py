@@ -154,11 +154,6 @@ def submitting_as(value: Submitter) -> Iterator[None]:
         SUBMITTER.reset(reset_token)
 
 
-def current_submitter() -> Submitter:
-    """Return the submitter of this context; outside of `submitter` one without a name."""
-    return SUBMITTER.get()
-
-
 def check_name(kind: str, name: object) -> None:
     """Raise `InvalidArgumentsError` unless `name` is a printable string of up to `NAME_LIMIT` characters."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or not name.isprintable():
