@@ -131,7 +131,7 @@ class Records(Part):
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         periods = [str(seconds) for period in Period for seconds in (period.seconds, period.kept_for)]
         totals = _flatten(amounts)
-        script_keys = (self._keys.metrics, *(self._keys.buckets(period.seconds) for period in Period))
+        script_keys = (self._keys.metrics, *self._keys.buckets.values())
         self._client.call("increment", script_keys, (*periods, str(len(totals)), *totals, *_flatten(recent)))
 
     def totals(self) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Records(Part):
 
     def series(self, period: Period, *, since: float) -> list[Bucket]:
         values = (str(period.seconds), str(period.kept_for), repr(float(since)))
-        flat = self._client.call("series", (self._keys.buckets(period.seconds),), values)
+        flat = self._client.call("series", (self._keys.buckets[period],), values)
         return [Bucket(float(start), _parse_amounts(found)) for start, found in zip(flat[::2], flat[1::2], strict=True)]
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:

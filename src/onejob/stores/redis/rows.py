@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job
-from onejob.jobs.records import AUDIT_KINDS
+from onejob.jobs.records import AUDIT_KINDS, Period
 from onejob.stores.protocol import INDEXED_STATES
 from onejob.stores.signals import Channel
 
@@ -46,6 +46,8 @@ class Keys:
         self.workers = f"{tag}:workers"
         self.registrations = f"{tag}:registrations"
         self.metrics = f"{tag}:metrics"
+        self.buckets = {period: f"{tag}:bucket:{period.seconds}:" for period in Period}
+        """The prefixes of the keys of the buckets of metrics."""
         self.audit = {kind: f"{tag}:audit:{kind}" for kind in AUDIT_KINDS}
         self.schedules = f"{tag}:schedules"
         self.tombstones = f"{tag}:tombstones"
@@ -70,11 +72,6 @@ class Keys:
         self.quota = f"{tag}:quota:".__add__
         self.event = f"{tag}:event:".__add__
         """An event that webhooks report."""
-        self._bucket = f"{tag}:bucket:"
-
-    def buckets(self, seconds: int) -> str:
-        """Return the prefix of the keys of the buckets of metrics with this length."""
-        return f"{self._bucket}{seconds}:"
 
 
 GIVEN = (
