@@ -11,7 +11,7 @@ from onejob.jobs.model import Cancel, Change, Job
 from onejob.jobs.records import row_implies_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 COLUMNS = tuple(field.name for field in fields(Job))
 _TYPES = [str(field.type) for field in fields(Job)]
@@ -52,11 +52,6 @@ def job_of(row: Sequence[Any]) -> Job:
 def job_in(row: Mapping[str, Any]) -> Job:
     """Return the job of a row by column, which may have other columns, too."""
     return job_of(_by_column(row))
-
-
-def in_order(jobs: Iterable[Job]) -> list[Job]:
-    """Return jobs in the order in which they are delivered: the most urgent first, then by the time they are due."""
-    return sorted(jobs, key=lambda job: (-job.priority_rank, job.run_at))
 
 
 def completion_of(change: Change) -> dict[str, Any] | None:

@@ -22,7 +22,6 @@ from onejob.jobs.records import (
     group_backlog,
 )
 from onejob.stores.protocol import FORGOTTEN_AFTER, indexed_state, is_indexed
-from onejob.stores.rows import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -71,7 +70,8 @@ class SQLStore(ABC):
         return {row["name"]: row["value"] for row in self._rows("steps", job_id=job_id)}
 
     def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
-        return in_order(self._jobs("deliver", queues=self._names(queues), refused=self._names(refused), limit=limit))
+        jobs = self._jobs("deliver", queues=self._names(queues), refused=self._names(refused), limit=limit)
+        return sorted(jobs, key=lambda job: (-job.priority_rank, job.run_at))
 
     def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
         rows = self._rows("next_delivery", queues=self._names(queues), refused=self._names(refused))
