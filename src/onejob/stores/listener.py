@@ -34,8 +34,11 @@ BACK_OFF = (0.1, 5.0)
 class Listener(ABC):
     """The subscribers of one store in this process, and the thread that wakes them while there are any."""
 
+    interval = BACKSTOP
+
     def __init__(self, *, polls: bool = False) -> None:
-        self.interval = POLL if polls else BACKSTOP
+        if polls:  # since no signals arrive
+            self.interval = POLL
         self._subscribers: dict[Channel, dict[str, dict[object, Wake]]] = {}
         self._used_at: dict[Channel, float] = {}
         """When each channel that is listened to had a subscriber last."""
