@@ -133,7 +133,7 @@ class Listener(ABC):
         """Wake the subscribers of a key, or of all keys."""
         with self._lock:
             by_key = self._subscribers.get(channel, {})
-            found = [*by_key.values()] if key is None else [by_key[key]] if key in by_key else []
+            found = by_key.values() if key is None else [by_key.get(key, {})]
             wakes = [wake for subscriptions in found for wake in subscriptions.values()]
         for wake in wakes:
             try:
