@@ -153,7 +153,6 @@ def _time_range(query: Query) -> tuple[str, str]:
 
 def _is_listed(query: Query, job_id: str, at: float) -> bool:
     """Return whether a job is in the time range of a query, and listed after the job to continue from."""
-    since, until, before = (-inf if query.since is None else query.since), query.until, query.before
-    if at < since or (until is not None and at >= until):
-        return False
-    return before is None or at < before or (query.before_id is not None and at == before and job_id < query.before_id)
+    since, until = -inf if query.since is None else query.since, inf if query.until is None else query.until
+    is_after = query.before is None or (at, job_id) < (query.before, query.before_id or "")
+    return since <= at < until and is_after
