@@ -235,8 +235,7 @@ def summarize(
     amounts = {bucket.start: bucket.amounts for bucket in buckets}
     starts = [begin + index * period.seconds for index in range(round((end - begin) / period.seconds))]
     parse = cache(key_of)  # a name is in most of the buckets
-    keyed = (((parse(name), amount) for name, amount in amounts.get(start, {}).items()) for start in starts)
-    slots = [_slot_of(start, of_slot, tasks) for start, of_slot in zip(starts, keyed, strict=True)]
+    slots = [_slot_of(start, amounts.get(start, {}), tasks, parse) for start in starts]
     activity = Activity(period, begin, end, slots)
     means = {task: mean_of(task) for task, stats in activity.by_task().items() if stats.duplicates_prevented}
     for slot in slots:
@@ -247,11 +246,13 @@ def summarize(
     return activity
 
 
-def _slot_of(start: float, amounts: Iterable[tuple[Key | None, float]], tasks: frozenset[str] | None) -> Slot:
+def _slot_of(
+    start: float, amounts: Mapping[str, float], tasks: frozenset[str] | None, parse: Callable[[str], Key | None]
+) -> Slot:
     found: defaultdict[str, Stats] = defaultdict(Stats)
     redriven = 0.0
-    for key, amount in amounts:
-        match key:
+    for name, amount in amounts.items():
+        match parse(name):
             case ("redriven_total",) if tasks is None:
                 redriven += amount
             case (series, task, *labels) if tasks is None or task in tasks:
