@@ -80,12 +80,11 @@ class Submitting:
     def admit(self, excluded: set[str]) -> None:
         """Write those with other identities that have no holder, unless their quotas are too small for all of them."""
         wanted = self._remaining(excluded)
-        given = [self._submissions[number] for number in wanted]
-        calls = _admit_calls(given, self._when_due)
+        calls = _admit_calls([*wanted.values()], self._when_due)
         if not calls:
             return
         written = {row["id"]: row["created_at"] for row in self._run(calls)[-1]}
-        for number, each in zip(wanted, given, strict=True):
+        for number, each in wanted.items():
             if each.id in written:
                 job = new_job(each, now=written.pop(each.id), **self._when_due)
                 self._results[number] = Admission(job, Outcome.ADMITTED)
@@ -95,7 +94,7 @@ class Submitting:
         wanted = self._remaining(excluded)
         if not wanted:
             return
-        answers = self._run([("attach", values_of(self._submissions[number])) for number in wanted])
+        answers = self._run([("attach", values_of(each)) for each in wanted.values()])
         for number, rows in zip(wanted, answers, strict=True):
             for row in rows:
                 self._results[number] = Admission(job_in(row), Outcome(row["outcome"]))
@@ -105,7 +104,7 @@ class Submitting:
         wanted = self._remaining()
         if not wanted:
             return False
-        given = [self._submissions[number] for number in wanted]
+        given = [*wanted.values()]
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         calls += lock_quotas(given)
@@ -114,16 +113,16 @@ class Submitting:
             locks = not self._sql.joins or each.replaces or each.queue_next
             calls.append(charged_call("submit" if locks else "submit_in", values_of(each) | self._when_due, [each]))
         answers = self._run(calls)[-len(given) :]
-        for number, each, rows in zip(wanted, given, answers, strict=True):
+        for (number, each), rows in zip(wanted.items(), answers, strict=True):
             result = _parse_result(rows, each)
             if result is not None:
                 self._results[number] = result
         return len(self._results) < len(self._submissions)
 
-    def _remaining(self, excluded: Collection[str] = ()) -> list[int]:
-        """Return those without a result, without those that have the excluded identities."""
-        done, given = self._results, self._submissions
-        return [number for number in self._order if number not in done and given[number].identity not in excluded]
+    def _remaining(self, excluded: Collection[str] = ()) -> dict[int, Submission]:
+        """Return those without a result by number, without those that have the excluded identities."""
+        given = ((number, self._submissions[number]) for number in self._order if number not in self._results)
+        return {number: each for number, each in given if each.identity not in excluded}
 
     def _run(self, calls: Sequence[Call]) -> list[Rows]:
         if self._wait_for_locks:
