@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
@@ -14,11 +15,9 @@ LATEST = 253_402_214_399.0
 
 def parse_timestamp(text: object) -> float:
     """Return seconds since the epoch. Raises `ValueError` for any other format, and without a time zone."""
-    try:
+    with suppress(ValueError, OverflowError):
         if isinstance(text, str) and _RFC_3339.fullmatch(text):
             return datetime.fromisoformat(text.upper()).timestamp()
-    except (ValueError, OverflowError):
-        pass
     msg = f"{text!r:.100} is not a time with a time zone, such as 2026-01-31T12:00:00Z"
     raise ValueError(msg)
 
