@@ -135,11 +135,12 @@ class SQLStore(ABC):
     def _narrowed(self, name: str, query: Query) -> str:
         """Return the variant of a statement for the index that finds the jobs of a query, if there is one."""
         state = indexed_state(query)
+        variant = None if state is None else "of_state"
         if state is State.RUNNING:
-            return f"{name}_of_runs"
-        if query.submitter and self._lists_submitters:
-            return f"{name}_of_submitter"
-        return name if state is None else f"{name}_of_state"
+            variant = "of_runs"
+        elif query.submitter and self._lists_submitters:
+            variant = "of_submitter"
+        return name if variant is None else f"{name}_{variant}"
 
     def _filters(self, query: Query) -> dict[str, Any]:
         state = indexed_state(query)
