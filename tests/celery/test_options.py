@@ -189,7 +189,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
     [
         *[("priority", value) for value in ("high", -1, 256, 1.5, True, [1])],
         *[("retries", value) for value in ("x", -1)],
-        *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5")],
+        *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5", True)],
         ("eta", "in an hour"), ("eta", 60), ("eta", 60.0), ("countdown", datetime(2030, 1, 1)),
         ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),
         *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\tb"], ["a "], {"a": 1}, [*"abcdefghijk"])],

@@ -333,7 +333,7 @@ def seconds_until(when: Any, name: str) -> float:
     Raises `InvalidArgumentsError` with the option's `name` for anything else, and for what is beyond `MAX_DELAY`.
     """
     kinds, forms = TIMES[name]
-    seconds = _seconds_until(when) if isinstance(when, kinds) else None
+    seconds = _seconds_until(when) if isinstance(when, kinds) and not isinstance(when, bool) else None
     if seconds is None:
         raise InvalidArgumentsError(f"{name}={when!r:.100} is no time: write {forms}")
     if not abs(seconds) <= MAX_DELAY:  # written so that it is true of NaN, too
