@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import psycopg
@@ -139,28 +140,13 @@ def job_of(args: list[Any], kwargs: dict[str, Any], task: str = "shop.invoice") 
     return replace(new_job(submission(), now=0.0, wake_after=0.0), task=task, payload=payload)
 
 
-class _App:
-    """Records the call that a text makes."""
-
-    def __init__(self) -> None:
-        self.tasks = self
-        self.called: tuple[str, list[Any], dict[str, Any]] | None = None
-
-    def __getitem__(self, name: str) -> Self:
-        self.name = name
-        return self
-
-    def apply_async(self, args: list[Any], kwargs: dict[str, Any]) -> None:
-        self.called = (self.name, args, kwargs)
-
-
 @given(args=st.lists(RICH, max_size=3), kwargs=st.dictionaries(NAMES, RICH, max_size=3), task=TEXTS.filter(bool))
 def test_python_text_makes_the_same_call(args: list[Any], kwargs: dict[str, Any], task: str) -> None:
     """The Python text, executed with `app` alone, submits the task with the arguments that a worker gets."""
     job = job_of(args, kwargs, task)
-    text, app, message = python_call(job), _App(), decode(job.payload)
+    text, app, message = python_call(job), Mock(tasks={task: Mock()}), decode(job.payload)
     exec(compile(ast.parse(text), "text", "exec"), {"app": app})  # noqa: S102 - the text under test
-    assert app.called == (task, message.args, message.kwargs)
+    app.tasks[task].apply_async.assert_called_once_with(args=message.args, kwargs=message.kwargs)
 
 
 @given(args=st.lists(PLAIN, max_size=2), kwargs=st.dictionaries(NAMES, PLAIN, max_size=3), task=TEXTS.filter(bool))
