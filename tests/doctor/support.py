@@ -6,9 +6,6 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from celery import Celery
 
 from onejob.config import Settings, build_ledger
 from onejob.doctor.finding import Finding, Installation, Level
@@ -16,12 +13,10 @@ from tests.services import client_program
 
 
 @contextmanager
-def installed(
-    url: str, namespace: str = "onejob", app: Celery | None = None, **settings: Any
-) -> Iterator[Installation]:
-    given = Settings(store=url, namespace=namespace, **settings)
-    ledger = build_ledger(given)
-    yield Installation(settings=given, ledger=ledger, app=app)
+def installed(url: str, namespace: str = "onejob") -> Iterator[Installation]:
+    settings = Settings(store=url, namespace=namespace)
+    ledger = build_ledger(settings)
+    yield Installation(settings=settings, ledger=ledger)
     ledger.close()
 
 

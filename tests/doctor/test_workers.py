@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from onejob.doctor import workers
-from onejob.doctor.finding import Level
+from onejob.doctor.finding import Installation, Level
 from onejob.jobs.records import Registration, WorkerInfo
 from onejob.ledger.stuck import Snapshot
 from onejob.observability.metrics import total_name
-from onejob.stores.migrate import upgrade
 from tests.cases import for_each
 from tests.doctor.support import installed, names
 from tests.fundamentals.shop import claimed, order
@@ -56,48 +56,52 @@ def test_tasks_and_queues_without_a_worker_are_found(queues: dict[str, str], exp
     assert names(workers.check_tasks([], queues)) == set()
 
 
-def test_jobs_that_nobody_claims_are_found(tmp_path: Path) -> None:
-    """A job that was due three leases ago, and that no worker has claimed, is found."""
+@pytest.fixture
+def installation(tmp_path: Path) -> Iterator[Installation]:
     with installed(f"sqlite:///{tmp_path / 'ledger.db'}") as installation:
-        ledger = installation.ledger
-        mine = Registration(tasks=(order(1).task,), queues=("celery",))
-        ledger.heartbeat("celery@one", lasts=600.0, registration=mine)
-        ledger.submit(replace(order(1), lease=0.001))
-        eventually(lambda: names(workers.examine(installation)) == {"jobs-late"})
-        (found,) = [finding for finding in workers.examine(installation) if finding.check]
-        assert found.problem == "1 job: no worker has claimed it"
+        yield installation
 
 
-def test_the_oldest_jobs_of_unknown_tasks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_nobody_claims_are_found(installation: Installation) -> None:
+    """A job that was due three leases ago, and that no worker has claimed, is found."""
+    ledger = installation.ledger
+    mine = Registration(tasks=(order(1).task,), queues=("celery",))
+    ledger.heartbeat("celery@one", lasts=600.0, registration=mine)
+    ledger.submit(replace(order(1), lease=0.001))
+    eventually(lambda: names(workers.examine(installation)) == {"jobs-late"})
+    (found,) = [finding for finding in workers.examine(installation) if finding.check]
+    assert found.problem == "1 job: no worker has claimed it"
+
+
+def test_the_oldest_jobs_of_unknown_tasks_are_found(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Jobs of a task that nobody has are found behind any number of newer ones, of which the newest are looked at."""
     monkeypatch.setattr(workers, "JOBS_LIMIT", 2)
-    with installed(f"sqlite:///{tmp_path / 'ledger.db'}") as installation:
-        ledger = installation.ledger
-        mine, other = (Registration(tasks=(task,), queues=("celery",)) for task in (order(1).task, "renamed"))
-        ledger.heartbeat("celery@one", lasts=60.0, registration=mine)
-        ledger.submit(replace(order(1), id="old", identity="old", task="renamed"))
-        ledger.store.increment({total_name(("submissions_total", "renamed", "admitted")): 1.0})
-        for number in range(1, 4):
-            ledger.submit(order(number))
-        (found,) = [each for each in workers.examine(installation) if each.check]
-        assert (found.check, found.problem) == ("jobs-of-unknown-tasks", "1 job of renamed")
-        ledger.heartbeat("celery@one", lasts=60.0, registration=other)
-        assert "2 jobs of the newest 2: no live" in " ".join(each.problem for each in workers.examine(installation))
+    ledger = installation.ledger
+    mine, other = (Registration(tasks=(task,), queues=("celery",)) for task in (order(1).task, "renamed"))
+    ledger.heartbeat("celery@one", lasts=60.0, registration=mine)
+    ledger.submit(replace(order(1), id="old", identity="old", task="renamed"))
+    ledger.store.increment({total_name(("submissions_total", "renamed", "admitted")): 1.0})
+    for number in range(1, 4):
+        ledger.submit(order(number))
+    (found,) = [each for each in workers.examine(installation) if each.check]
+    assert (found.check, found.problem) == ("jobs-of-unknown-tasks", "1 job of renamed")
+    ledger.heartbeat("celery@one", lasts=60.0, registration=other)
+    assert "2 jobs of the newest 2: no live" in " ".join(each.problem for each in workers.examine(installation))
 
 
-def test_stuck_jobs_and_dead_letters_are_found(tmp_path: Path) -> None:
+def test_stuck_jobs_and_dead_letters_are_found(installation: Installation) -> None:
     """Jobs that no live worker can run are errors; jobs of tasks that nobody has, and dead letters, are found, too."""
-    upgrade(url := f"sqlite:///{tmp_path / 'ledger.db'}")
-    with installed(url) as installation:
-        ledger = installation.ledger
-        ledger.submit(order(1))
-        assert names(workers.examine(installation)) == {"no-worker", "jobs-stuck"}
-        mine = Registration(tasks=(order(1).task,), queues=("celery",))
-        ledger.heartbeat("celery@one", lasts=60.0, registration=Registration(tasks=("other",), queues=("celery",)))
-        assert names(workers.examine(installation)) == {"jobs-stuck", "jobs-of-unknown-tasks"}
-        ledger.heartbeat("celery@two", lasts=60.0, registration=mine)
-        findings = [*workers.examine(installation)]
-        assert [finding.level for finding in findings] == [Level.OK]
-        failed = ledger.submit(order(2)).job
-        ledger.fail(claimed(ledger, failed.id), "{}", "no")
-        assert names(workers.examine(installation)) == {"dead-letters"}
+    ledger = installation.ledger
+    ledger.submit(order(1))
+    assert names(workers.examine(installation)) == {"no-worker", "jobs-stuck"}
+    mine = Registration(tasks=(order(1).task,), queues=("celery",))
+    ledger.heartbeat("celery@one", lasts=60.0, registration=Registration(tasks=("other",), queues=("celery",)))
+    assert names(workers.examine(installation)) == {"jobs-stuck", "jobs-of-unknown-tasks"}
+    ledger.heartbeat("celery@two", lasts=60.0, registration=mine)
+    findings = [*workers.examine(installation)]
+    assert [finding.level for finding in findings] == [Level.OK]
+    failed = ledger.submit(order(2)).job
+    ledger.fail(claimed(ledger, failed.id), "{}", "no")
+    assert names(workers.examine(installation)) == {"dead-letters"}
