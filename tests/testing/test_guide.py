@@ -11,16 +11,14 @@ from website.navigation import ROOT
 pytest_plugins = ["pytester"]
 GUIDE = ROOT / "docs" / "guides" / "testing.md"
 EXAMPLE = ROOT / "examples" / "testing"
-
-
 QUICK = "not crash"
 """What selects the tests that take no matrix: those take more than 10 seconds on a busy machine."""
 
 
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, select: str = "") -> pytest.RunResult:
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, select: str) -> pytest.RunResult:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     options = ["-p", "onejob.testing.plugin", "-p", "no:cacheprovider", "-W", "error"]
-    return pytester.runpytest_subprocess(*options, *(["-k", select] if select else []))
+    return pytester.runpytest_subprocess(*options, "-k", select)
 
 
 @pytest.fixture
