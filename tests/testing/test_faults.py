@@ -173,16 +173,9 @@ def test_effects_that_prove_nothing_are_refused(matrix: Callable[..., Any]) -> N
     assert {str(each.fault.kind) for each in report.survivals} == {"lost", "frozen", "redelivered"}
 
 
-def test_a_matrix_takes_a_task_by_its_name() -> None:
-    """The methods of `Jobs` that run a task take its name in place of the task."""
-    with isolated(shop.app) as jobs:
-        report = jobs.crash_matrix(shop.double.name, 4, effects=None, processes=False)
-    assert report.survivals
-
-
-def test_the_recovery_alone_can_be_checked() -> None:
-    """With `effects=None` the matrix checks how the job ends; a task that fails without any fault ends it at once."""
-    report = crash_matrix(shop.double, 4, effects=None, processes=False)
+def test_the_recovery_alone_can_be_checked(jobs: Jobs) -> None:
+    """With `effects=None` the matrix, here of a task by its name, checks how the job ends; a failing task ends it."""
+    report = jobs.crash_matrix(shop.double.name, 4, effects=None, processes=False)
     assert len(report.survivals) == 3 * len(report.points)
     with pytest.raises(AssertionError, match="without any fault, the job is failed already"):
-        crash_matrix(shop.fail, "no", effects=None)
+        jobs.crash_matrix(shop.fail, "no", effects=None)
