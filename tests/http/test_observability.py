@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from importlib.metadata import EntryPoint
@@ -43,10 +43,9 @@ CLOCK = "onejob.celery.batching.time.monotonic"
 
 
 @pytest.fixture
-def own_shop(open_shop: Any) -> Shop:
+def own_shop(open_shop: Callable[..., Shop]) -> Shop:
     """Return a shop of its own, whose server has cached nothing, and whose ledger has counted nothing."""
-    shop: Shop = open_shop()
-    return shop
+    return open_shop()
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -169,23 +168,22 @@ def test_totals_become_samples(own_shop: Shop) -> None:
     assert samples(call(*store, "metrics").output)["onejob_workers",] == 1.0
 
 
-def test_the_load_of_the_queues(open_shop: Any) -> None:
+def test_the_load_of_the_queues(own_shop: Shop) -> None:
     """Due and running jobs and the slots of workers are read over HTTP, at the command line and as metrics alike."""
-    shop: Shop = open_shop()
-    shop.submit(1)
-    shop.claimed(shop.job_id(2))
+    own_shop.submit(1)
+    own_shop.claimed(own_shop.job_id(2))
     registered = Registration(tasks=("shop.invoice",), queues=("celery", "mail"), concurrency=3)
-    shop.ledger.store.heartbeat("celery@a", lasts=60.0, registration=registered)
-    celery, mail = shop.get("/queues").json()
+    own_shop.ledger.store.heartbeat("celery@a", lasts=60.0, registration=registered)
+    celery, mail = own_shop.get("/queues").json()
     assert (celery.pop("oldest_due") > 0, mail.pop("oldest_due")) == (True, 0)
     assert celery == {"queue": "celery", "due": 1, "running": 1, "slots": 3, "workers": 1}
     assert mail == {"queue": "mail", "due": 0, "running": 0, "slots": 3, "workers": 1}
-    command = ("--store", str(shop.app.conf.onejob_store), "queues")
+    command = ("--store", str(own_shop.app.conf.onejob_store), "queues")
     assert [each | {"oldest_due": 0} for each in json.loads(call(*command, "--json").output)] == [
         each | {"oldest_due": 0} for each in (celery, mail)
     ]
     assert call(*command).output.splitlines()[2].split() == ["mail", "0", "0", "0", "3", "1"]
-    metrics = scraped(shop)
+    metrics = scraped(own_shop)
     for name in ("due", "running", "slots"):
         assert metrics[f"onejob_queue_{name}", "celery"] == celery[name]
 
@@ -204,19 +202,18 @@ def reported(reader: InMemoryMetricReader) -> Values:
     }
 
 
-def test_the_instruments_observe_what_the_metrics_page_has(open_shop: Any) -> None:
+def test_the_instruments_observe_what_the_metrics_page_has(own_shop: Shop) -> None:
     """OpenTelemetry collects the same series as `/metrics` prints, with the same names, labels and values."""
-    shop: Shop = open_shop()
-    job_id = shop.job_id(1)
-    shop.submit(1)
-    shop.completed(job_id)
-    shop.failed(shop.job_id(2))
-    shop.submit(3)
+    job_id = own_shop.job_id(1)
+    own_shop.submit(1)
+    own_shop.completed(job_id)
+    own_shop.failed(own_shop.job_id(2))
+    own_shop.submit(3)
     reader = InMemoryMetricReader()
-    report_metrics(shop.app, MeterProvider([reader]))
-    shop.ledger.close()  # which writes the counts
+    report_metrics(own_shop.app, MeterProvider([reader]))
+    own_shop.ledger.close()  # which writes the counts
     found = reported(reader)
-    families = text_string_to_metric_families(render_metrics(shop.ledger).decode())
+    families = text_string_to_metric_families(render_metrics(own_shop.ledger).decode())
     page = {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
     task = frozenset({("task", "shop.invoice")})
     for name in [each for each in page if each[0].endswith("oldest_due_seconds")]:
