@@ -138,27 +138,21 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -
 PROCESSES = 2
 
 
-def slots_after(seconds: float, runs: int, monkeypatch: pytest.MonkeyPatch) -> Slots:
-    """Return the slots of a worker that has begun so many runs, each after so many seconds."""
-    clock = ManualClock()
-    worker = SimpleNamespace(pool=SimpleNamespace(num_processes=PROCESSES))
-    monkeypatch.setattr(state, "all_total_count", [0])
-    slots = Slots(worker, set, clock)
-    for _ in range(runs):
-        clock.advance(seconds / PROCESSES)
-        state.all_total_count[0] += 1
-        slots.count_wanted([])
-    return slots
-
-
 @for_each("seconds, runs, held, wanted", [
     (1.0, 0, 0, 2), (1.0, 0, 1, 1), (1.0, 0, 2, 0), (60.0, 20, 2, 0),
     (0.02, 100, 0, 10), (0.02, 100, 4, 6), (0.02, 100, 7, 0), (0.001, 400, 0, 2 + 2 * MAX_AHEAD),
 ])  # fmt: skip
-def test_a_worker_takes_what_its_processes_soon_run(seconds: float, runs: int, held: int, wanted: int) -> None:
+def test_a_worker_takes_what_its_processes_soon_run(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, seconds: float, runs: int, held: int, wanted: int
+) -> None:
     """Jobs are taken for free processes; ahead of them so many as they run in a tenth of a second, several at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        assert slots_after(seconds, runs, patch).count_wanted([f"job-{number}" for number in range(held)]) == wanted
+    monkeypatch.setattr(state, "all_total_count", [0])
+    slots = Slots(SimpleNamespace(pool=SimpleNamespace(num_processes=PROCESSES)), set, clock)
+    for _ in range(runs):
+        clock.advance(seconds / PROCESSES)
+        state.all_total_count[0] += 1
+        slots.count_wanted([])
+    assert slots.count_wanted([f"job-{number}" for number in range(held)]) == wanted
 
 
 def test_the_slots_of_a_worker_end_with_it(tmp_path: Path) -> None:
