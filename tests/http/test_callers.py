@@ -292,7 +292,7 @@ def test_a_middleware_may_set_the_submitter(celery_app: Celery, own_jobs: bool) 
 
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
-Tenants: TypeAlias = tuple[Shop, Shop, Shop, Shop]
+Tenants: TypeAlias = tuple[Shop, ...]
 JOB_ROUTES = [
     ("GET", ""), ("GET", "/events"), ("GET", "/duplicates"), ("GET", "/history"), ("POST", "/cancel"),
     ("POST", "/cancel?force=true"), ("POST", "/redrive"), ("POST", "/run-now"), ("DELETE", ""),
@@ -302,8 +302,7 @@ JOB_ROUTES = [
 @pytest.fixture
 def tenants(keyed: Shop) -> Tenants:
     """Return two tenants, a client that sees everything, and one that is limited to the task `shop.invoice`."""
-    one, two, staff, limited = (keyed.named(name) for name in ("one", "two", "operate", "limited"))
-    return one, two, staff, limited
+    return tuple(keyed.named(name) for name in ("one", "two", "operate", "limited"))
 
 
 def call(shop: Shop, method: str, path: str) -> Any:
