@@ -103,7 +103,7 @@ def change(file: KeyFile, number: int, start: Any) -> None:
 @pytest.mark.parametrize("count", [10, pytest.param(20, marks=pytest.mark.deep)])
 def test_concurrent_changes_are_all_kept(file: KeyFile, count: int) -> None:
     """Of the keys that many processes add and revoke at once, none is lost and no revocation is undone."""
-    old = [{"name": f"old-{number}", "role": "read", "sha256": "", "created_at": 0} for number in range(count)]
+    old = [ROW | {"name": f"old-{number}"} for number in range(count)]
     file.path.write_text(json.dumps(old))
     file.path.chmod(0o600)
     start = FORK.Barrier(count)

@@ -21,6 +21,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.errors import StoreUnavailableError, TaskIdReusedError
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
+from onejob.transactions.sessions import transaction_of
 from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
 
@@ -114,6 +115,15 @@ def test_an_operation_that_fails_leaves_nothing_in_the_transaction(task: Any, tm
         with pytest.raises(sqlite3.OperationalError, match="duplicate_counts"):
             task.submit("live", session=connection)
         assert connection.execute("select id, duplicate_count from jobs").fetchall() == [(job.id, 0)]
+
+
+def test_a_transaction_reads_the_history_of_a_job(task: Any, tmp_path: Path) -> None:
+    """Within a transaction, the history has what the transaction has written."""
+    with transaction(tmp_path, "rollback", "plain") as connection:
+        job = task.submit("new", session=connection)
+        joined = ledger_of(task).in_transaction(transaction_of(connection))
+        assert [entry.event for entry in joined.history(job.id)] == ["submit"]
+        assert ledger_of(task).history(job.id) == []
 
 
 def test_another_file_is_refused(task: Any, tmp_path: Path) -> None:

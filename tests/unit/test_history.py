@@ -178,6 +178,15 @@ def test_operations_are_events(ledger: Ledger, store: Store, clock: ManualClock)
     ]
 
 
+def test_an_event_of_a_newer_version_is_shown(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """An event that this version does not know, as in a rolling deployment, is one by its name."""
+    job = submit(store)
+    clock.advance(1.0)
+    entry = replace(ledger.history("job-1")[0], event="of_tomorrow", at=ledger.read_clock())
+    spans = build_timeline(job, [*ledger.history("job-1"), entry], ledger.read_clock())
+    assert shape(spans) == [("waiting", "queued", 0.0, None), ("event", "of_tomorrow", 1.0, 1.0)]
+
+
 def test_followers_and_queued_jobs_wait(ledger: Ledger, store: Store) -> None:
     """A follower, and a job that is queued next, wait from the beginning, with the job that they wait for."""
     run(store, identity="same")

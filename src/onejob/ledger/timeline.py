@@ -52,6 +52,8 @@ RUN_LABELS = {
     Transition.ABANDON: "canceled",
 }
 """How a run ended, by the transition that ended it."""
+_RULES = {str(event): rule for event, rule in RULES.items()}
+"""Of the events that this version knows: a newer one may have written others, in a rolling deployment."""
 LEASE_EXPIRED = "lease expired"
 UNRECORDED = "not recorded"
 """The label of the time of runs that the history, which has a limit, no longer has."""
@@ -81,13 +83,13 @@ class _Builder:
 
     def add(self, entry: Entry) -> None:
         """Add an entry: it ends a span, begins one, or is an event."""
-        rule = None if entry.event in ORIGINS else RULES.get(Transition(entry.event))
+        rule = _RULES.get(entry.event)
         if entry.event == Transition.CLAIM:
             self._close(entry.at)
             self._open(SpanKind.RUNNING, "running", entry)
-        elif rule is None:
+        elif entry.event in ORIGINS:
             self._open(SpanKind.WAITING, str(entry.state), entry)
-        elif rule.fenced and rule.target is not None:
+        elif rule is not None and rule.fenced and rule.target is not None:
             is_recorded = self.open is not None and self.open.kind is SpanKind.RUNNING
             label = RUN_LABELS[Transition(entry.event)] if is_recorded else UNRECORDED
             self._close(entry.at, label, entry.detail)
@@ -95,7 +97,7 @@ class _Builder:
                 self._open(SpanKind.WAITING, str(entry.state), entry)
         else:
             self.spans.append(Span(SpanKind.EVENT, entry.at, entry.at, entry.event, entry.detail, entry.attempt))
-            if rule.target is not None:
+            if rule is not None and rule.target is not None:
                 self._close(entry.at)
             if entry.event == Transition.REDRIVE:
                 self._open(SpanKind.WAITING, str(entry.state), entry)

@@ -70,9 +70,9 @@ class IsolatedStore(SQLiteStore):
         with super()._statement() as statement:
             statement.execute(f"update jobs set {columns} where id = :id", row)  # noqa: S608 - the table's own names
 
-    def _transaction(self) -> Transaction:
+    def _transaction(self, begin: str = "immediate") -> Transaction:
         self._check()
-        return super()._transaction()
+        return super()._transaction(begin)
 
     def _statement(self) -> Transaction:
         self._check()

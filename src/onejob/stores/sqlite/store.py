@@ -167,7 +167,7 @@ class SQLiteStore(SQLStore):
         return self._clock()
 
     def history(self, job_id: str) -> list[Entry]:
-        with Transaction(self._connection, self._clock, "deferred") as tx:
+        with self._transaction("deferred") as tx:
             job, rows = tx.job("get", job_id=job_id), tx.rows("history", job_id=job_id)
         stored = [Entry(**row | {"state": State(row["state"])}) for row in rows]
         return full_history(job, stored)[-HISTORY_LIMIT:]
@@ -220,9 +220,9 @@ class SQLiteStore(SQLStore):
         self.signals.close()
         self._connection.close()
 
-    def _transaction(self) -> Transaction:
-        """Return a transaction that may write in several statements."""
-        return Transaction(self._connection, self._clock, "immediate")
+    def _transaction(self, begin: str = "immediate") -> Transaction:
+        """Return a transaction that may write in several statements, or that reads in several ("deferred")."""
+        return Transaction(self._connection, self._clock, begin)
 
     def _statement(self) -> Transaction:
         return Transaction(self._connection, self._clock)
@@ -280,8 +280,8 @@ class _JoinedStore(SQLiteStore):
     def close(self) -> None:
         """Do nothing: the connection belongs to the user."""
 
-    def _transaction(self) -> Transaction:
-        return JoinedTransaction(self._user_connection, self._clock, "begin immediate")
+    def _transaction(self, begin: str = "immediate") -> Transaction:
+        return JoinedTransaction(self._user_connection, self._clock, f"begin {begin}")
 
     def _statement(self) -> Transaction:
         return JoinedTransaction(self._user_connection, self._clock)
