@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -178,10 +179,6 @@ def test_a_refused_change_emits_nothing(ledger: Ledger, emitted: list[JobEvent],
     assert emitted == []
 
 
-def _find_no_broker(_job: Job) -> None:
-    raise BrokerUnavailableError
-
-
 def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
     """A sweep emits each publication, the number of purged jobs, then its counts, also when the broker fails."""
     ledger.submit(submission())
@@ -192,7 +189,7 @@ def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock
     assert emitted[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1, "failed": 0}
     clock.advance(2 * LEASE)
     with pytest.raises(BrokerUnavailableError):
-        sweep(ledger, _find_no_broker)
+        sweep(ledger, Mock(side_effect=BrokerUnavailableError))
     assert emitted[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1, "failed": 1}
     ledger.cancel("job-1")
     clock.advance(1e6)
