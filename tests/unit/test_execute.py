@@ -21,6 +21,7 @@ from kombu.transport import memory
 
 import onejob
 from onejob import State
+from onejob.celery import run_end
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, draining
 from onejob.celery.payload import MARK, REPLACED, loads
@@ -822,8 +823,11 @@ LOST: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("act", "event"), LOST)
-def test_an_end_whose_answer_is_lost_is_one(house: House, trace: Any, act: Any, event: str) -> None:
+def test_an_end_whose_answer_is_lost_is_one(
+    house: House, trace: Any, monkeypatch: pytest.MonkeyPatch, act: Any, event: str
+) -> None:
     """A store whose answer to an end is lost receives the same request again: the run ends once, as usual."""
+    monkeypatch.setattr(run_end, "PAUSE", 0.01)
     end, lost, house.act = house.ledger.store.apply, ["of the first job"], act
 
     def apply(change: Any) -> Any:
