@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import NO_LIMIT, Selection, iterate_jobs
-from onejob.ledger.search import has_condition, query_of
+from onejob.ledger.search import query_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def select_dead_letters(
 
     Raises `ValueError` unless there are either ids or a filter.
     """
-    has_filter = everything or has_condition(filters.items())
+    has_filter = everything or any(filters.values())
     if not job_ids and not has_filter:
         raise ValueError("nothing selected: give job ids, a task, a part of the error, or select all (--all)")
     return Selection(job_ids=job_ids, query=dead_letters(filters, limit) if has_filter else None)
