@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -220,6 +221,17 @@ def test_a_run_ends_as_its_body(  # noqa: PLR0917 - a table
     assert (last.detail or job.reason).replace(job.id, "ID") == (reason or job.reason)
     assert house.events(result.id)[:2] == CLAIMED
     assert [message["headers"]["retries"] for message in house.messages()] == [retries] * messages
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_an_interrupt_outside_of_a_worker_ends_no_run(house: House, handler: Any) -> None:
+    """An interrupt goes through a run to its test, also in a process that a shell has started in the background."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            house.run(raised(KeyboardInterrupt()), once=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- the way to a run -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from signal import SIGINT, default_int_handler, getsignal
+from signal import SIG_IGN, SIGINT, default_int_handler, getsignal
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -305,8 +305,10 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
     except (Exception, JobInterrupted, WorkerShutdown, WorkerTerminate):
         raise
     except BaseException as error:
-        is_in_worker = getsignal(SIGINT) is not default_int_handler
-        ends_process = isinstance(error, SystemExit | KeyboardInterrupt) and current_process().name != "MainProcess"
+        handler, is_child = getsignal(SIGINT), current_process().name != "MainProcess"
+        # The processes of a pool ignore SIGINT; of others, those that a shell has started in the background.
+        is_in_worker = handler is not default_int_handler and (is_child or handler is not SIG_IGN)
+        ends_process = isinstance(error, SystemExit | KeyboardInterrupt) and is_child
         is_of_greenlet = not OF_GREENLETS.isdisjoint(each.__name__ for each in type(error).__mro__)
         if not is_in_worker or ends_process or is_of_greenlet or draining.is_set():
             raise
