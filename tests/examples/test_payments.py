@@ -39,7 +39,7 @@ def test_the_books_balance(tmp_path: Path) -> None:
     """Each paid order is charged once at the gateway and once in the books, though workers die between the two."""
     result = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "2")
     assert result.returncode == 0, result.stdout + result.stderr
-    # A second click that comes when the first one is paid is a job of its own, which finds the order paid.
+    # A second click that comes when the first one is paid is a job of its own, which tells of the order's own.
     clicks = re.search(r"^15 orders, each clicked twice: (\d+) admitted, (\d+) attached$", result.stdout, re.MULTILINE)
     assert clicks
     assert sum(map(int, clicks.groups())) == 30
