@@ -88,6 +88,9 @@ def test_commands_name_the_postgresql_that_was_examined(
     with psycopg.connect(durable_postgres.url, autocommit=True) as superuser:
         superuser.execute("alter system set full_page_writes = off")
         superuser.execute("select pg_reload_conf()")
+    with installed(f"{durable_postgres.url}?pooler=transaction", "shop") as pooled:
+        (polled,) = [each for each in examine(pooled) if each.check == "postgresql-polled-waits"]
+        assert "a URL of the server itself" in polled.remedy
     with installed(durable_postgres.url, "shop") as installation:
         eventually(lambda: "postgresql-fsync" in names(examine(installation)))
         run_command(*commands(examine(installation), "postgresql-fsync"))

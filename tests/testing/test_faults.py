@@ -8,6 +8,7 @@ import pytest
 
 import onejob
 from onejob.testing import Fault, Jobs, crash_matrix, faults, isolated, run_job
+from onejob.testing import fault as faults_module
 from tests.cases import for_each
 from tests.testing import payments, shop
 
@@ -47,6 +48,17 @@ def test_a_lost_worker_leaves_its_job_running_until_the_lease_ends(jobs: Jobs) -
     assert jobs.run_all() == 1
     assert result.get(timeout=0)["attempt"] == 2
     assert shop.calls == ["outline", "cards"]
+
+
+def test_a_job_that_never_ends_is_named(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recover` raises an error that names a job which has not ended after all its travels."""
+    monkeypatch.setattr(faults_module, "RECOVERIES", 1)
+    result = shop.fetch.delay("https://example.com")
+    with pytest.raises(onejob.OneJobError, match=f"job {result.id} of .*fetch is retrying"):
+        jobs.recover()
+    monkeypatch.undo()
+    jobs.recover()
+    assert result.get(timeout=0) == 2
 
 
 def test_a_late_worker_is_refused(jobs: Jobs) -> None:

@@ -110,7 +110,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     if kind_of(settings.store) != "postgresql":
         return
     facts = read_facts(settings.store, settings.namespace)
-    findings = with_address(check(facts), "URL", quote(display_url(settings.store)))
+    findings = with_address(check(facts), "psql URL", f"psql {quote(display_url(settings.store))}")
     found = f"PostgreSQL {facts.row['version']}, role {facts.row['role']}, schema version {HEAD}"
     yield from or_ok(findings, "postgresql", found)
 

@@ -127,8 +127,10 @@ def connected(url: str) -> Iterator[Redis]:
 
     pool = pool_of(url.replace("redis+socket://", "unix://", 1))
     pool.connection_kwargs["encoding_errors"] = "replace"
-    yield Redis(connection_pool=pool)
-    pool.disconnect()
+    try:
+        yield Redis(connection_pool=pool)
+    finally:
+        pool.disconnect()
 
 
 def read_facts(url: str) -> RedisFacts:

@@ -288,15 +288,20 @@ def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
     return worker.ledger.get(job_id), happened
 
 
-def recover(worker: InProcessWorker) -> None:
-    """Run what is due, and advance the clock to what is due next, until all jobs have ended."""
+def recover(worker: InProcessWorker) -> list[Job]:
+    """Run what is due, and advance the clock to what is due next, until all jobs have ended.
+
+    Returns the jobs that have not after `RECOVERIES` rounds, such as one that retries for ever.
+    """
+    left: list[Job] = []
     for _ in range(RECOVERIES):
         worker.run_all()
         left = [job for job in worker.ledger.find(Query(limit=1000)) if not job.state.final or job.canvas_pending]
         if not left:
-            return
+            break
         due = min(job.wake_at or 0.0 for job in left)
         worker.clock.travel(max(due - worker.clock(), 0.0) + 0.001)
+    return left
 
 
 @contextmanager

@@ -161,8 +161,14 @@ class Jobs:
         inject(self.worker, FaultKind.FROZEN, at, task and celery_task(self.app, task).name)
 
     def recover(self) -> None:
-        """Run what is due, and travel to what is due next, until all jobs have ended."""
-        recover(self.worker)
+        """Run what is due, and travel to what is due next, until all jobs have ended.
+
+        Raises `OneJobError` if some have not after 20 travels, such as a job that retries for ever.
+        """
+        if left := recover(self.worker):
+            job = left[0]
+            msg = f"recover has traveled as often as it may: job {job.id} of {job.task} is {job.state}, {job.reason}"
+            raise OneJobError(msg)
 
     def clear(self) -> None:
         """Forget all jobs, messages and records. The clock stays where it is."""
