@@ -33,7 +33,7 @@ class QueueOnce(LockSharingTask):
     - `unlock_before_run`: whether equal jobs are admitted as soon as a run has begun. Default: False.
     - `timeout`: accepted. `AlreadyQueued.countdown` is what is left of it, and shared locks expire after it.
 
-    `apply_async(once={...})` takes `graceful` and `timeout`.
+    `apply_async(once={...})` takes `graceful` and `timeout`; a shared lock expires after the `timeout` of the task.
     """
 
     abstract = True
