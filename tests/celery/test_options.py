@@ -188,7 +188,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
     "name, value",
     [
         *[("priority", value) for value in ("high", -1, 256, 1.5, True, [1])],
-        *[("retries", value) for value in ("x", -1)],
+        *[("retries", value) for value in ("x", -1, True, 2**31)],
         *[(name, value) for name in ("countdown", "eta", "expires") for value in ("tomorrow", [1], "5", True)],
         ("eta", "in an hour"), ("eta", 60), ("eta", 60.0), ("countdown", datetime(2030, 1, 1)),
         ("queue", 5), ("headers", "x"), ("routing_key", 1), ("exchange", 1), ("serializer", 1),

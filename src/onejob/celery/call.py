@@ -37,6 +37,8 @@ PROMISED = "reply_to"
 """The option that `Signature.freeze` adds, which returns the id of a call before it is submitted."""
 MAX_DELAY = 100 * 366 * 86_400.0
 """Seconds from now within which a job must be due, or expire: a hundred years."""
+MAX_RETRIES = 2**31 - 1
+"""The largest number that every store has in a column of integers."""
 
 
 _TEXT = "a datetime, or ISO 8601 text"
@@ -215,7 +217,7 @@ def _terms_of(
     if tracing.tracer is not tracing.NO_TRACER:
         own = {**tracing.tracer.context(), **own}
     retries = options.get("retries") or 0
-    if not isinstance(retries, int) or retries < 0:
+    if not isinstance(retries, int) or isinstance(retries, bool) or not 0 <= retries <= MAX_RETRIES:
         msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
         raise InvalidArgumentsError(msg)
     plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
