@@ -155,6 +155,10 @@ def send_again(task: Any) -> Any:
     return task.apply_async(("key",), task_id=task.request.id)
 
 
+def send_again_as_retried_true(task: Any) -> Any:
+    return task.apply_async(("key",), task_id=task.request.id, retries=True)
+
+
 def send_another(task: Any) -> Any:
     return task.app.tasks["echo"].apply_async((1,), task_id=task.request.id)
 
@@ -167,6 +171,9 @@ def cancel_and_retry(task: Any) -> Any:
 REUSED = (
     "TaskIdReusedError: the id 'ID' belongs to a job of play, and cannot be that of a job of echo: an id is used for "
     "one job. Leave task_id out, or choose another one"
+)
+NO_RETRIES = (
+    "InvalidArgumentsError: retries=True is no number of retries: leave it out; max_retries is an option of the task"
 )
 UNSTORABLE = (
     "InvalidPayloadError: the result cannot be stored as JSON: Object of type object is not JSON serializable. "
@@ -196,6 +203,7 @@ ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
     (lambda task: task.retry(exc=LookupError("x"), countdown=5), State.RETRYING, "retry",
      "runs again in 5 s after LookupError: x", 0, 1),
     (send_again, State.RETRYING, "retry", "runs again at once", 1, 0),
+    (send_again_as_retried_true, State.FAILED, "fail", NO_RETRIES, 0, 0),
     (send_another, State.FAILED, "fail", REUSED, 0, 0),
     (cancel_and_retry, State.CANCELED, "cancel", "canceled on request", 0, 1),
     (raised(LeaseLost("x")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),

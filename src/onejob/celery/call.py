@@ -216,10 +216,7 @@ def _terms_of(
     own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}  # not those of its plan
     if tracing.tracer is not tracing.NO_TRACER:
         own = {**tracing.tracer.context(), **own}
-    retries = options.get("retries") or 0
-    if not isinstance(retries, int) or isinstance(retries, bool) or not 0 <= retries <= MAX_RETRIES:
-        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
-        raise InvalidArgumentsError(msg)
+    retries = retries_of(options)
     plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
     return _Terms(
         plan, to_json(loads(plan.options) | own) if own else plan.options, delay,
@@ -327,6 +324,15 @@ def delay_of(options: Mapping[str, Any]) -> float:
     name = "countdown" if options.get("countdown") else "eta"
     when = options.get(name)
     return max(0.0, seconds_until(when, name)) if when else 0.0
+
+
+def retries_of(options: Mapping[str, Any]) -> int:
+    """Return how often a job with these options was retried. Raises `InvalidArgumentsError` for no such number."""
+    retries = options.get("retries") or 0
+    if not isinstance(retries, int) or isinstance(retries, bool) or not 0 <= retries <= MAX_RETRIES:
+        msg = f"retries={retries!r:.100} is no number of retries: leave it out; max_retries is an option of the task"
+        raise InvalidArgumentsError(msg)
+    return retries
 
 
 def seconds_until(when: Any, name: str) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, build, delay_of, dump_models, merge_options
+from onejob.celery.call import Call, build, delay_of, dump_models, merge_options, retries_of
 from onejob.celery.current_job import RunningJob, draining
 from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
 from onejob.celery.replacement import replace_and_publish
@@ -184,8 +184,8 @@ def _retry(call: Call, job: Job, *, request_id: str) -> Job:
     encoded = encode_options(sent_options, app_state.settings.limits)
     if trace := tracing.trace_of(job.options):
         encoded = to_json(loads(encoded) | trace)
-    retries = options.get("retries") or 0
-    next_run = NextRun(payload=payload, options=encoded, route=route, retries=retries, delay=delay_of(options))
+    retries, delay = retries_of(options), delay_of(options)
+    next_run = NextRun(payload=payload, options=encoded, route=route, retries=retries, delay=delay)
     cause = sys.exc_info()[1]
     error = encode_failure(cause) if isinstance(cause, Exception) else None
     return _retry_job(task, job, next_run, error=error, request_id=request_id)
