@@ -21,7 +21,7 @@ from onejob.observability.meter import write_all
 from onejob.stores.migrate import sql
 from onejob.stores.protocol import Store
 from tests.contract.support import ManualClock, StoreAddress
-from tests.services import PostgresServer, RedisServer, start_postgres
+from tests.services import PostgresServer, RedisServer, start_postgres, start_redis
 
 pytest_plugins = ["tests.quiet", "tests.tiers"]
 settings.register_profile("search", deadline=None)  # a busy machine breaks no law
@@ -30,6 +30,8 @@ settings.load_profile("tests")
 STORES = ("sqlite", "postgresql", "redis")
 every_store = pytest.mark.parametrize("fresh_address", STORES, indirect=True)
 """Runs a test on each kind of store, in a folder whose tests run on SQLite."""
+DATABASES = 2000
+"""The databases of a Redis server in which houses have two each."""
 KEPT_TABLES = ("schema_version", "ledger_info")
 """The tables of a ledger whose rows belong to the ledger itself."""
 
@@ -72,6 +74,13 @@ def redis_url(redis_server: RedisServer, redis_prefix: str) -> Iterator[str]:
         left = client.dbsize()
     assert not stray, f"keys outside the prefix {redis_prefix}: {stray[:10]}"
     assert left == 0, "somebody still writes to Redis after the test"
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return the session's Redis server in which every house has databases of its own."""
+    with start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

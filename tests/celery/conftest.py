@@ -1,4 +1,4 @@
-"""The fixtures of the tests with workers: a broker, houses of one's own, and one house that tests share."""
+"""The fixtures of the tests with workers: houses of one's own, and one house that tests share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from tests.celery.harness import DATABASES, House
-from tests.conftest import make_ledger
+from tests.celery.harness import House
+from tests.conftest import DATABASES, make_ledger
 from tests.quiet import assert_quiet
 from tests.services import PostgresServer, RedisServer, rabbitmq_url, start_redis
-
-
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the server in which every house has databases of its own."""
-    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="session")

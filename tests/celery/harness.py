@@ -52,7 +52,6 @@ two_waiters = pytest.mark.skipif(
 )
 ROOT = Path(__file__).parents[2]
 _databases = count()
-DATABASES = 2000
 
 
 def await_(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:

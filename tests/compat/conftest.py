@@ -10,15 +10,8 @@ import pytest
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from tests.celery.harness import DATABASES, House
-from tests.services import RedisServer, start_redis
-
-
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
-    yield server
-    server.stop()
+from tests.celery.harness import House
+from tests.services import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,10 @@ def some_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
-def unreachable(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
-    """Return the address of a store that does not exist."""
+def unreachable(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreAddress:
+    """Return the address of a store that does not exist. It is asked once, not for seconds."""
+    monkeypatch.setattr("onejob.stores.postgres.connection.RETRY_DELAYS", ())
+    monkeypatch.setattr("onejob.stores.redis.client.ATTEMPTS", 1)
     if request.param == "sqlite":
         return StoreAddress(f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}", "unused")
     if request.param == "postgresql":

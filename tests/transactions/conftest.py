@@ -1,4 +1,4 @@
-"""The fixtures of the tests in transactions: ledgers in PostgreSQL, a broker, and sessions of every kind."""
+"""The fixtures of the tests in transactions: ledgers in PostgreSQL, and sessions of every kind."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 
 from onejob.observability.events import JobEvent
-from tests.celery.harness import DATABASES
 from tests.conftest import make_ledger
-from tests.services import PostgresServer, RedisServer, start_redis
+from tests.services import PostgresServer, RedisServer
 from tests.transactions.owners import KINDS, Owner
 from tests.transactions.place import Place
 from tests.webhooks.receiver import SECRET
-
-
-@pytest.fixture(scope="session")
-def transactions_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES)) as server:
-        yield server
 
 
 def place_at(url: str, schema: str, broker: RedisServer, directory: Path) -> Place:
@@ -28,9 +21,9 @@ def place_at(url: str, schema: str, broker: RedisServer, directory: Path) -> Pla
 
 @pytest.fixture
 def place(
-    postgres_server: PostgresServer, postgres_schema: str, transactions_broker: RedisServer, tmp_path: Path
+    postgres_server: PostgresServer, postgres_schema: str, broker: RedisServer, tmp_path: Path
 ) -> Iterator[Place]:
-    place = place_at(postgres_server.url, postgres_schema, transactions_broker, tmp_path)
+    place = place_at(postgres_server.url, postgres_schema, broker, tmp_path)
     place.app.set_current()
     yield place
     place.close()
@@ -38,10 +31,10 @@ def place(
 
 @pytest.fixture(scope="session")
 def worker_place(
-    postgres_server: PostgresServer, transactions_broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
+    postgres_server: PostgresServer, broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     make_ledger(postgres_server.url, "with_a_worker")
-    place = place_at(postgres_server.url, "with_a_worker", transactions_broker, tmp_path_factory.mktemp("place"))
+    place = place_at(postgres_server.url, "with_a_worker", broker, tmp_path_factory.mktemp("place"))
     place.worker("--pool", "threads", "-c", "4")
     yield place
     place.close()

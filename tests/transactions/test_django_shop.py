@@ -50,13 +50,13 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(postgres_server: PostgresServer, transactions_broker: RedisServer) -> Iterator[Shop]:
+def shop(postgres_server: PostgresServer, broker: RedisServer) -> Iterator[Shop]:
     with psycopg.connect(postgres_server.url, autocommit=True) as server:
         server.execute("create database shop")
     url = postgres_server.url.removesuffix("/postgres") + "/shop"
     environment = os.environ | {
         "PGHOST": "127.0.0.1", "PGPORT": str(postgres_server.port), "PGDATABASE": "shop", "PGUSER": "postgres",
-        "PGPASSWORD": "p/w", "BROKER_URL": transactions_broker.url.replace("/0", "/999"),
+        "PGPASSWORD": "p/w", "BROKER_URL": broker.url.replace("/0", "/1999"),
         "DJANGO_SETTINGS_MODULE": "shop.settings",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip

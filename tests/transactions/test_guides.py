@@ -41,7 +41,7 @@ def test_the_guide_to_django_shows_the_shop() -> None:
 
 @pytest.fixture(scope="module")
 def guide(
-    postgres_server: PostgresServer, transactions_broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
+    postgres_server: PostgresServer, broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
     with psycopg.connect(postgres_server.url, autocommit=True) as server:
         server.execute("create database guide")
@@ -52,7 +52,7 @@ def guide(
         patch.setenv("SHOP_DATABASE", url)
         patch.setenv("BOOKS_DATABASE", f"sqlite:///{tmp_path_factory.mktemp('books') / 'books.db'}")
         patch.setattr(state, "_on_app_finalizers", {*state._on_app_finalizers})  # its tasks are no other app's
-        patch.setenv("SHOP_BROKER", transactions_broker.url.replace("/0", "/998"))
+        patch.setenv("SHOP_BROKER", broker.url.replace("/0", "/1998"))
         file = tmp_path_factory.mktemp("guide") / "guide.py"
         file.write_text("\n\n".join([Path(__file__).with_name("guide.py").read_text(), *blocks_of("transactions.md")]))
         guide = _loaded(file)

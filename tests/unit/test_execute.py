@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +151,10 @@ def retry_in(seconds: Any) -> Exception:
     return Retry(when=seconds)
 
 
+def retry_in_an_hour(_: Any) -> Any:
+    raise retry_in(datetime.now(UTC) + timedelta(hours=1))
+
+
 def send_again(task: Any) -> Any:
     return task.apply_async(("key",), task_id=task.request.id)
 
@@ -175,6 +179,7 @@ REUSED = (
 NO_RETRIES = (
     "InvalidArgumentsError: retries=True is no number of retries: leave it out; max_retries is an option of the task"
 )
+NO_DELAY = "InvalidArgumentsError: countdown='soon' is no time: write a number of seconds"
 UNSTORABLE = (
     "InvalidPayloadError: the result cannot be stored as JSON: Object of type object is not JSON serializable. "
     "Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
@@ -196,6 +201,8 @@ ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
     (raised(JobReleased("x")), State.QUEUED, "release", "its worker is shutting down", 0, 0),
     (raised(retry_in(5)), State.RETRYING, "retry", "runs again in 5 s", 0, 1),
     (raised(retry_in(datetime(2026, 1, 1, tzinfo=UTC))), State.RETRYING, "retry", "runs again at once", 1, 1),
+    (retry_in_an_hour, State.RETRYING, "retry", "runs again in 3600 s", 0, 1),
+    (raised(retry_in("soon")), State.FAILED, "fail", NO_DELAY, 0, 0),
     (raised(retry_in(0.5)), State.RETRYING, "retry", "runs again in 0.5 s", 0, 1),
     (raised(Retry()), State.RETRYING, "retry", "runs again at once", 1, 1),
     (lambda task: task.retry(countdown=0), State.RETRYING, "retry", "runs again at once", 1, 1),

@@ -360,7 +360,7 @@ def run_entry(app: Celery, name: str) -> str:
     """
     entry = _entry_of(app, name)
     try:
-        return str(send(app, entry, **entry.options).id)
+        return str(send(app, entry).id)
     except OneJobError:
         raise
     except Exception as error:

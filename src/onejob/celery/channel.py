@@ -146,13 +146,20 @@ class QoS(VirtualQoS):  # type: ignore[misc]
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge a message."""
-        super().ack(delivery_tag)
-        self._end(delivery_tag, requeue=False)
+        self.reject(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's signature
         """Delete a message, or return it to its queue."""
         super().ack(delivery_tag)
-        self._end(delivery_tag, requeue=requeue)
+        self._uncounted.discard(delivery_tag)
+        transport = self.channel.connection
+        if transport is not None:  # otherwise its messages were returned
+            if requeue:
+                transport.requeue([delivery_tag])
+            else:
+                transport.ack(delivery_tag)
+            if self.channel.has_due:  # there was no place for all messages; the consumers' thread may be another one
+                transport.wake()
 
     def restore_unacked(self) -> list[Any]:
         """Return all messages to their queues."""
@@ -167,17 +174,6 @@ class QoS(VirtualQoS):  # type: ignore[misc]
         """Return all messages to their queues; those of a store that is away are delivered again after a while."""
         with suppress(StoreError):
             self.restore_unacked()
-
-    def _end(self, tag: str, *, requeue: bool) -> None:
-        self._uncounted.discard(tag)
-        transport = self.channel.connection
-        if transport is not None:  # otherwise its messages were returned
-            if requeue:
-                transport.requeue([tag])
-            else:
-                transport.ack(tag)
-            if self.channel.has_due:  # there was no place for all messages; the consumers' thread may be another one
-                transport.wake()
 
 
 class Consumer(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from onejob.celery.payload import encode, encode_failure, encode_options, loads,
 from onejob.celery.replacement import replace_and_publish
 from onejob.celery.submit import check_task
 from onejob.errors import (
+    InvalidArgumentsError,
     JobCanceled,
     JobInterrupted,
     JobReleased,
@@ -87,7 +89,11 @@ def _end_of_interrupt(error: JobInterrupted) -> End:
 
 def _end_of_signal(signal: Retry | Ignore | Reject) -> End:
     if isinstance(signal, Retry):
-        return End(Transition.RETRY, delay=signal.when if isinstance(signal.when, int | float) else 0.0)
+        try:
+            delay = delay_of({"eta" if isinstance(signal.when, datetime) else "countdown": signal.when})
+        except InvalidArgumentsError as error:
+            return End(Transition.FAIL, describe(error), encode_failure(error))
+        return End(Transition.RETRY, delay=delay)
     if isinstance(signal, Ignore):
         return End(Transition.ABANDON, "the task raised Ignore")
     if signal.requeue:  # type: ignore[attr-defined] # missing in the stubs

@@ -163,7 +163,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             check_call_options(options)
             check_key(call)
             if (typed := self._onejob.typed) is not None:
-                args, kwargs = typed.dump_arguments(args or (), kwargs or {})
+                args, kwargs = typed.dump_arguments(args, kwargs)
             ran = super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )

@@ -119,7 +119,8 @@ class MetricsServer:
                 return
             msg = f"onejob_metrics_address={self._place[0]!r}, port {self._place[1]}, cannot be bound: {error}"
             raise ConfigurationError(msg) from error
-        logger.info("metrics are served at http://%s:%d/metrics", *self._place)
+        host, port = self._place
+        logger.info("metrics are served at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
         threading.Thread(target=self._server.serve_forever, name="onejob-metrics-server", daemon=True).start()
 
 
