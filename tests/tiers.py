@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 from collections import Counter
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -32,9 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help=text)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the cases that may take longest begin first, so that no process has one of them left at the end."""
-    items.sort(key=_patience, reverse=True)
+    """Let the cases that may take longest begin first, so that no process has one of them left at the end.
+
+    A process begins with two cases: one of these, and one of the others.
+    """
+    longest = sorted(filter(_patience, items), key=_patience, reverse=True)
+    others = [item for item in items if not _patience(item)]
+    items[:] = [item for pair in zip_longest(longest, others) for item in pair if item is not None]
 
 
 def _patience(item: pytest.Item) -> float:
