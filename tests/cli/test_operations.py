@@ -93,6 +93,18 @@ def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
     )
 
 
+@for_each("option, text", [
+    ("--since=999999w", "since=0001-01-01T00:00:00Z"),
+    ("--since=0001-01-01T00:00:00+12:00", "since=0001-01-01T00:00:00Z"),
+    ("--until=9999-12-31T23:59:59-12:00", "until=9999-12-30T23:59:59Z"),
+])  # fmt: skip
+def test_times_beyond_the_calendar_select(ledger: Ledger, shell: Shell, option: str, text: str) -> None:
+    """A time before the year 1 or after 9999, as a duration or an offset makes it, selects as any other does."""
+    queued(ledger)
+    assert "1 canceled" in shell("jobs", "bulk", "cancel", "--yes", option).output
+    assert ledger.audit(limit=1)[0].detail == text
+
+
 def test_a_run_that_was_asked_to_stop_may_be_forced(ledger: Ledger, shell: Shell) -> None:
     """A plain cancellation of a run names `--force`, outside of the output to parse; a forced one, or a wait, not."""
     job = running(ledger)

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(rf"(\d{{1,6}})([{''.join(UNITS)}])", re.ASCII)
+EARLIEST = -62_135_596_800.0
+"""0001-01-01T00:00:00Z, where the calendar begins."""
 LATEST = 253_402_214_399.0
 """9999-12-30T23:59:59Z, the latest time that has a four-digit year in every time zone."""
 
@@ -37,8 +39,8 @@ def to_datetime(at: float) -> datetime:
 
 
 def format_timestamp(at: float | datetime) -> str:
-    """Return a time in UTC, to the microsecond."""
-    when = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
+    """Return a time in UTC, to the microsecond; seconds are clamped to `EARLIEST` and `LATEST`."""
+    when = at if isinstance(at, datetime) else datetime.fromtimestamp(min(max(at, EARLIEST), LATEST), UTC)
     return when.isoformat().replace("+00:00", "Z")
 
 
