@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import fields, replace
@@ -190,3 +191,10 @@ def test_no_escape_sequence_reaches_the_terminal(ledger: Ledger, shell: Shell, c
     assert command == "dead show id" or not [line for line in text.splitlines() if line.startswith("1969")]
     assert (json.loads(code) is not None, SHOWN in text) == (True, "dry" not in command), text
     assert shell.json("jobs", "show", "id")["reason"] == ATTACK
+
+
+@for_each("command", ["jobs list --task", "jobs show", "jobs cancel", "why", "duplicates", "dead groups --task"])
+def test_bytes_that_are_no_text_are_refused(ledger: Ledger, shell: Shell, command: str) -> None:
+    """An argument or an option with bytes that are not UTF-8 is refused with its text, and exit code 2."""
+    refused = shell(*command.split(), os.fsdecode(b"\xff"))
+    assert (refused.exit_code, "is not valid UTF-8: '\\udcff'" in refused.stderr) == (2, True)

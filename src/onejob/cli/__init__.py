@@ -17,7 +17,7 @@ from onejob.errors import OneJobError
 
 
 class Commands(click.Group):
-    """A group whose commands print an error of onejob as one sentence, with exit code 1."""
+    """A group whose commands print an error of onejob as one sentence, with exit code 1; a wrong argument gives 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -26,6 +26,11 @@ class Commands(click.Group):
         except OneJobError as error:
             one_line = " ".join(str(error).split())  # a driver's error may have several
             raise click.ClickException(clean(one_line)) from error
+        except UnicodeEncodeError as error:
+            if error.encoding != "utf-8":
+                raise
+            msg = f"an argument or an option is not valid UTF-8: {error.object!r:.100}"
+            raise click.UsageError(msg) from error
         except click.NoSuchOption as error:
             if error.ctx is ctx or not any(error.option_name in parameter.opts for parameter in self.params):
                 raise
