@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.operations import Operation
 from onejob.celery.payload import encode
-from onejob.cli.access import find_app
+from onejob.cli.access import audited, find_app
 from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import Limits
 from onejob.jobs.records import AuditEntry, Query
@@ -273,6 +274,14 @@ def test_changes_of_keys_are_recorded(ledger: Ledger, shell: Shell, tmp_path: Pa
     assert [each for each in (text, new) if each in str(ledger.audit(limit=9))] == []
     assert call("keys", "add", "other", "--role", "read", *file).exit_code == 0
     assert call("--store", "sqlite:///nowhere/x.db", "keys", "revoke", "other", *file).exit_code == 0
+
+
+@for_each("error", [KeyboardInterrupt(), OSError("the disk is gone"), click.ClickException("no backend")])
+def test_an_operation_that_breaks_off_is_recorded(ledger: Ledger, error: BaseException) -> None:
+    """The audit log says which error or interrupt broke off an operation, which is then not done."""
+    with pytest.raises(type(error)), audited(ledger, "cancel", "many"):
+        raise error
+    assert ledger.audit(limit=1)[0].outcome == f"failed: {type(error).__name__}: {error}"
 
 
 def test_the_audit_log_is_a_table(ledger: Ledger, shell: Shell) -> None:

@@ -19,7 +19,7 @@ import click
 
 from onejob.celery.options import BoundTask, tasks_of
 from onejob.config import NO_STORE, Settings, build_ledger
-from onejob.errors import ConfigurationError, OneJobError
+from onejob.errors import ConfigurationError, OneJobError, describe
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import AuditEntry, Query
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
@@ -249,12 +249,15 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -> Iterator[SimpleNamespace]:
-    """Record what happens in a block as the action of this user on this host: done, refused, or another `outcome`."""
+    """Record what happens in a block as an action of this user on this host: done, refused, failed, or an `outcome`."""
     attempt = SimpleNamespace(outcome="done")
     try:
         yield attempt
     except OneJobError as error:
         attempt.outcome = f"refused: {error}"
+        raise
+    except BaseException as error:  # also an interrupt, before which some of many jobs may have changed
+        attempt.outcome = f"failed: {describe(error)}"
         raise
     finally:
         entry = AuditEntry(
