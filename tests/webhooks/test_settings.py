@@ -174,6 +174,7 @@ ADMISSIONS: list[tuple[str, dict[str, Any], str]] = [
     *((f"http://{host}:8080/", LOOPBACK, "") for host in (
         "127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "receiver.internal",
     )),
+    *((f"http://127.0.0.1:{port}/s3cret", LOOPBACK, "a port from 1 to 65535") for port in (0, 65_536, 99_999)),
     *((f"http://{host}:8080/", LOOPBACK, "not public") for host in (
         "169.254.169.254", "[::1]", "[64:ff9b::7f00:1]", "0",
     )),

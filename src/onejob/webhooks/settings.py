@@ -215,6 +215,8 @@ class WebhookUrl(NamedTuple):
             )
         scheme, rest = match["scheme"].lower(), match["rest"]
         port = int(match["port"] or DEFAULT_PORTS[scheme])
+        if port not in PORTS:
+            raise InvalidArgumentsError(f"a webhook_url is on a port from 1 to 65535, not on {port}")
         return cls(scheme, match["host"].lower(), port, rest if rest.startswith("/") else f"/{rest}")
 
 
