@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -202,6 +203,20 @@ def test_a_name_is_resolved_once(client: WebhookClient, receiver: Receiver, monk
     assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
     assert resolved == ["receiver.example"]
     assert receiver.got()[0].headers["host"] == f"receiver.example:{receiver.port}"
+
+
+def test_an_address_that_never_answers_leaves_time_for_the_next(
+    client: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose first address answers no connection, as behind a broken IPv6, gets its webhook at the next one."""
+    monkeypatch.setattr(client_module, "CONNECT_SECONDS", SHORT)
+    resolve_to(monkeypatch, "127.0.0.2", "127.0.0.1")
+    with socket.create_server(("127.0.0.2", receiver.port), backlog=0), ExitStack() as fill:
+        for _ in range(3):  # more than the backlog, which leaves the next ones without an answer
+            waiting = fill.enter_context(socket.socket())
+            waiting.settimeout(0)
+            waiting.connect_ex(("127.0.0.2", receiver.port))
+        assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
 
 
 def test_a_slow_resolver_ends_in_time(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:

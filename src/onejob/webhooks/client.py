@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -189,12 +189,13 @@ def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[A
     return found.result(timeout=deadline.remaining())
 
 
-def _connect(addresses: Iterable[Any], deadline: Deadline) -> socket.socket:
+def _connect(addresses: Sequence[Any], deadline: Deadline) -> socket.socket:
+    """Return a socket to the first address that accepts in its share of the time that is left. Raises `OSError`."""
     error = OSError("the host has no address")
-    for family, kind, protocol, _, sockaddr in addresses:
+    for number, (family, kind, protocol, _, sockaddr) in enumerate(addresses):
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(deadline.remaining())
+            sock.settimeout(deadline.remaining() / (len(addresses) - number))
             sock.connect(sockaddr)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as failure:
