@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -13,7 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from rich.console import Console
 
+from onejob.demo.scenario import print_cards
 from onejob.demo.supervisor import SOCKET_PATH_LIMIT, make_folder
 from tests.services import eventually
 
@@ -68,6 +71,13 @@ def test_the_demo_succeeds(place: dict[str, str], tmp_path: Path, options: list[
     assert ("(Moons" in completed.stdout) is ("texts" in options)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("onejob-demo-*")) == []
+
+
+def test_cards_are_printed_as_they_are() -> None:
+    """A card of one's own documents may have links and paths in brackets, which are no markup of the terminal."""
+    card = {"question": "The [____](https://example.org) of [/etc/hosts]", "answer": "[names]", "source": "A [b], c"}
+    print_cards(Console(file=(printed := io.StringIO()), width=160), [card])
+    assert f"Q  {card['question']}\n  A  {card['answer']}  ({card['source']})\n" in printed.getvalue()
 
 
 @pytest.mark.timeout(PATIENCE)

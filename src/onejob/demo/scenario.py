@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -45,7 +46,7 @@ def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0,
             signal.pause()
         console.print("\nIts page ends with the demo; `make demo ARGS=--stay` keeps it.")
     except DemoError as error:
-        console.print(f"[red]The demo failed:[/red] {error}")
+        console.print(f"[red]The demo failed:[/red] {escape(str(error))}")
         console.print(stack.end_of_log("server"), markup=False)
         return 1
     except KeyboardInterrupt:
@@ -64,9 +65,7 @@ def _run_scenario(console: Console, stack: Stack, api: ApiClient) -> None:
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
     job, kept = _follow(console, stack, api, job_id)
     cards, meter = job["result"]["cards"], api.get("meter")
-    console.print(f"\n[bold]{len(cards)} study cards[/bold], for example:")
-    for card in cards[:3]:
-        console.print(f"  Q  {card['question']}\n  A  {card['answer']}  [dim]({card['source']})[/dim]")
+    print_cards(console, cards)
     _print_bill(console, meter, job, kept)
     _check_promises(outcomes, meter, job)
 
@@ -134,6 +133,14 @@ def _calls(job: dict[str, Any]) -> tuple[int, int]:
     """Return how many paid calls are made, and how many there will be."""
     progress = job["progress"] or {}
     return int(progress.get("done") or 0), int(progress.get("total") or 1)
+
+
+def print_cards(console: Console, cards: Sequence[Mapping[str, str]]) -> None:
+    """Print the first cards; their texts, which may be of documents of the user, are no markup."""
+    console.print(f"\n[bold]{len(cards)} study cards[/bold], for example:")
+    for card in cards[:3]:
+        question, answer, source = (escape(card[name]) for name in ("question", "answer", "source"))
+        console.print(f"  Q  {question}\n  A  {answer}  [dim]({source})[/dim]")
 
 
 def _print_bill(console: Console, meter: dict[str, int], job: dict[str, Any], kept: int) -> None:
