@@ -6,9 +6,11 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from onejob.demo.scenario import print_cards
-from onejob.demo.supervisor import SOCKET_PATH_LIMIT, make_folder
+from onejob.demo.supervisor import SOCKET_PATH_LIMIT, ApiClient, DemoError, make_folder
 from tests.services import eventually
 
 DEMO = [sys.executable, "-c", "from onejob.cli import main; main()", "demo"]
@@ -71,6 +73,18 @@ def test_the_demo_succeeds(place: dict[str, str], tmp_path: Path, options: list[
     assert ("(Moons" in completed.stdout) is ("texts" in options)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("onejob-demo-*")) == []
+
+
+def test_a_server_that_dies_is_reported() -> None:
+    """A server that ends before its answer, or does not listen any more, is an error of the demo with its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        api = ApiClient(server.getsockname()[1])
+        answer = pool.submit(api.get, "meter")
+        server.accept()[0].close()
+        with pytest.raises(DemoError, match=rf"^{api.url}meter cannot be reached"):
+            answer.result()
+    with pytest.raises(DemoError, match="cannot be reached"):
+        api.get("meter")
 
 
 def test_cards_are_printed_as_they_are() -> None:

@@ -143,7 +143,7 @@ class ApiClient:
         except urllib.error.HTTPError as error:
             with error:
                 raise DemoError(f"{url} returned an error: {error.read().decode(errors='replace')}") from error
-        except (urllib.error.URLError, TimeoutError) as error:
+        except OSError as error:
             raise DemoError(f"{url} cannot be reached: {error}") from error
 
 
