@@ -86,9 +86,10 @@ def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
     assert findings[0].remedy.startswith("the same names from onejob.compat.celery_singleton, or install()")
     assert all(finding.meaning and finding.remedy for finding in findings)
     assert find_leftovers(None, [file]) == findings
-    file.write_text("def (:")
-    (finding,) = find_leftovers(None, [tmp_path])
-    assert ("could not be read" in finding.problem, finding.meaning) == (True, "it was not examined")
+    for text in ("def (:", "total = 1" + " + 1" * 9999, "query = build()" + ".filter(1)" * 400):
+        file.write_text(text)
+        (finding,) = find_leftovers(None, [tmp_path])
+        assert ("could not be read" in finding.problem, finding.meaning) == (True, "it was not examined"), text[:20]
 
 
 @for_each("call", [

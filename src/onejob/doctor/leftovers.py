@@ -109,13 +109,12 @@ def _in_path(path: Path) -> Iterator[Leftover]:
 def _in_file(file: Path) -> Iterator[Leftover]:
     try:
         tree = ast.parse(file.read_bytes(), str(file))
-    except (SyntaxError, ValueError, OSError) as error:
+        names = _imported_names(tree)
+        for node in ast.walk(tree):
+            for line, problem, name in (*_in_node(node), *_in_call(node, names), *_in_singleton(node)):
+                yield Leftover(file, line, problem, name)
+    except (SyntaxError, ValueError, OSError, RecursionError) as error:
         yield Leftover(file, 0, f"could not be read: {error}", "")
-        return
-    names = _imported_names(tree)
-    for node in ast.walk(tree):
-        for line, problem, name in (*_in_node(node), *_in_call(node, names), *_in_singleton(node)):
-            yield Leftover(file, line, problem, name)
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
