@@ -77,6 +77,8 @@ def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     file = tmp_path / "package" / "tasks.py"
     file.write_text(SOURCE)
+    (tmp_path / "package" / "folder.py").mkdir()
+    (tmp_path / "package" / ".#tasks.py").symlink_to("somebody@host.42")  # as an editor locks a file
     findings = find_leftovers(None, [tmp_path])
     assert sorted((finding.subject, finding.problem) for finding in findings) == sorted(
         (f"{file}:{line}", problem) for line, problem in FOUND

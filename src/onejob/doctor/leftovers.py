@@ -101,7 +101,7 @@ def findings_of(found: Sequence[Leftover]) -> list[Finding]:
 
 
 def _in_path(path: Path) -> Iterator[Leftover]:
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+    for file in sorted(filter(Path.is_file, path.rglob("*.py"))) if path.is_dir() else [path]:
         if SKIPPED.isdisjoint(file.relative_to(path).parts):
             yield from _in_file(file)
 
