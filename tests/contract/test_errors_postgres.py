@@ -381,13 +381,17 @@ def test_a_dropped_table_is_reported(place: Place, store: PostgresStore) -> None
 
 @pytest.mark.parametrize(
     "url",
-    ["postgresql://user:secret%@host/shop", "postgresql://user:secret@host/shop?no_such_option=1", "postgres://[::1/x"],
-)
+    [
+        "postgresql://user:secret%@host/shop", "postgresql://user:secret@host/shop?no_such_option=1", "postgres://[::1/x",
+        "postgresql://user:p@secret@host/shop", "postgresql://user:p/secret@host/shop",
+    ],
+)  # fmt: skip
 def test_a_url_that_cannot_work_is_refused(url: str) -> None:
     """An invalid URL is refused before a connection is opened, and the message does not contain its password."""
     with pytest.raises(ConfigurationError, match="postgresql://user:password@host") as caught:
         PostgresStore(url)
     assert "secret" not in str(caught.value)
+    assert "dbname=shop@home host=/run/a@b" in connection.conninfo_of("postgresql://user@/shop@home?host=/run/a@b")
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+psycopg", "postgresql+psycopg2"])

@@ -33,7 +33,7 @@ def kind_of(url: str) -> str:
         if scheme in schemes:
             return kind
     known = ", ".join(f"{name}://" for name in sorted(SCHEMES | {DJANGO_SCHEME}))
-    raise ConfigurationError(f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}")
+    raise ConfigurationError(f"no store supports {scheme or 'a URL without '}://; supported are {known}")
 
 
 def open_store(url: str, *, namespace: str = "onejob") -> Store:

@@ -52,6 +52,8 @@ POOLED = (
 )
 """The same for one transaction: behind a pooler in transaction mode the next one may get another session."""
 _POOLER = re.compile(r"(?<=[?&])pooler=([^&#]*)&?")
+_MISREAD = re.compile(r"[^/?]*@[^/?]*@|[^@/?]*/[^?]*@")
+"""The beginning of a URL whose password has a plain `@` or `/`: libpq takes a part of it for the host, and names it."""
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 UNPREPARED = "/* unprepared */"
 """How a statement begins whose plan depends on its values: a prepared one gets a generic plan after five executions."""
@@ -311,13 +313,16 @@ def conninfo_of(url: str) -> str:
     """
     is_pooled(url)
     scheme, _, rest = _POOLER.sub("", url).rstrip("?&").partition("://")
+    invalid = ConfigurationError(
+        "the URL of the PostgreSQL store is invalid: write postgresql://user:password@host:5432/database, "
+        "with its password percent-encoded, and only options of libpq"
+    )
+    if _MISREAD.match(rest):
+        raise invalid
     try:
         options = conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
     except psycopg.ProgrammingError:
-        raise ConfigurationError(
-            "the URL of the PostgreSQL store is invalid: write postgresql://user:password@host:5432/database, "
-            "with its password percent-encoded, and only options of libpq"
-        ) from None
+        raise invalid from None
     return conninfo.make_conninfo(**(DEFAULTS | options))
 
 
