@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import version
@@ -55,7 +55,7 @@ class SpanTracer(Tracer):
         self, task: str, source: str, *, count: int | None = None, carrier: Mapping[str, str] = EMPTY
     ) -> Iterator[SubmissionSpan]:
         """Yield the span of a submission."""
-        came = _span_context(carrier) if not _current().is_valid else _current()
+        came = None if _current().is_valid else _span_context(carrier)
         attributes: dict[str, Any] = {"onejob.task": task, "onejob.source": source}
         if count is not None:
             attributes["messaging.batch.message_count"] = count
@@ -88,12 +88,10 @@ class SpanTracer(Tracer):
             finally:
                 _run.reset(reset_token)
 
-    @contextmanager
-    def step(self, name: str, *, memoised: bool) -> Iterator[trace.Span]:
-        """Yield the span of a step, a child of the run's."""
+    def step(self, name: str, *, memoised: bool) -> AbstractContextManager[trace.Span]:
+        """Return the span of a step, a child of the run's."""
         attributes = {"onejob.step": name, "onejob.step.memoised": memoised}
-        with self._start(f"step {name}", trace.SpanKind.INTERNAL, None, attributes) as span:
-            yield span
+        return self._start(f"step {name}", trace.SpanKind.INTERNAL, None, attributes)
 
     @contextmanager
     def deliver(self, webhook: Job, job_id: str, url: str) -> Iterator[WebhookSpan]:
