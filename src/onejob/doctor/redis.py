@@ -99,7 +99,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
         found = with_address(check_ledger(read_facts(url)), "-u URL", cli_options(url))
         yield from or_ok(found, "redis", f"the server of {display_url(url)} keeps a ledger")
     broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
-    if not broker or scheme_of(broker) not in REDIS_SCHEMES or scheme_of(broker) == "unix":
+    if not broker or scheme_of(broker) not in REDIS_SCHEMES:
         return
     if display_url(broker).rpartition("/")[0] == display_url(url).rpartition("/")[0]:
         return
