@@ -100,11 +100,11 @@ def test_an_app_that_is_none_is_named() -> None:
 
 def test_identity_prints_what_is_hashed(app_shell: Shell) -> None:
     """`identity` prints the same text and hash for equal calls; words of JSON are values; unknown tasks are refused."""
-    task = f"{app_shell.options[1]}.invoice"
-    words = (["42", "note=hello"], ["order_id=42"], ['"42"'], ["hello"])
-    one, other, text, plain = (app_shell("identity", task, *each).output for each in words)
+    task, deep = f"{app_shell.options[1]}.invoice", "[" * 9999
+    words = (["42", "note=hello"], ["order_id=42"], ['"42"'], ["hello"], [deep])
+    one, other, text, plain, nested = (app_shell("identity", task, *each).output for each in words)
     assert one == other
-    for output, value in ((one, "42"), (text, '"42"'), (plain, '"hello"')):
+    for output, value in ((one, "42"), (text, '"42"'), (plain, '"hello"'), (nested, f'"{deep}"')):
         assert f'"order_id":{value}' in output
     unknown = app_shell("identity", "shop.bill", "42")
     assert (unknown.exit_code, task in unknown.output) == (1, True)

@@ -183,7 +183,7 @@ def _parse(args: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
