@@ -1,7 +1,9 @@
 """Webhooks as jobs: claimed, sent, retried and recorded, whatever receivers and workers do."""
 
 import json
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -11,7 +13,7 @@ from standardwebhooks import WebhookVerificationError
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Job
-from onejob.jobs.policy import RETENTION
+from onejob.jobs.policy import RETENTION, Policy
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -285,6 +287,24 @@ def test_a_lost_worker_loses_no_webhook(setup: Setup, store: Store) -> None:
     setup.clock.advance(LEASE)
     assert [got.id for got in setup.sweep()] == [webhook.id]
     assert events(store, webhook.id) == ["wait", "claim", "crash", "claim", "complete"]
+
+
+@pytest.mark.parametrize("first", ["killed", "failed"])
+def test_a_short_retention_loses_no_webhook(setup: Setup, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """However shortly ended jobs are kept, an event outlives a killed worker's lease, and the pause before a retry."""
+    setup.ledger = Ledger(setup.ledger.store, Policy(retention=dict.fromkeys(FINAL, 1.0)))
+    setup.delivery = setup.delivery_with(schedule=SCHEDULE[-1:])
+    webhook = setup.ended("/times/1" if first == "failed" else "/ok")
+    with monkeypatch.context() as patch:
+        patch.setattr("random.uniform", max)
+        if first == "killed":
+            patch.setattr(WebhookClient, "send", lambda *_args, **_values: sys.exit())
+        with suppress(SystemExit):
+            setup.sweep()
+    job = setup.read(webhook)
+    setup.clock.advance(LEASE if first == "killed" else job.run_at - setup.clock())
+    setup.sweep()
+    assert setup.read(webhook).state is State.COMPLETED, setup.read(webhook).reason
 
 
 @pytest.mark.parametrize("released", [True, False])

@@ -131,6 +131,8 @@ class DeliveryQueue:
 
 EVENT_STEP = "event"
 """The step that keeps the id of the stored event, so that every attempt sends the same bytes."""
+KEPT_LONGER = 2 * LEASE
+"""Seconds that an event is kept beyond an attempt: if its worker is killed, the next one follows after the lease."""
 LOOKUP_BUSY_SECONDS = 2.0
 """Seconds until a webhook is due again for which no DNS lookup could be started."""
 JITTER = 0.1
@@ -210,10 +212,11 @@ class Delivery:
             event_id = f"{job.id} {job.submission_nonce} {job.finished_at}"
             event = build_event(job, source=self._settings.source)
             # Kept as long as the job, whose other webhooks find it.
-            stored = self._ledger.keep_event(event_id, event, keep_for=self._ledger.policy.retention[job.state])
+            keep_for = max(self._ledger.policy.retention[job.state], KEPT_LONGER)
+            stored = self._ledger.keep_event(event_id, event, keep_for=keep_for)
             self._ledger.keep_step(webhook, EVENT_STEP, json.dumps(event_id))
         else:
-            stored = self._ledger.keep_event(event_id, None, keep_for=LEASE)
+            stored = self._ledger.keep_event(event_id, None, keep_for=KEPT_LONGER)
         if stored is None:
             raise DeliveryError(f"the event of job {job_id} is no longer stored")
         return stored
@@ -227,8 +230,9 @@ class Delivery:
         """Schedule the next attempt; after the last one, or 410 Gone, make the webhook a dead letter."""
         event_id, schedule = self._event_id(webhook), self._settings.schedule
         if event_id is not None:  # kept until the next attempt, and then as long as a dead letter may be redriven
+            longest = max((*schedule, MAX_RETRY_AFTER)) * (1 + JITTER)
             retention = self._ledger.policy.retention[State.FAILED]
-            self._ledger.keep_event(event_id, None, keep_for=max((*schedule, MAX_RETRY_AFTER)) + retention)
+            self._ledger.keep_event(event_id, None, keep_for=longest + KEPT_LONGER + retention)
         error = json.dumps({"type": kind, "message": why, "traceback": ""})
         gone = response is not None and response.status == HTTPStatus.GONE
         if gone or webhook.retries >= len(schedule):
