@@ -92,14 +92,16 @@ def test_routine_events_are_debug(written: io.StringIO, event: JobEvent, level: 
 
 
 def test_json_formats_any_record() -> None:
-    """A record of another library is one line, which includes its exception."""
+    """A record of another library is one line, which includes its exception, and its stack if that was asked for."""
     try:
         raise ValueError("no\nway")
     except ValueError:
-        record = logging.makeLogRecord({"msg": "%s went wrong", "args": (object,), "exc_info": sys.exc_info()})
+        values: dict[str, Any] = {"exc_info": sys.exc_info(), "stack_info": "Stack:\n  here"}
+        record = logging.makeLogRecord({"msg": "%s went wrong", "args": (object,)} | values)
     text = JsonFormatter().format(record)
     assert "\n" not in text
     assert json.loads(text)["exception"].endswith("ValueError: no\nway")
+    assert json.loads(text)["stack"] == "Stack:\n  here"
 
 
 def test_log_jobs_turns_logging_off(tmp_path: Path, written: io.StringIO) -> None:
