@@ -11,11 +11,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from onejob.jobs.lifecycle import State
 from onejob.ledger.ledger import Ledger
 from onejob.stores.schema import HEAD, VERSIONS
 from onejob.transactions.fence import TABLE
 from tests.cases import for_each
-from tests.cli.command import Shell, call
+from tests.cli.command import APP, Shell, call
+from tests.doors import failed
 from tests.fundamentals.shop import order
 from tests.services import PostgresServer
 
@@ -74,6 +76,19 @@ def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell:
     (tmp_path / f"without_{module.name}").write_text("import celery\napp = celery.Celery(broker='memory://')\n")
     refused = call("-A", f"without_{module.stem}", "jobs", "list")
     assert (refused.exit_code, "Set app.conf.onejob_store" in refused.output) == (1, True)
+
+
+@for_each("words", ["dead edit ID --args [2]", "beat run tick"])
+def test_an_app_submits_to_its_own_ledger(ledger: Ledger, app_shell: Shell, tmp_path: Path, words: str) -> None:
+    """What submits with an app is refused for another ledger, whose dead letter would end as a job of the app's."""
+    dead = failed(ledger)
+    other = tmp_path / "other.db"
+    module = tmp_path / f"{app_shell.options[1]}.py"
+    module.write_text(APP.format(path=other))
+    for options in (("--store", f"sqlite:///{tmp_path / 'ledger.db'}"), ("--namespace", "another")):
+        refused = app_shell(*options, "--create", *words.replace("ID", dead.id).split())
+        assert (refused.exit_code, f"its own ledger, sqlite:///{other}" in refused.output) == (1, True)
+    assert (ledger.get(dead.id).state, other.exists()) == (State.FAILED, False)
 
 
 def test_an_app_has_the_tasks_of_the_modules_that_it_names(tmp_path: Path, app_shell: Shell) -> None:

@@ -26,7 +26,7 @@ from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import FILTERS
 from onejob.observability.logs import record_audit
-from onejob.stores import kind_of, sqlite_path
+from onejob.stores import display_url, kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
 
@@ -139,6 +139,17 @@ class Access:
         ledger = build_ledger(settings)
         click.get_current_context().call_on_close(ledger.close)
         return ledger
+
+    def submitting(self, what: str) -> tuple[Any, Ledger]:
+        """Return the app, which alone knows something, and its ledger, where it submits jobs.
+
+        Raises `ConfigurationError` without an app, and if --store or --namespace name another ledger.
+        """
+        app, named, own = self.app_for(what), self.settings(), Settings.from_mapping(self.bare_app.conf)
+        if own.store and (display_url(named.store), named.namespace) != (display_url(own.store), own.namespace):
+            place = f"{display_url(own.store)}, namespace {own.namespace}"
+            raise ConfigurationError(f"the app submits to its own ledger, {place}: name no other one")
+        return app, self.ledger()
 
     def ledger_or_none(self) -> Ledger | None:
         """Return the ledger if one is named and its store can be opened, for a command that needs none."""

@@ -60,7 +60,7 @@ def run(access: Access, entry: str) -> None:
     """Submit the call of ENTRY now, besides its ticks."""
     from onejob.celery.beat import run_entry
 
-    app, ledger = access.app_for(SCHEDULE), access.ledger()
+    app, ledger = access.submitting(SCHEDULE)
     with audited(ledger, "beat run", entry):
         job_id = run_entry(app, entry)
     echo(f"Submitted: job {job_id}.")

@@ -468,14 +468,12 @@ def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | 
 
     This is a new job with everything else of the dead letter, which is deleted. An equal job that exists may answer.
     """
-    if access.app is None:
-        raise click.UsageError("only an app knows the signature of its tasks: name one with -A module")
     if args_text is None and kwargs_text is None:
         raise click.UsageError("nothing to change: give --args or --kwargs")
-    ledger = access.ledger()
+    app, ledger = access.submitting("the signature of its tasks")
     job_id = access.find_id(ledger, job_id)
     with audited(ledger, "edit", job_id, "args kwargs"):
         args = None if args_text is None else operations.parse_arguments(args_text, "args", list)
         kwargs = None if kwargs_text is None else operations.parse_arguments(kwargs_text, "kwargs", dict)
-        admission = operations.edit(access.app, ledger, job_id, args=args, kwargs=kwargs)
+        admission = operations.edit(app, ledger, job_id, args=args, kwargs=kwargs)
     print_job({"outcome": admission.outcome} | job_to_dict(admission.job), as_json=as_json)
