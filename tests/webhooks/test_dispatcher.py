@@ -201,6 +201,20 @@ def test_each_webhook_has_its_turn_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
 
 
+def test_a_webhook_for_which_no_thread_starts_is_delivered_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A webhook that was queued while the system had no more threads gets one when a sweep offers it again."""
+    gate, queue = gated()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        assert queue.put(webhook_to(0, "host"))
+    assert queue.put(webhook_to(0, "host"))
+    assert eventually(lambda: gate.delivered == ["host"], 40)
+
+
+def _refuse(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_closed_queue_refuses_jobs() -> None:
     """A closed queue discards what is queued, waits for deliveries in flight, and refuses further jobs."""
     gate, queue = gated("slow")

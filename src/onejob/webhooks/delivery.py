@@ -73,12 +73,12 @@ class DeliveryQueue:
             host = ""
         item = _Item(job.submitter, str(parse_ip(host) or host), job)
         with self._lock:
-            if job.id in self._queued or job.id in self._in_flight:
-                return True
-            if not self._open or not self._queue_slots.acquire(item.submitter, item.host):
+            is_new = job.id not in self._queued and job.id not in self._in_flight
+            if is_new and not (self._open and self._queue_slots.acquire(item.submitter, item.host)):
                 return False
-            self._queued[job.id] = item
-            if self._threads < THREADS:
+            if is_new:
+                self._queued[job.id] = item
+            if self._threads < (THREADS if is_new else 1):
                 with suppress(RuntimeError):  # the system has no more threads: others deliver it, or the next `put`
                     threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
                     self._threads += 1
