@@ -58,14 +58,19 @@ def test_a_worker_shows_its_ledger_at_the_start(house: House) -> None:
     [
         ("postgresql://shop:s3cret@db.example:5433/shop?sslmode=require", "postgresql://db.example:5433/shop"),
         ("postgresql://db.example/shop?user=shop&password=s3cret@x", "postgresql://db.example:5432/shop"),
+        ("postgresql://shop:s3cret@[::1]/shop", "postgresql://[::1]:5432/shop"),
+        ("postgresql://a:1,b/shop", "postgresql://a:1,b:5432/shop"),
+        ("postgresql://a,b/shop?port=6432", "postgresql://a:6432,b:6432/shop"),
+        ("postgresql:///a%2Fb?host=/run/postgresql", "postgresql://%2Frun%2Fpostgresql:5432/a%2Fb"),
         ("rediss://:s3cret@cache.example/1", "rediss://cache.example:6379/1"),
+        ("redis://:s3cret@[::1]:6380/1", "redis://[::1]:6380/1"),
         ("redis://cache.example/1?password=s3cret", "redis://cache.example:6379/1"),
         ("redis+socket:///run/redis.sock?virtual_host=2&password=s3cret", "unix:///run/redis.sock/2"),
         ("sqlite:////srv/ledger.db", "sqlite:////srv/ledger.db"),
     ],
 )
 def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
-    """The URL that is logged has the place of the store, and neither user, password nor options."""
+    """The URL that is logged has the place of the store, as commands take it; neither user, password nor options."""
     assert display_url(url) == shown
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -336,10 +337,12 @@ def is_pooled(url: str) -> bool:
 
 
 def address_of(info: str) -> str:
-    """Return the address of a database without its password, for messages."""
+    """Return the address of a database without its password, as it stands in a URL: for messages and commands."""
     options = conninfo.conninfo_to_dict(info)
-    database = options.get("dbname") or options.get("user", "")
-    return f"{options.get('host', 'localhost')}:{options.get('port', 5432)}/{database}"
+    hosts, ports = (str(options.get(name) or "").split(",") for name in ("host", "port"))
+    names = [f"[{host}]" if ":" in host else quote(host or "localhost", safe="") for host in hosts]
+    servers = ",".join(f"{name}:{port or 5432}" for name, port in zip(names, cycle(ports), strict=False))
+    return f"{servers}/{quote(str(options.get('dbname') or options.get('user', '')), safe='')}"
 
 
 def user_of(info: str) -> str:

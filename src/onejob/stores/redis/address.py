@@ -50,8 +50,9 @@ def pool_of(url: str) -> ConnectionPool:
 def location_of(pool: ConnectionPool) -> str:
     """Return the server and the database, for messages."""
     options = pool.connection_kwargs
-    host = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-    return f"{options.get('path', host)}/{options.get('db', 0)}"
+    host = options.get("host", "localhost")
+    server = f"{f'[{host}]' if ':' in host else host}:{options.get('port', 6379)}"
+    return f"{options.get('path', server)}/{options.get('db', 0)}"
 
 
 def address_of(pool: ConnectionPool) -> str:
