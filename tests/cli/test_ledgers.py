@@ -57,6 +57,8 @@ def test_the_store_can_be_named_by_the_environment(
     monkeypatch.setenv("ONEJOB_STORE_FILE", str(tmp_path / "store"))
     missing = call("jobs", "list")
     assert (missing.exit_code, "Name a file with the URL of the ledger" in missing.output) == (1, True)
+    (tmp_path / "alive").touch()
+    assert call("probe", str(tmp_path / "alive")).output == "ok\n", "which needs no store"
     (tmp_path / "store").write_text(f"{url}\n")
     assert job.id in call("jobs", "list").output
     assert "sqlite:///other" in call("--store", "sqlite:///other", "jobs", "list").output

@@ -106,12 +106,28 @@ class Access:
 
     bare_app: Any = None
     """The app, whose tasks may not be imported yet."""
-    store: str | None = None
+    given_store: str | None = None
+    """What `--store` or ONEJOB_STORE has."""
     namespace: str | None = None
     app_name: str = ""
     """What `-A` has."""
     create: bool = False
     """Whether a SQLite file that does not exist is created."""
+
+    @cached_property
+    def store(self) -> str | None:
+        """The URL that is given, or else that in the file which ONEJOB_STORE_FILE names, a mounted secret.
+
+        Raises `ConfigurationError` if that cannot be read. A command that needs no ledger does not read it.
+        """
+        name = os.environ.get("ONEJOB_STORE_FILE")
+        if self.given_store or not name:
+            return self.given_store
+        try:
+            return Path(name).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"ONEJOB_STORE_FILE={name!r} cannot be read: {error}. Name a file with the URL of the ledger"
+            raise ConfigurationError(msg) from error
 
     @cached_property
     def app(self) -> Any:
@@ -208,21 +224,9 @@ class Access:
             raise ConfigurationError(msg)
 
 
-def _from_file(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
-    """Return the URL of a store; that in the file which ONEJOB_STORE_FILE names, a mounted secret, if none is given."""
-    name = os.environ.get("ONEJOB_STORE_FILE")
-    if url or not name:
-        return url
-    try:
-        return Path(name).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"ONEJOB_STORE_FILE={name!r} cannot be read: {error}. Name a file with the URL of the ledger"
-        raise click.ClickException(msg) from error
-
-
 shared_options = together(
     click.option(
-        "--store", envvar="ONEJOB_STORE", callback=_from_file,
+        "--store", "given_store", envvar="ONEJOB_STORE",
         help="URL of the ledger: sqlite:///file, postgresql://host/database, redis://host/0",
     ),
     click.option("--namespace", help="The ledger's schema in PostgreSQL, or key prefix in Redis.  [default: onejob]"),
