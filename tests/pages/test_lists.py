@@ -77,6 +77,15 @@ def test_a_full_page_may_be_the_last(browser: Browser, sample: Sample, monkeypat
         browser.post("/bulk/run", scope="matching", operation="run_now", filter="")
 
 
+def test_pages_go_on_behind_the_longest_ids(browser: Browser, sample: Sample) -> None:
+    """A page that ends with an id of 255 characters, of whichever bytes, leads to the next one."""
+    task = sample.app.tasks["shop.study_plan"]
+    ids = [task.apply_async((f"{n}",), task_id=f"{n:02}".ljust(255, "漢")).id for n in range(21)]
+    before = [*sample.jobs()]
+    assert before[:21] == ids[::-1]
+    assert [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", limit="20"))] == before
+
+
 INVALID = {
     "state": "lost", "limit": "51", "since": "yesterday", "until": "1 h", "cursor": "x", "task": "x" * 501,
     "argument": "a\x00b", "error": "\x00", "queue": "q" * 501, "worker": "\x00", "submitter": "s" * 501,

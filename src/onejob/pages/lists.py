@@ -31,7 +31,7 @@ from onejob.pages.rendering import Page, Redirect, View, job_path
 
 
 def _build_jobs(context: Context, request: PageRequest) -> Page:
-    ledger, filters, cursor = context.ledger, read_filters(request, context), request.text("cursor")
+    ledger, filters, cursor = context.ledger, read_filters(request, context), request.parameters.get("cursor") or None
     limit = int(request.choice("limit", PAGE_SIZES))
     is_over, is_filtered = deadline(SEARCH_SECONDS), any(filters.values())
     # One job more than is shown tells whether there is a next page.
