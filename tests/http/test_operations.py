@@ -123,6 +123,18 @@ def test_an_edit_needs_its_role(keyed: Shop, shop: Shop) -> None:
     assert f"job {done.json()['job']['id']} was submitted in its place" in purged["detail"]
 
 
+def test_an_edit_that_would_not_run_is_refused(keyed: Shop) -> None:
+    """An edit that another job would answer, with other arguments, is a 409 that names that job, and is recorded."""
+    editor, dead, live = keyed.named("edit"), keyed.task.delay(1).id, keyed.task.delay(2).id
+    keyed.failed(dead)
+    response = editor.post(f"/jobs/{dead}/edit", {"args": [2], "kwargs": {"note": "x"}})
+    refused = problem(response, 409, "not-resubmittable")
+    assert (refused["job_id"], live in refused["detail"]) == (dead, True)
+    (entry,) = keyed.ledger.audit(limit=9)
+    assert (entry.actor, entry.kind, entry.outcome, entry.target) == ("edit", "action", "not-resubmittable", dead)
+    assert keyed.ledger.get(dead).state == "failed"
+
+
 @for_each("path, body", [("/jobs/{}/redrive?forget_steps={}", {}), ("/dead/redrive", {"all": True}),
                          ("/jobs/bulk", {"operation": "redrive", "filter": {"task": "shop.invoice"}})])  # fmt: skip
 def test_redriven_jobs_may_run_their_steps_again(shop: Shop, path: str, body: dict[str, Any]) -> None:
