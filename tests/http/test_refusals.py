@@ -154,6 +154,18 @@ def test_invalid_arguments_are_refused(shop: Shop, task: str, kwargs: dict[str, 
     assert shop.ledger.find(JobQuery()) == []
 
 
+def test_arguments_that_break_unique_on_are_refused(keyed: Shop) -> None:
+    """Arguments with which `unique_on` fails are 422 with its error's class for a submission, a check and an edit."""
+    editor, dead = keyed.named("edit"), keyed.app.tasks["shop.picky"].delay({"id": "A"}).id
+    keyed.failed(dead)
+    edited: dict[str, Any] = {"args": [], "kwargs": {"user": {}}}
+    call = {"task": "shop.picky", "kwargs": edited["kwargs"]}
+    for path, body in (("/jobs", call), ("/duplicates/check", call), (f"/jobs/{dead}/edit", edited)):
+        details = problem(editor.post(path, body), 422, "invalid-arguments")
+        assert details["detail"] == "unique_on failed on these arguments: KeyError", path
+    assert [(job.id, job.state) for job in keyed.ledger.find(JobQuery())] == [(dead, "failed")]
+
+
 @for_each("name, why", [("shop.invoce", "'shop.invoce' is not exposed: did you mean 'shop.invoice'?"),
                         ("x", "'x' is not exposed")])  # fmt: skip
 def test_a_task_that_is_not_exposed_is_named(shop: Shop, name: str, why: str) -> None:

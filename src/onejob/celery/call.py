@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -15,7 +16,8 @@ from celery import Signature
 
 from onejob.celery.option_names import check_call_options, merge_tags
 from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
-from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
+from onejob.celery.routing import is_unpublishable
+from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError, OneJobError
 from onejob.jobs.model import Submission
 from onejob.jobs.on_duplicate import conflict_policy_of
 from onejob.jobs.submitter import NO_QUOTAS, NOBODY, SUBMITTER, Submitter
@@ -24,7 +26,7 @@ from onejob.observability import tracing
 from onejob.webhooks.settings import check_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from celery import Celery
 
@@ -154,6 +156,19 @@ def prepare_items(app_state: AppState, call: Call, items: Iterable[object]) -> l
 def build(app_state: AppState, call: Call, caller: Caller | None = None) -> Submission:
     """Return the submission of a call without checks of its caller, by default this context's. Raises as `prepare`."""
     return _build(app_state, call, caller or Caller.of(call.task.app))[0]
+
+
+@contextmanager
+def unique_on_reported() -> Iterator[None]:
+    """Raise `InvalidArgumentsError` for what a task's own `unique_on` function raises, without its text."""
+    try:
+        yield
+    except OneJobError:
+        raise
+    except Exception as error:
+        if is_unpublishable(error):
+            raise
+        raise InvalidArgumentsError(f"unique_on failed on these arguments: {type(error).__name__}") from error
 
 
 class _Terms(NamedTuple):

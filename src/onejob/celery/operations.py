@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import queue_length, timeout_options
-from onejob.celery.call import Call, Caller, Prepared, build, dump_models
+from onejob.celery.call import Call, Caller, Prepared, build, dump_models, unique_on_reported
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.submit import admit, check_accepted, create_webhooks
@@ -205,7 +205,8 @@ def edit(
         check(message.task, task, *given)
         call = Call(task, tuple(given[0]), dict(given[1]), source=f"edit of job {job.id}")
         with tracing.tracer.submit(message.task, "edit") as span:
-            submission = build(app_state, call)
+            with unique_on_reported():
+                submission = build(app_state, call)
             submission = replace(
                 submission, options=json.dumps(options | trace_of(submission.options)), route=job.route,
                 priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter,
@@ -393,7 +394,8 @@ def check_duplicate(
     with nullcontext() if submitter is None else submitting_as(submitter):
         app_state, caller = app_state_of(app), Caller.of(app)
         call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
-        submission = build(app_state, call, caller)
+        with unique_on_reported():
+            submission = build(app_state, call, caller)
         plain, named = dump_models(task, call.args, call.kwargs, {})
         text = options_of(task).identifier.describe(plain, named, caller.submitter.scope)
     existing, outcome = _resolve(ledger or app_state.ledger, submission)

@@ -27,12 +27,11 @@ from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_submissions import admit_batch
 from onejob.celery.batching import Batcher, PerEventLoop
-from onejob.celery.call import Call, Prepared, prepare, seconds_until
+from onejob.celery.call import Call, Prepared, prepare, seconds_until, unique_on_reported
 from onejob.celery.operations import check_duplicate
-from onejob.celery.routing import is_unpublishable
 from onejob.celery.submit import check_accepted
 from onejob.celery.task import Task
-from onejob.errors import ConfigurationError, OneJobError
+from onejob.errors import ConfigurationError
 from onejob.jobs.model import Admission, values_of
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.submitter import Submitter, submitting_as
@@ -106,7 +105,7 @@ def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | R
         task, kwargs=body.kwargs, options=options, source=SOURCE, key=pending.key,
         on_duplicate=body.on_duplicate, webhook_url=body.webhook_url, check_answer=pending.permissions.check_answer,
     )  # fmt: skip
-    with submitting_as(pending.submitter), pending.span.activate(), reported(body):
+    with submitting_as(pending.submitter), pending.span.activate(), _webhooks_reported(body), unique_on_reported():
         prepared = prepare(app_state_of(task.app), call)
     if not body.validate_only:
         return prepared
@@ -126,21 +125,15 @@ def _respond(pending: PendingRequest, prepared: Prepared, admission: Admission |
 
 
 @contextmanager
-def reported(body: CallRequest) -> Iterator[None]:
-    """Raise `Problem` for webhooks that are not configured, and for what a task's own `unique_on` function raises."""
+def _webhooks_reported(body: SubmitRequest) -> Iterator[None]:
+    """Raise `Problem` for webhooks that are not configured."""
     try:
         yield
     except ConfigurationError:
-        if getattr(body, "webhook_url", None) is None:
+        if body.webhook_url is None:
             raise
         detail = "this server sends no webhooks: an operator must install onejob[webhooks] and configure secrets"
         raise Problem("invalid-request", detail) from None
-    except (OneJobError, Problem):
-        raise
-    except Exception as error:
-        if is_unpublishable(error):
-            raise
-        raise Problem("invalid-arguments", f"unique_on failed on these arguments: {type(error).__name__}") from error
 
 
 def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None:
@@ -181,10 +174,9 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
 
 
 def _check_duplicate(app: Celery, body: CallRequest, permissions: Permissions) -> dict[str, Any]:
-    with reported(body):
-        found = check_duplicate(
-            app, body.task, (), body.kwargs, submitter=permissions.caller.submitter, on_duplicate=body.on_duplicate
-        )
+    found = check_duplicate(
+        app, body.task, (), body.kwargs, submitter=permissions.caller.submitter, on_duplicate=body.on_duplicate
+    )
     if found.existing is None:
         return values_of(found)
     if not permissions.visibility.includes(found.existing):
