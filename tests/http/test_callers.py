@@ -184,6 +184,21 @@ def test_a_job_that_may_not_be_read_answers_without_being_shown(tmp_path: Path) 
     ledger.close()
 
 
+def test_an_edit_shows_no_job_that_may_not_be_read(celery_app: Celery) -> None:
+    """An edit that another's job would answer says nothing of that job; the dead letter stays, and can be edited."""
+    users = Users(
+        celery_app, as_named, may=lambda caller, action, job: action != "read" or job.submitter == caller.name
+    )
+    mine, dead = users["ada"].job_id(1), users["bob"].job_id(2)
+    users["bob"].failed(dead)
+    for note in ("", "other"):
+        response = users["bob"].post(f"/jobs/{dead}/edit", {"kwargs": {"order_id": 1, "note": note}})
+        assert problem(response, 409, "duplicate-job").keys() == {"type", "title", "status", "detail", "outcome"}
+        assert mine not in response.text
+    edited = users["bob"].post(f"/jobs/{dead}/edit", {"kwargs": {"order_id": 3}})
+    assert (edited.status_code, edited.json()["outcome"]) == (202, "admitted")
+
+
 @for_each("path, headers", [("/events", {}), ("", {"prefer": "wait=30"})])
 def test_a_stream_ends_with_the_access(
     celery_app: Celery, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]

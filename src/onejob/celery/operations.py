@@ -31,7 +31,7 @@ from onejob.errors import (
     describe,
 )
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Admission, Outcome
 from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import Query
 from onejob.jobs.submitter import NO_QUOTAS, Submitter, submitting_as
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.jobs.model import Admission, BrokerMessage, Job, Submission
+    from onejob.jobs.model import BrokerMessage, Job, Submission
     from onejob.ledger.bulk import BulkResult, Selection
     from onejob.ledger.ledger import Ledger
     from onejob.ledger.reader import JobReader
@@ -179,13 +179,14 @@ INVALID_JSON = (ValueError, TypeError, AttributeError, ArithmeticError, Recursio
 def edit(
     app: Celery, ledger: Ledger, job_id: str, *, args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None, check: CheckArguments = lambda *_: None,
+    check_answer: Callable[[Admission], object] | None = None,
 ) -> Admission:  # fmt: skip
     """Redrive a dead letter with other arguments: submit a new job with them, then delete the dead letter.
 
-    What is None stays as it is; `check` may refuse the arguments of a task. The new job has everything else of the dead
-    letter: its options, route, priority, lease, submitter and webhooks; it consumes no quota. Arguments decide which
-    jobs are equal, so an equal job that exists may answer. Repeating the call is harmless: an idempotency key names the
-    edit, and the new job after it.
+    What is None stays as it is; `check` may refuse the arguments of a task, and `check_answer` a job that would answer.
+    The new job has everything else of the dead letter: its options, route, priority, lease, submitter and webhooks; it
+    consumes no quota. Arguments decide which jobs are equal, so an equal job that exists may answer. Repeating the call
+    is harmless: an idempotency key names the edit, and the new job after it.
 
     Raises `NoDeadLetterError`, and `NotResubmittableError` for a task that the app does not have, a member of a canvas,
     whose successors have its arguments, a job that would answer with other arguments, or after an edit with others;
@@ -203,7 +204,8 @@ def edit(
     with submitting_as(Submitter(own or "", own_jobs=own is not None, quotas=NO_QUOTAS)):
         given = message.args if args is None else args, message.kwargs if kwargs is None else kwargs
         check(message.task, task, *given)
-        call = Call(task, tuple(given[0]), dict(given[1]), source=f"edit of job {job.id}")
+        source = f"edit of job {job.id}"
+        call = Call(task, tuple(given[0]), dict(given[1]), source=source, check_answer=check_answer)
         with tracing.tracer.submit(message.task, "edit") as span:
             with unique_on_reported():
                 submission = build(app_state, call)
@@ -213,7 +215,7 @@ def edit(
                 publisher_task=job.publisher_task, tag_lines=job.tag_lines, expires_in=None, delay=0.0,
                 key=edit_key(job.id), key_for=max(ledger.policy.tombstone_retention, submission.key_for),
             )  # fmt: skip
-            _check_arguments_run(ledger, job, submission)
+            _check_answer(ledger, job, call, submission)
             (admission,) = admit(app_state, [Prepared(call, submission)])
             if isinstance(admission, Exception):
                 raise admission
@@ -230,10 +232,17 @@ def edit(
     return admission
 
 
-def _check_arguments_run(ledger: Ledger, job: Job, submission: Submission) -> None:
-    """Raise `NotResubmittableError` if a job with other arguments would answer, so that the new ones never ran."""
-    existing = ledger.store.find_existing(submission.identity, None)
-    if existing is not None and existing.fingerprint != submission.fingerprint and not submission.replaces:
+def _check_answer(ledger: Ledger, job: Job, call: Call, submission: Submission) -> None:
+    """Raise what `check_answer` raises for the job that would answer, before the key of the edit names it.
+
+    And `NotResubmittableError` if that has other arguments, so that the new ones never ran.
+    """
+    existing, outcome = _resolve(ledger, submission)
+    if existing is None:
+        return
+    if call.check_answer is not None:
+        call.check_answer(Admission(existing, outcome))
+    if existing.fingerprint != submission.fingerprint and not submission.replaces:
         msg = f"job {existing.id} is equal and {existing.state}, and these arguments would not run: wait for its end"
         raise NotResubmittableError(job.id, msg)
 

@@ -211,7 +211,8 @@ class OperateRoutes:
             raise Problem("forbidden", "an edit takes an API key with the role edit, or a `may` that permits it")
         permissions.check("edit", job)
         given = {name: value for name, value in body if value is not None}
-        admission = edit(self.app, self.job_routes.ledger, job.id, check=check_arguments, **given)
+        ledger, check_answer = self.job_routes.ledger, permissions.check_answer
+        admission = edit(self.app, ledger, job.id, check=check_arguments, check_answer=check_answer, **given)
         status = 202 if admission.outcome.makes_job else 200
         return Response(submit_response(admission.outcome, admission.job), status, media_type="application/json")
 
