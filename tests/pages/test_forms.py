@@ -270,7 +270,7 @@ def test_an_invalid_form_changes_nothing(browser: Browser, sample: Sample, ids: 
 def test_a_store_that_is_away_ends_the_portion(
     browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the store does not respond during a portion, the page is a 503, and the audit log has this outcome."""
+    """When the store does not respond during a portion or an edit, the page is a 503, and so the audit log says."""
 
     def fail(*_args: Any, **_options: Any) -> None:
         raise StoreUnavailableError("it is away")
@@ -279,6 +279,10 @@ def test_a_store_that_is_away_ends_the_portion(
     monkeypatch.setattr(sample.ledger, "delete", fail)
     assert browser.submit(page, "/bulk/run").status_code == 503
     assert sample.audited("action", "outcome") == [("bulk", "store-unavailable")]
+    monkeypatch.setattr(sample.ledger.store, "find_existing", fail)
+    edited = browser.posted(f"/edit/{sample.named['failed']}", args="[]", kwargs='{"order_id": 1}', status=503)
+    assert "may or may not have taken effect" in edited.text
+    assert sample.audited("action", "outcome") == [("edit", "store-unavailable")]
 
 
 # --- the beat schedule ----------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_a_member_of_a_canvas_names_what_waits_for_it(browser: Browser, sample: 
     assert shown == {"link": (["shop.daily_report"], None), "chain": (["a", "b"], None), "group_id": ([], "group-1")}
     assert "chain: a, b" in browser.page("/jobs/member").text
     sample.ledger.fail(sample.start(job), ERROR, "E")
-    page = browser.posted("/edit/member", args="[]", kwargs='{"project": "x"}', status=422)
+    page = browser.posted("/edit/member", args="[]", kwargs='{"project": "x"}', status=409)
     assert "member of a canvas" in page.text
     submit(sample, "replaced", payload=to_json(loads(PAYLOAD) | {"replaced_by": ["task-1"]}))
     assert "Replaced after task task-1" in browser.page("/jobs/replaced").text

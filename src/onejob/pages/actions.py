@@ -11,13 +11,13 @@ from starlette.datastructures import QueryParams
 
 from onejob.api.api_keys import Role
 from onejob.api.job_reads import COUNT_LIMIT
-from onejob.api.problems import Problem, problem_from
+from onejob.api.problems import Problem
 from onejob.api.request_models import check_arguments
 from onejob.api.response_models import Cursor, decode_cursor
 from onejob.api.routes.jobs import is_valid_id
 from onejob.celery.beat import run_entry, set_paused
 from onejob.celery.operations import Operation, deadline, edit, parse_arguments
-from onejob.errors import OneJobError
+from onejob.errors import OneJobError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
@@ -204,8 +204,10 @@ def _edit(context: Context, _user: User, form: Form, path: Mapping[str, str]) ->
         args = parse_arguments(texts[0], "args", list)
         kwargs = parse_arguments(texts[1], "kwargs", dict)
         admission = edit(context.app, context.ledger, job.id, args=args, kwargs=kwargs, check=check_arguments)
+    except StoreError:
+        raise
     except OneJobError as error:
-        return edit_page(job, *texts, error=str(error), outcome=problem_from(error).slug)
+        return edit_page(job, *texts, error=error)
     return Redirect(job_path(admission.job.id), f"Submitted with other arguments: {admission.outcome}.")
 
 

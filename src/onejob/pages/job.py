@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onejob.api.api_keys import Role
-from onejob.api.problems import Problem
+from onejob.api.problems import Problem, problem_from
 from onejob.celery.operations import Operation, curl_call, python_call
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import loads, read_message
+from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import fields_of
@@ -163,10 +164,11 @@ def _build_edit(context: Context, request: PageRequest) -> Page:
     return edit_page(job, pretty(payload["args"]), pretty(payload["kwargs"]))
 
 
-def edit_page(job: Job, args: str, kwargs: str, *, error: str | None = None, outcome: str = "done") -> Page:
-    """Return the form with these JSON texts, and why they were refused; `outcome`: for the audit log."""
-    data = {"job": {"id": job.id, "task": job.task}, "args": args, "kwargs": kwargs, "error": error}
-    status = 200 if error is None else 422
+def edit_page(job: Job, args: str, kwargs: str, *, error: OneJobError | None = None) -> Page:
+    """Return the form with these JSON texts, and why they were refused."""
+    problem = None if error is None else problem_from(error)
+    data = {"job": {"id": job.id, "task": job.task}, "args": args, "kwargs": kwargs, "error": error and str(error)}
+    status, outcome = (200, "done") if problem is None else (problem.status_code, problem.slug)
     return Page(template="edit.html", title="Redrive with other arguments", data=data, status=status, outcome=outcome)
 
 
