@@ -151,6 +151,17 @@ def test_a_hidden_tab_has_no_stream(tabs: Tabs, served: Dashboard) -> None:
     expect(row(page, job_id)).to_be_visible()
 
 
+def test_a_page_goes_on_after_its_stream_was_refused(tabs: Tabs, served: Dashboard, expected: list[str]) -> None:
+    """A stream that a proxy refuses with an error, as during a deployment, is opened again, and shows what happens."""
+    expected.append("status of 502|/live 502")
+    page = tabs.open()
+    page.route("**/live*", lambda route: route.fulfill(status=502, body="Bad gateway"), times=1)
+    page.goto(served.url("/jobs"))
+    expect(page.locator("#updated")).to_have_text(LOST)
+    expect(row(page, submit(served, "after the error"))).to_be_visible()
+    expect(page.locator("#updated")).to_have_text(AGE)
+
+
 def test_an_open_page_says_that_it_is_not_connected(tabs: Tabs, sample: Sample, expected: list[str]) -> None:
     """An error of a proxy replaces no page; it, and a server that is gone, are said with the age of what is shown."""
     expected.append("status of 502|/jobs 502|net::ERR_|htmx:error: Failed to fetch")

@@ -46,6 +46,7 @@ function showTimes() {
 // --- live updates -----------------------------------------------------------------------------------------------------
 
 const SHORTEST_PAUSE = 2000; // milliseconds between two updates
+const REFUSED_PAUSE = 5000; // milliseconds after which a stream is asked for again that was refused, which the browser leaves closed
 let source = null;
 let updatedAt = Date.now();
 let failed = false;
@@ -107,7 +108,11 @@ function connect() {
   source.addEventListener("change", (event) => { isPolled = event.lastEventId !== ""; scheduleUpdate(); });
   source.addEventListener("current", (event) => { isPolled = event.lastEventId !== ""; if (isStale) scheduleUpdate(); else updatedAt = Date.now(); });
   source.onopen = () => { failed = false; };
-  source.onerror = () => { failed = !isPolled; isPolled = false; };
+  source.onerror = () => {
+    failed = !isPolled;
+    isPolled = false;
+    if (source.readyState === EventSource.CLOSED) { disconnect(); setTimeout(connect, REFUSED_PAUSE); }
+  };
 }
 
 function disconnect() {
