@@ -116,11 +116,8 @@ class Endpoints:
         return response
 
     def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
-        token, has_login = (
-            self._context.tokens.token_of(request, user.name if user else ""),
-            self._access.keys is not None,
-        )
-        return render_html(page, request, user, token=token, notice=notice, has_login=has_login)
+        token = self._context.tokens.token_of(request, user.name if user else "")
+        return render_html(page, request, user, token=token, notice=notice, has_login=self._access.keys is not None)
 
     def act(self, action: Action) -> Endpoint:
         """Return the endpoint of a form."""

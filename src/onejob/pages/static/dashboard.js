@@ -70,16 +70,14 @@ function isBusy() {
   return isTyping || all("input[name=id]:checked").length > 0 || all("dialog[open]").length > 0 || Boolean(getSelection().toString());
 }
 
-function scheduleUpdate() {
+function scheduleUpdate(wait = Math.max(0, updatedAt + SHORTEST_PAUSE - Date.now())) {
   isStale = true;
-  if (pending !== null) return;
-  const wait = Math.max(0, updatedAt + SHORTEST_PAUSE - Date.now());
-  pending = setTimeout(() => { pending = null; update(); }, wait);
+  if (pending === null) pending = setTimeout(() => { pending = null; update(); }, wait);
 }
 
 async function update() {
   if (document.hidden) return;
-  if (isBusy()) { scheduleLater(); return; }
+  if (isBusy()) { scheduleUpdate(SHORTEST_PAUSE); return; }
   isStale = false;
   isSwapped = false;
   await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
@@ -94,10 +92,6 @@ document.addEventListener("htmx:before:swap", () => {
   const row = document.activeElement && document.activeElement.closest("[data-row]");
   focused = row ? row.id : null;
 });
-
-function scheduleLater() {
-  if (pending === null) pending = setTimeout(() => { pending = null; update(); }, SHORTEST_PAUSE);
-}
 
 function connect() {
   const label = byId("updated");
