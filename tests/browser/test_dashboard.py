@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from onejob.jobs.lifecycle import State
-from tests.browser.support import PREFIX, Dashboard, Tabs, check_without_scripts, serving_login
+from tests.browser.support import PREFIX, Dashboard, Tabs, check_without_scripts, serving_dashboard, serving_login
 from tests.http.serving import serving
 from tests.pages.sample import Sample
 
@@ -257,3 +257,14 @@ def test_a_form_is_sent_once_and_by_this_site(served: Dashboard, tabs: Tabs, exp
     assert posts[1:] == [served.url("/bulk/preview")]
     page.goto(served.job_url("running"))
     assert "JST" in str(page.locator("time").first.get_attribute("title"))
+
+
+def test_no_path_leads_to_another_site(sample: Sample, tabs: Tabs, expected: list[str]) -> None:
+    """A page whose path looks like another host stays here, also when it is loaded again in the reader's zone."""
+    expected.append("404")
+    with serving_dashboard(sample) as served:
+        page = tabs.open(timezone_id="Asia/Tokyo")
+        page.goto(served.url("//example.org/"))
+        page.wait_for_load_state("networkidle")
+        assert page.url == served.url("//example.org/")
+        assert [each["value"] for each in page.context.cookies() if each["name"] == "onejob_zone"] == ["Asia%2FTokyo"]

@@ -9,5 +9,5 @@
   const isKnown = () => document.cookie.split("; ").includes(cookie);
   if (isKnown()) return;
   document.cookie = `${cookie}; path=${root.dataset.base || "/"}; max-age=31536000; samesite=strict`;
-  if (isKnown() && "again" in root.dataset) location.replace(location.pathname + location.search);
+  if (isKnown() && "again" in root.dataset) location.reload();
 })();
