@@ -173,6 +173,18 @@ def test_the_theme_and_the_zone_are_those_of_the_reader(tabs: Tabs, served: Dash
     expect(page.get_by_role("region", name="What happened")).to_contain_text(f"{at:%Y-%m-%d %H:%M:%S %Z}")
 
 
+def test_code_is_copied_where_the_browser_can(tabs: Tabs, served: Dashboard) -> None:
+    """A button copies the call of a job as Python; a browser without a clipboard, as over HTTP, shows no button."""
+    page = tabs.open(served.job_url("completed"), permissions=["clipboard-read", "clipboard-write"])
+    press(page, "Copy as Python")
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == page.locator("#as-python").text_content()
+    page.add_init_script("delete Navigator.prototype.clipboard")
+    page.reload()
+    expect(page.get_by_role("button", name="Switch between light and dark")).to_be_visible()
+    expect(page.get_by_role("button", name="Copy as Python")).to_be_hidden()
+
+
 def test_a_person_works_without_scripts(
     tabs: Tabs, served: Dashboard, tmp_path: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

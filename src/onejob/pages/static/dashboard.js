@@ -285,7 +285,8 @@ document.addEventListener("click", async (event) => {
 });
 
 function prepare() {
-  for (const hidden of all("[data-opens], [data-toggles], [data-copies], [data-selects]")) hidden.hidden = false;
+  for (const hidden of all("[data-opens], [data-toggles], [data-selects]")) hidden.hidden = false;
+  for (const button of all("[data-copies]")) button.hidden = !navigator.clipboard; // browsers have none without HTTPS
   showTimes();
   showSelected();
 }
