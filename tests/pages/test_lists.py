@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,6 +159,15 @@ def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> No
     sample.ledger.increment({total_name(("submissions_total", "other.task", "admitted")): 1.0})
     assert [each["waiting"] for each in browser.json("/tasks")["tasks"] if each["task"] == waiting.task] == [1]
     assert "other" in {each["queue"] for each in browser.json("/workers")["queues"]}
+
+
+def test_a_chart_has_its_numbers_in_full(browser: Browser, sample: Sample) -> None:
+    """The title of a bar, and the number above all of them, have every digit of a million."""
+    name = total_name(("submissions_total", "shop.study_plan", "rejected"))
+    sample.ledger.increment({name: 1.0}, recent={name: 1_234_567.0})
+    source = browser.page("/").source
+    assert "1,234,567 rejected</title>" in source
+    assert re.search(r'class="top-value" aria-hidden="true">1,234,\d{3}</span>', source)
 
 
 def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None:

@@ -246,7 +246,7 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: 
                 height = round(number / top * HEIGHT, 2)
                 base -= height
                 bars.append(Bar(x, round(base, 2), round(step * (1 - GAP), 2), height, name))
-        parts = ", ".join(f"{number:g} {name.replace('_', ' ')}" for name, number in numbers if number) or "nothing"
+        parts = ", ".join(f"{number:,.0f} {name.replace('_', ' ')}" for name, number in numbers if number) or "nothing"
         columns.append(Bar(round(index * step, 2), 0.0, round(step, 2), HEIGHT, "column", f"{label}: {parts}"))
     return {"bars": bars, "columns": columns, "top": top, "width": WIDTH, "height": HEIGHT}
 
