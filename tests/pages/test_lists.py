@@ -153,6 +153,17 @@ def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
     assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
 
 
+def test_a_worker_whose_runs_are_not_listed_is_not_idle(
+    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without a run is idle, unless there are more runs than are listed, which are the newest ones."""
+    assert "idle" in browser.page("/workers").text
+    sample.start(sample.submit("shop.study_plan", project="newer").job, NODES[1])
+    monkeypatch.setattr(lists, "RUNS_LIMIT", 1)
+    assert [len(each["runs"]) for each in browser.json("/workers")["workers"]] == [0, 1]
+    assert "idle" not in browser.page("/workers").text
+
+
 def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> None:
     """A job waits also on the pages of an app that lacks its task, when no worker is left that has it."""
     waiting = sample.ledger.submit(submission("elsewhere", task="other.task", route="other")).job

@@ -144,7 +144,7 @@ def _build_workers(context: Context, request: PageRequest) -> Page:
             | {"is_late": context.is_late(worker, now), "runs": rows(worker.name)}
             for worker in workers
         ],
-        "queues": _queues(context, workers, now), "backlog_limit": COUNT_LIMIT,
+        "queues": _queues(context, workers, now), "backlog_limit": COUNT_LIMIT, "is_capped": len(runs) == RUNS_LIMIT,
         "lost": [{"name": name, "runs": rows(name)} for name in sorted(by_node)],
     }  # fmt: skip
     return Page(template="workers.html", title="Workers", data=data, rows="workers", live="ledger")
