@@ -178,6 +178,19 @@ def test_portions_end_in_time(browser: Browser, sample: Sample, monkeypatch: pyt
     assert len(events_of(sample, sample.named["retrying"])) == 1
 
 
+def test_portions_of_selected_rows_end_in_time(
+    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of selected rows the preview counts all, and those that a portion has no time for are done in the next ones."""
+    monkeypatch.setattr(actions, "deadline", lambda _seconds=0.0: lambda: True)
+    failed = [job.id for job in sample.jobs().values() if job.state is State.FAILED][:3]
+    rows = [sample.named["running"], *failed]
+    page = browser.posted("/bulk/preview", *(("id", job_id) for job_id in rows), operation="redrive")
+    assert previewed(page) == 3
+    assert confirm(browser, page) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert {job_id: events_of(sample, job_id) for job_id in failed} == {job_id: ["redrive"] for job_id in failed}
+
+
 @for_each("operation", Operation)
 def test_an_operation_touches_only_states_that_it_applies_to(
     browser: Browser, sample: Sample, operation: Operation

@@ -21,7 +21,7 @@ from onejob.errors import OneJobError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-from onejob.ledger.bulk import Selection
+from onejob.ledger.bulk import NOT_REACHED, Selection
 from onejob.ledger.dead_letters import group_key
 from onejob.ledger.search import count_matching, query_of, search
 from onejob.pages.access import Form, User
@@ -115,7 +115,7 @@ class BulkForm:
         own = [("operation", self.operation.value), ("scope", self.scope), ("filter", self.filter), ("back", self.back)]
         return {
             "step": step, "operation": self.operation.value, "label": label(self.operation), "back": self.back,
-            "participle": self.operation.done, "selection": f"{len(ids)} selected jobs" if ids else matching,
+            "participle": self.operation.done, "selection": "the selected jobs" if ids else matching,
             "fields": [*own, ("until", repr(self.until)), ("group", self.group), *ids],
         }  # fmt: skip
 
@@ -141,7 +141,8 @@ def _preview(context: Context, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
     selection = bulk.selection(context)
     if selection.query is not None:
         selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))
-    checked = context.operator().operate_many(bulk.operation, selection, dry_run=True, is_over=deadline(1.0))
+    in_time = None if bulk.ids else deadline(1.0)
+    checked = context.operator().operate_many(bulk.operation, selection, dry_run=True, is_over=in_time)
     found = context.ledger.get_many(checked.done[:EXAMPLES])
     return len(checked.done), checked.next is None, [found[each] for each in checked.done[:EXAMPLES] if each in found]
 
@@ -154,11 +155,13 @@ def run_bulk(context: Context, user: User, form: Form, _path: Any) -> Page:
     if selection.query is not None and not selection.query.states:
         raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
     result = context.operator(user).operate_many(bulk.operation, selection, is_over=deadline(PORTION_SECONDS))
-    data = bulk.shown("running" if result.next else "finished") | {
+    left = tuple(job_id for job_id, why in result.refused.items() if why == NOT_REACHED)
+    messages = [why for why in result.refused.values() if why != NOT_REACHED]
+    data = replace(bulk, ids=left or bulk.ids).shown("running" if result.next or left else "finished") | {
         "done": done + len(result.done),
-        "refused": refused + len(result.refused),
-        "messages": list(result.refused.values())[:MESSAGES],
-        "cursor": None if result.next is None else Cursor(*result.next).encode(),
+        "refused": refused + len(messages),
+        "messages": messages[:MESSAGES],
+        "cursor": "" if result.next is None else Cursor(*result.next).encode(),
     }
     return Page(template="bulk.html", title=label(bulk.operation), data=data)
 
