@@ -63,7 +63,8 @@ ROW = {"name": "a", "role": "read", "sha256": "", "created_at": 0}
 
 
 @for_each("content", ["", "{", "{}x", "[{}]", *(json.dumps([ROW | fields]) for fields in (
-    {"role": "root"}, {"own_jobs": "yes"}, {"tasks": "shop.invoice"}, {"expires_at": "soon"}, {"quota": "many"},
+    {"name": 7}, {"name": ""}, {"sha256": "é"}, {"sha256": None}, {"role": "root"}, {"own_jobs": "yes"},
+    {"tasks": "shop.invoice"}, {"expires_at": "soon"}, {"quota": "many"},
 ))])  # fmt: skip
 def test_an_invalid_file_refuses_every_request(keyed: Shop, standing: Standing, content: str) -> None:
     """While the key file is invalid, or a limit of a key is, every request is 503; the previous keys are not used."""

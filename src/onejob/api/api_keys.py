@@ -198,10 +198,11 @@ def _load(path: Path) -> tuple[Version, tuple[Key, ...]]:
 
 def _key_from(row: dict[str, Any]) -> Key:
     tasks, own_jobs, expires_at = row.get("tasks"), row.get("own_jobs", False), row.get("expires_at")
+    check_name("the name of an API key", row["name"])
     if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
         raise TypeError(f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names")
     return Key(
-        row["name"], Role(row["role"]), str(row["sha256"]), float(row["created_at"]),
+        row["name"], Role(row["role"]), bytes.fromhex(row["sha256"]).hex(), float(row["created_at"]),
         expires_at=None if expires_at is None else float(expires_at), own_jobs=own_jobs,
         tasks=None if tasks is None else frozenset(tasks),
         quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")),
