@@ -293,18 +293,24 @@ def test_a_wrong_backend_class_is_a_clear_error(app: Celery) -> None:
         task.aquire_lock("lock", "id")
 
 
-def test_a_class_of_the_programs_own_answers_duplicates(app: Celery) -> None:
-    """A method `on_duplicate` is called with the id of the existing task, and may call that of celery-singleton."""
+@for_each("raises", [False, True])
+def test_a_class_of_the_programs_own_answers_duplicates(app: Celery, raises: bool) -> None:
+    """A method `on_duplicate` gets the id of the existing task, and may call that of celery-singleton, which raises."""
 
     class Answering(Singleton):
         abstract = True
 
         def on_duplicate(self, existing_task_id: str) -> str:  # type: ignore[override] # celery-singleton's
-            return f"{self.name}: {super().on_duplicate(existing_task_id)}"
+            try:
+                return f"{self.name}: {super().on_duplicate(existing_task_id)}"
+            except DuplicateTaskError as error:
+                return f"{self.name} raises: {error.task_id}"
 
-    task: Any = app.task(base=Answering, name="answering", shared=False)(_anything)
+    options: Any = {"base": Answering, "name": f"answering {raises}", "raise_on_duplicate": raises, "shared": False}
+    task: Any = app.task(**options)(_anything)
+    task.bind(app)  # once more, as `finalize` does with what was bound before
     first = task.delay(1)
-    assert task.delay(1) == f"answering: {first.id}"
+    assert task.delay(1) == f"answering {raises}{' raises' * raises}: {first.id}"
 
 
 # --- celery-once -----------------------------------------------------------------------------------------------------

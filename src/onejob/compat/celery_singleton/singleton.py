@@ -87,7 +87,7 @@ class Singleton(LockSharingTask):
         own: Any = cls.on_duplicate
         if callable(own):
             cls._answer, cls.on_duplicate = own, "attach"
-        elif _either(cls.raise_on_duplicate, config.raise_on_duplicate):
+        elif cls._answer is None and _either(cls.raise_on_duplicate, config.raise_on_duplicate):
             cls.on_duplicate = "raise"
         elif own is None:
             cls.on_duplicate = "attach"
