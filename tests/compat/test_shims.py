@@ -339,6 +339,16 @@ def test_unlock_before_run_admits_one_that_waits(program: House) -> None:
     assert first.get(PATIENCE) == "unlocking"
 
 
+@for_each("on_duplicate, outcome", [("run_again", "queued_next"), ("attach", "attached")])
+def test_a_task_may_say_what_a_duplicate_gets(app: Celery, on_duplicate: str, outcome: str) -> None:
+    """`on_duplicate` of a `QueueOnce` task decides in place of `AlreadyQueued`, as that of a `onejob.Task` does."""
+    options: Any = {"base": QueueOnce, "name": on_duplicate, "on_duplicate": on_duplicate, "shared": False}
+    task: Any = app.task(**options)(_anything)
+    job = task.delay(1)
+    app_state_of(app).ledger.claim(job.id, nonce="nonce", node="test")
+    assert task.delay(1).outcome == outcome
+
+
 def test_blocking_is_said_to_do_nothing(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     """`blocking`, which no ledger needs, is logged when a task is defined, and a duplicate does not wait."""
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"blocking": True, "blocking_timeout": 600}}

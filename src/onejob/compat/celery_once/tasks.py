@@ -62,7 +62,8 @@ class QueueOnce(LockSharingTask):
             cls.unique_until = "started"
         if "timeout" in cls.once:
             notice_once(UNENDED.format(option="once={'timeout': ...}"))
-        cls.on_duplicate = "raise"
+        if cls.on_duplicate is None:
+            cls.on_duplicate = "raise"
         super().on_bound(app)
 
     # --- submitting -------------------------------------------------------------------------------------------------
