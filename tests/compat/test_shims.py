@@ -24,6 +24,7 @@ from onejob.compat.celery_singleton.util import generate_lock
 from onejob.compat.shims import notice_once
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Retention
+from onejob.testing import isolated
 from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, House, await_
 
@@ -337,6 +338,19 @@ def test_unlock_before_run_admits_one_that_waits(program: House) -> None:
     assert program.once_unlocking.delay("unlocking", ["return"]).get(PATIENCE) == "unlocking"
     program.open("unlocking")
     assert first.get(PATIENCE) == "unlocking"
+
+
+@for_each("once, age", [({"timeout": 60}, 0), ({"timeout": None}, 3540), ({}, 3540)])
+def test_a_duplicate_is_told_when_to_come_back(app: Celery, once: Any, age: int) -> None:
+    """`countdown` is what is left of `timeout`, or of an hour without one, by the clock of the ledger."""
+    task: Any = app.task(base=QueueOnce, name=f"told {once}", once=once, shared=False)(_anything)
+    with isolated(app) as jobs:
+        jobs.travel(hours=2)
+        task.delay(1)
+        jobs.travel(age)
+        with pytest.raises(AlreadyQueued) as raised:
+            task.delay(1)
+    assert 50 < raised.value.countdown <= 60
 
 
 @for_each("on_duplicate, outcome", [("run_again", "queued_next"), ("attach", "attached")])

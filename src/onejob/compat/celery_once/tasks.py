@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -75,18 +74,20 @@ class QueueOnce(LockSharingTask):
         """
         once = {**self.once, **(options.pop("once", None) or {})}
         timeout = once.get("timeout", self.default_timeout)
+        hint = HOUR if timeout is None else timeout  # such a lock does not expire
         try:
             if app_state_of(self.app).is_eager and shares_locks(self.app):
                 return self._apply_locked(args, kwargs, positional, options, timeout)
             return super().apply_async(args, kwargs, *positional, **options)
         except DuplicateJobError as error:
-            job = app_state_of(self.app).ledger.get_or_none(error.job_id)
-            left = timeout if job is None else job.created_at + timeout - time.time()
+            ledger = app_state_of(self.app).ledger
+            job = ledger.get_or_none(error.job_id)
+            left = hint if job is None else job.created_at + hint - ledger.read_clock()
             queued = AlreadyQueued(max(1.0, left))  # the job may run on
         except HeldByOldLibrary as held:
             client = getattr(self.once_backend, "redis", None)
             left = client.pttl(held.key) / 1000.0 if client is not None else 0.0
-            queued = AlreadyQueued(left if left > 0 else timeout)
+            queued = AlreadyQueued(left if left > 0 else hint)
         except AlreadyQueued as error:
             queued = error
         if once.get("graceful"):
