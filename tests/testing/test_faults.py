@@ -72,10 +72,13 @@ def test_a_late_worker_is_refused(jobs: Jobs) -> None:
 
 
 def test_run_job_shows_a_lost_run(jobs: Jobs) -> None:
-    """A run of `run_job` that loses its worker leaves a running job and the steps that it has kept."""
+    """A `run_job` that loses its worker leaves a running job with its kept steps, or a queued one before its start."""
     jobs.lose_worker("step:outline")
     run = run_job(shop.plan, "physics")
     assert (run.state, list(run.steps)) == (onejob.State.RUNNING, ["outline"])
+    jobs.lose_worker("before_start")
+    run = run_job(shop.plan, "physics")
+    assert (run.state, run.progress, run.steps) == (onejob.State.QUEUED, [], {})
 
 
 @for_each("at, task, error, message", [

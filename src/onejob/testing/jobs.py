@@ -22,7 +22,7 @@ from onejob.jobs.policy import Limits
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.testing.fault import CrashReport, Fault, FaultKind, Trial, declaration, inject, recover, run_matrix, survive
-from onejob.testing.ledger import Hook, RecordingLedger, SubmittedJob
+from onejob.testing.ledger import Hook, RecordedRun, RecordingLedger, SubmittedJob
 from onejob.testing.store import Clock, IsolatedStore, Outage
 from onejob.testing.worker import InProcessWorker
 
@@ -79,7 +79,9 @@ class Jobs:
         self.state.publisher.publish(job)
         with _watched_errors(job.id) as errors:
             self.worker.run_next_message(job.id)
-        job, run = self.ledger.get(job.id), next(run for run in reversed(self.ledger.runs) if run.job_id == job.id)
+        job = self.ledger.get(job.id)
+        none = RecordedRun(job.id, job.task, job.token, job.attempt)  # of a worker that was lost before the start
+        run = next((run for run in reversed(self.ledger.runs) if run.job_id == job.id), none)
         return JobRun(
             id=job.id,
             state=job.state,
