@@ -188,6 +188,17 @@ def test_effects_that_prove_nothing_are_refused(matrix: Callable[..., Any]) -> N
     assert {str(each.fault.kind) for each in report.survivals} == {"lost", "frozen", "redelivered"}
 
 
+def test_an_error_in_a_child_process_is_shown(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    """An exception of `in_child` fails the matrix, and its traceback is in the output that the error refers to."""
+
+    def connect() -> None:
+        raise ConnectionError("no such host")
+
+    with pytest.raises(onejob.OneJobError, match="exit code 1: look at its output"):
+        jobs.crash_matrix(shop.double, 4, effects=None, in_child=connect)
+    assert "ConnectionError: no such host" in capfd.readouterr().err
+
+
 def test_the_recovery_alone_can_be_checked(jobs: Jobs) -> None:
     """With `effects=None` the matrix, here of a task by its name, checks how the job ends; a failing task ends it."""
     report = jobs.crash_matrix(shop.double.name, 4, effects=None, processes=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -132,6 +133,8 @@ def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[
             in_child()
             worker.execute_here(request)
             status = 0
+        except BaseException:  # noqa: BLE001 - the process ends here
+            traceback.print_exc()
         finally:
             os._exit(status)
     _, ended = os.waitpid(pid, 0)
