@@ -87,14 +87,16 @@ def test_reset_honours_a_changed_store(tmp_path: Path) -> None:
     reset(app)
 
 
-def test_the_environment_does_not_lead_to_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery reads the environment before its settings; a block hides these variables and gives them back."""
+def test_no_other_setting_leads_to_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery prefers the environment and `broker_transport` to the URLs; a block hides both, and gives them back."""
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://broker.invalid:2/0")
+    monkeypatch.setitem(shop.app.conf, "broker_transport", "redis")
     with isolated(shop.app) as jobs:
         result = shop.double.delay(3)
         jobs.run_all()
         assert result.get(timeout=0) == 6
     assert os.environ["CELERY_BROKER_URL"] == "redis://broker.invalid:2/0"
+    assert shop.app.conf.broker_transport == "redis"
 
 
 def test_the_ledger_of_another_app_is_refused(jobs: Jobs, tmp_path: Path) -> None:

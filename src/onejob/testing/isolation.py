@@ -131,6 +131,7 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
     has_backend = bool(app.backend_cls or app.conf.result_backend)
     return {
         **urls,
+        "broker_transport": None,  # which counts more than the URLs
         "broker_transport_options": {},
         "task_always_eager": False,
         "onejob_store": f"sqlite:///{directory / 'ledger.db'}",
