@@ -46,6 +46,18 @@ def test_each_block_has_a_ledger_of_its_own_and_leaves_nothing() -> None:
     assert shop.app.connection_for_write().hostname == "broker.invalid"
 
 
+def test_each_block_has_a_result_backend_of_its_own() -> None:
+    """The result of a plain Celery task in one block is not that of a task with the same id in the next."""
+    states = []
+    for _ in range(2):
+        with isolated(shop.app) as jobs:
+            plain = shop.plain.apply_async((1,), task_id="the same")
+            states.append(plain.state)
+            jobs.run_all()
+            states.append(plain.state)
+    assert states == ["PENDING", "SUCCESS"] * 2
+
+
 def test_settings_are_read_anew_in_each_block() -> None:
     """A setting that a test changes counts in its next block, and settings for a block end with it."""
     app, add = make_app("redis://ledger.invalid:1/0")

@@ -19,7 +19,9 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from celery import current_app
+from celery.backends import cache
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.utils.functional import LRUCache
 from kombu.transport import memory
 from kombu.transport.virtual import BrokerState
 
@@ -159,11 +161,13 @@ def _broker_in_memory(app: Any) -> Iterator[None]:
 
     Celery has no public way to do so. The private names are those of Celery 5.4 to 5.7 and kombu 5.4 to 5.6: the pools
     of connections and producers, the result backend of the app and of this thread, and what each task has built with
-    it; `backend_cls` is what the constructor of the app was given, and the setting stands in for it.
+    it; `backend_cls` is what the constructor of the app was given, and the setting stands in for it. All result
+    backends in memory share one cache.
     """
     anew: list[tuple[Any, str, Any]] = [
         (memory.Channel, "queues", {}),
         (memory.Transport, "global_state", BrokerState()),
+        (cache, "_DUMMY_CLIENT_CACHE", LRUCache()),
         *((app, name, None) for name in ("_pool", "_backend_cache", "backend_cls")),
         (app.amqp, "_producer_pool", None),
         (app._local, "backend", None),  # noqa: SLF001 - see above
