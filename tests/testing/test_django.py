@@ -67,7 +67,15 @@ class InTestCase(Tests, JobsMixin, TestCase):
 
 
 class InTransactionTestCase(Tests, JobsMixin, TransactionTestCase):
-    pass
+    def test_callbacks_after_the_commit_find_its_jobs(self):
+        with transaction.atomic():
+            first = invoice.enqueue(1)
+            transaction.on_commit(lambda: charge.delay(2))
+            transaction.on_commit(lambda: states.append(self.jobs.get(second.id).state))
+            states, second = [], invoice.enqueue(2)
+        self.assertEqual(states, ["queued"])
+        self.assertEqual(self.jobs.run_all(), 3)
+        self.assertEqual([invoice.get_result(each.id).return_value for each in (first, second)], ["R-1", "R-2"])
 
 
 @app.task(shared=False, base=onejob.Task)
@@ -146,4 +154,4 @@ def test_jobs_are_a_part_of_the_transaction_of_a_test(tmp_path: Path) -> None:
         "DATABASES": {"default": sqlite(tmp_path / "shop.db")}, "CELERY_BROKER_URL": "redis://broker.invalid:1/0"
     })  # fmt: skip
     project.manage("migrate", "-v", "0", "--run-syncdb")
-    assert project.script(CASE) == [14, []]
+    assert project.script(CASE) == [15, []]
