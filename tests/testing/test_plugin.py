@@ -106,6 +106,20 @@ PROGRAMS = [
         def test_two():
             assert shop.invoice.delay(1).outcome == "attached"
     """),
+    # a fixture of the session is set up outside of the isolation, so that what it sets outlives the first test
+    ("onejob_app = shop:app", 2, """
+        import pytest, shop
+
+        @pytest.fixture(scope="session")
+        def configured():
+            shop.app.conf.timezone = "Asia/Tokyo"
+
+        @pytest.mark.onejob
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_it(configured, number):
+            assert shop.app.conf.timezone == "Asia/Tokyo"
+            assert shop.invoice.delay(number).outcome == "admitted"
+    """),
     # without the setting the plugin has no fixture of its own in a test
     ("", 1, """
         def test_it(request):
@@ -118,7 +132,7 @@ PROGRAMS = [
 @pytest.mark.parametrize(
     ("ini", "passed", "test"),
     PROGRAMS,
-    ids=["setting", "celery's plugin", "fixture", "marker", "wider fixture", "neither"],
+    ids=["setting", "celery's plugin", "fixture", "marker", "wider fixture", "session", "neither"],
 )
 def test_the_app_and_its_settings_are_chosen(pytester: pytest.Pytester, ini: str, passed: int, test: str) -> None:
     """A setting or a fixture gives the app, and markers its settings; a project with neither is left alone."""

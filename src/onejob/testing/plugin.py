@@ -46,7 +46,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         raise pytest.UsageError(msg)
     names = getattr(item, "fixturenames", None)
     if names is not None and options.get("isolated", True) and "jobs" not in names:
-        function.fixturenames = ["jobs", *names]  # in a list of its own: that of a function's parameters is one
+        function.fixturenames = [*names]  # a list of its own: that of a function's parameters is one
+        function.fixturenames.insert(sum(_is_wider(item, name) for name in names), "jobs")
 
 
 @pytest.fixture
@@ -112,6 +113,12 @@ def _options_of(item: Any) -> dict[str, Any] | None:
     if any(marker.args for marker in markers):
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.onejob takes options by name, such as onejob(lease=5)")
     return {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()} if markers else None
+
+
+def _is_wider(item: Any, name: str) -> bool:
+    """Return whether a fixture of a test outlives it, and is therefore set up outside of the isolation."""
+    found = item._fixtureinfo.name2fixturedefs.get(name)  # noqa: SLF001 - pytest 8 and 9
+    return bool(found) and found[-1].scope != "function"
 
 
 def _import_app(name: str) -> Any:
