@@ -87,14 +87,15 @@ def test_settings_that_nobody_has_read_stay_those_of_the_app() -> None:
     assert (own.settings.lease, own.settings.store) == (30, "sqlite:///unused.db")
 
 
-def test_reset_honours_a_changed_store(tmp_path: Path) -> None:
-    """After `reset` the app's own ledger is that of its settings now, without an isolation."""
+def test_reset_honours_changed_settings(tmp_path: Path) -> None:
+    """After `reset` the app has the ledger and its tasks the lease of its settings now, without an isolation."""
     app, add = make_app(f"sqlite:///{tmp_path / 'one.db'}")
     app.conf.broker_url = "memory://"
     add.delay(1)
-    app.conf.onejob_store = f"sqlite:///{tmp_path / 'two.db'}"
+    app.conf.update(onejob_store=f"sqlite:///{tmp_path / 'two.db'}", onejob_lease=60)
     reset(app)
-    assert add.delay(1).outcome == "admitted"
+    result = add.delay(1)
+    assert (result.outcome, app_state_of(app).ledger.get(result.id).lease) == ("admitted", 60)
     assert sorted(path.name for path in tmp_path.glob("*.db")) == ["one.db", "two.db"]
     reset(app)
 

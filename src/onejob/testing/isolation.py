@@ -121,6 +121,10 @@ def reset(app: Any) -> None:
 
     For tests that change `app.conf.onejob_store` or another setting without `isolated`.
     """
+    classes: list[Any] = [type(task) for task in app.tasks.values()]
+    for each in classes:
+        if "_onejob" in vars(each):  # its resolved options, with the settings
+            del each._onejob
     state: AppState | None = app.__dict__.pop(STATE, None)
     if state is not None:
         state.close()
@@ -191,7 +195,6 @@ def _broker_in_memory(app: Any) -> Iterator[None]:
 @contextmanager
 def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]:
     """Give an app a new state, with the ledger in a file, in transactions on `django_alias` as the app's own is."""
-    before = app.__dict__.get(STATE)
     clock, state = Clock(), AppState(app)
     store = IsolatedStore(path, clock)
     ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
@@ -200,13 +203,10 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     state.use(ledger, publisher, django_alias)
     jobs = Jobs(InProcessWorker(app, state, ledger, store, clock))
     publisher.after_publish = jobs.run_if_eager
-    classes: list[Any] = [type(task) for task in tasks_of(app).values()]
-    # Settings that nobody has read yet must not be read now: they would be those of this block.
-    known = before.settings if before is not None and "settings" in before.__dict__ else None
     with replaced_state(app, state), ExitStack() as stack:
         stack.callback(ledger.close)
         stack.callback(publisher.close)
-        for each in classes if known != state.settings else []:
+        for each in map(type, tasks_of(app).values()):
             # where a bound class has its resolved options, with the settings
             stack.enter_context(patch.object(each, "_onejob", TaskOptions.of(each, app)))
         _active[id(app)] = jobs
