@@ -201,7 +201,9 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
     state.use(ledger, publisher, django_alias)
-    jobs = Jobs(InProcessWorker(app, state, ledger, store, clock))
+    worker = InProcessWorker(app, state, ledger, store, clock)
+    worker.is_elsewhere = lambda task: any(task in other.app.tasks for other in _active.values())
+    jobs = Jobs(worker)
     publisher.after_publish = jobs.run_if_eager
     with replaced_state(app, state), ExitStack() as stack:
         stack.callback(ledger.close)

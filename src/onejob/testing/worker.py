@@ -58,6 +58,8 @@ class InProcessWorker:
         self.webhooks: list[tuple[str, Any]] = []
         """The webhooks that were due: URLs and events."""
         self.delivers_twice = False
+        self.is_elsewhere: Callable[[str], bool] = lambda _task: False
+        """Whether another isolated app, which has the same broker, has a task."""
         self.execute: Callable[[Any], object] = self.execute_here
         """What runs a request. A crash matrix runs it in a child process."""
 
@@ -138,9 +140,12 @@ class InProcessWorker:
         return None if has_message else 0.0
 
     def _messages(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the messages in all queues, with the deque that each is in."""
+        """Yield the messages in all queues but those of other apps, with the deque that each is in."""
         for queue in [*memory.Channel.queues.values()]:
-            yield from ((queue.queue, payload) for payload in [*queue.queue] if "task" in payload.get("headers", {}))
+            for payload in [*queue.queue]:
+                task = payload.get("headers", {}).get("task")
+                if task is not None and (task in self.app.tasks or not self.is_elsewhere(task)):
+                    yield queue.queue, payload
 
     def _request_of(self, payload: Any) -> Any:
         name = payload["headers"]["task"]
