@@ -153,6 +153,19 @@ def test_a_task_of_another_backend_is_refused(tmp_path: Path, broker_url: str) -
     assert "define it with @task(backend='jobs')" in found[1]
 
 
+def test_a_job_outlives_its_queue_in_the_settings(tmp_path: Path, broker_url: str) -> None:
+    """A job for a queue that `QUEUES` does not have any more is found, and runs, as a job of the task as defined."""
+
+    def project(*queues: str) -> Project:
+        backend = {"BACKEND": "onejob.django.TaskBackend", "QUEUES": ["default", "slow", *queues]}
+        databases = {"default": sqlite(tmp_path / "shop.db")}
+        return Project({"DATABASES": databases, "CELERY_BROKER_URL": broker_url, "TASKS": {"default": backend}})
+
+    project("old").manage("migrate", "-v", "0")
+    job_id = project("old").script(HEAD + "print(json.dumps(tasks.count.using(queue_name='old').enqueue(1).id))")
+    assert project().script(HEAD + f"print(json.dumps(backend.get_result({job_id!r}).task.queue_name))") == "default"
+
+
 def test_a_ledger_elsewhere_waits_for_the_commit(tmp_path: Path, broker_url: str) -> None:
     """With the ledger in Redis, an enqueue in a transaction happens after its commit, and not after a rollback."""
     databases: dict[str, Any] = {"default": sqlite(tmp_path / "shop.db")}

@@ -22,7 +22,16 @@ from onejob.celery.current_job import current_job
 from onejob.celery.payload import decode, encode_failure, loads
 from onejob.celery.task import Task
 from onejob.django import conf, resolve_options
-from onejob.django.framework import Status, TaskContext, TaskError, TaskResult, normalize_json, signals, task_backends
+from onejob.django.framework import (
+    InvalidTask,
+    Status,
+    TaskContext,
+    TaskError,
+    TaskResult,
+    normalize_json,
+    signals,
+    task_backends,
+)
 from onejob.django.framework import Task as DjangoTask
 from onejob.errors import JobInterrupted
 from onejob.jobs.lifecycle import State, Transition
@@ -154,7 +163,7 @@ def headers_of(task: Any) -> dict[str, Any]:
 
 
 def task_of(job: Job) -> Any:
-    """Return the Django task of a job as it was enqueued; None for a job of another kind."""
+    """Return the Django task of a job as it was enqueued, if that is valid still; None for a job of another kind."""
     task = defined_tasks.get(job.task) or imported_task(job.task)
     if task is None:
         return None
@@ -163,7 +172,10 @@ def task_of(job: Job) -> Any:
         return task
     if "run_after" in changed:
         changed["run_after"] = datetime.fromisoformat(changed["run_after"])
-    return task.using(**changed)
+    try:
+        return task.using(**changed)
+    except InvalidTask:  # the settings have changed since: the job runs as the task is defined
+        return task
 
 
 def _run(task: Any, args: Any, kwargs: Any) -> Any:
