@@ -114,9 +114,14 @@ def test_the_databases_are_examined(files: dict[str, Any]) -> None:
 
 
 def test_the_check_of_the_database_fails(files: dict[str, Any]) -> None:
-    """`check --database` fails without the database of the store, and asks for a migration, which does not itself."""
-    project = Project({"DATABASES": files, "CELERY_ONEJOB_STORE": "django://nope"})
-    assert "onejob.E002" in project.manage("check", "--database", "default", code=1)
+    """`check --database` fails without the store's database or schema, and asks for a migration; `migrate` does not."""
+    postgres = {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}
+    unusable: list[dict[str, Any]] = [
+        {"DATABASES": files, "CELERY_ONEJOB_STORE": "django://nope"},
+        {"DATABASES": {"default": postgres}, "CELERY_ONEJOB_NAMESPACE": "my-shop"},
+    ]
+    for settings in unusable:
+        assert "onejob.E002" in Project(settings).manage("check", "--database", "default", code=1)
     project = Project({"DATABASES": files})
     assert "onejob.W007" in project.manage("check", "--database", "default")
     assert "onejob.W007" not in project.manage("migrate")

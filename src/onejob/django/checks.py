@@ -18,7 +18,7 @@ from onejob.celery.option_names import SETTINGS as LEDGER_SETTINGS
 from onejob.django import conf
 from onejob.errors import ConfigurationError
 from onejob.stores import kind_of
-from onejob.stores.schema import check_version
+from onejob.stores.schema import check_version, checked_schema
 
 TAG = "onejob"
 MIGRATING = (["migrate"], ["makemigrations"])
@@ -53,8 +53,11 @@ def check_database(databases: Any = None, **_: Any) -> list[Any]:
     alias = _alias()
     if alias is None or alias not in (databases or ()):
         return []
-    with conf.ledger_schema(connections[alias]) as schema:
-        version = schema.version()
+    try:
+        with conf.ledger_schema(connections[alias]) as schema:
+            version = schema.version()
+    except ConfigurationError:
+        return []  # reported by `check_settings`
     is_migrating = sys.argv[1:2] in MIGRATING  # which then does what the warning asks for
     return [*(() if is_migrating else _check_schema(alias, version)), *(_check_sqlite(alias) if version else ())]
 
@@ -71,19 +74,20 @@ def _check_names() -> Iterator[Any]:
 
 def _check_store() -> Iterator[Any]:
     try:
-        store = conf.app_state().settings.store
+        known = conf.app_state().settings
     except ConfigurationError as error:
         names = "In Django's settings the names are upper case with Celery's prefix"
         hint = f"{names}: onejob_store is CELERY_ONEJOB_STORE."
         yield checks.Error(f"The settings of the ledger are invalid: {error}.", hint=hint, id="onejob.E001")
         return
-    if not store:
+    if not known.store:
         where = f"Celery's app is the current one, or that of {conf.APP_SETTING} = 'shop.celery:app'."
         hint = f"Set CELERY_ONEJOB_STORE = 'django://{DEFAULT_DB_ALIAS}'. {where}"
         yield checks.Error("The ledger has no store.", hint=hint, id="onejob.E001")
         return
     try:
-        kind_of(store)
+        if kind_of(known.store) == "postgresql":
+            checked_schema(known.namespace)
     except ConfigurationError as error:
         yield checks.Error(f"The store of the ledger cannot be used: {error}.", id="onejob.E002")
 
