@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from onejob.stores.schema import HEAD
-from tests.django.project import FOLDER, Project, on_both, sqlite
+from tests.django.project import FOLDER, SETUP, Project, on_both, sqlite
 
 NEWEST = f"schema version {HEAD}, newest {HEAD}: nothing to do"
 TEST_RUN = """
@@ -35,6 +35,12 @@ for run in range(2):
     runner.teardown_databases(old)
 found.append(len(app_state().ledger.find(Query(limit=10))))
 print(json.dumps(found))
+"""
+WRAPPED = """
+import functools
+from django.db.backends.base.creation import BaseDatabaseCreation
+destroy = BaseDatabaseCreation.destroy_test_db
+BaseDatabaseCreation.destroy_test_db = functools.wraps(destroy)(lambda *args, **options: destroy(*args, **options))
 """
 OUTSIDE = """
 from django.conf import settings
@@ -91,8 +97,9 @@ def test_migrate_makes_and_keeps_the_ledger(project: Project) -> None:
 
 @on_both
 def test_the_ledger_follows_django_to_the_test_database(project: Project) -> None:
-    """A run of tests has an empty, migrated ledger of its own, in memory on SQLite, and can drop its database."""
+    """A run of tests has an empty, migrated ledger of its own, and can drop its database, whoever wraps that, too."""
     assert project.script(TEST_RUN) == [0, 0, 1, 0, 1, 0]
+    assert "[0, 0, 1, 0, 1, 0]" in project.run("-c", WRAPPED + SETUP + TEST_RUN)  # by another app
     assert list(FOLDER.glob("*memory*")) == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
@@ -38,11 +38,10 @@ def _use_write_ahead_log(using: str, **_: Any) -> None:
             cursor.execute("pragma journal_mode = wal")
 
 
+@cache
 def _close_before_drop() -> None:
     """Have the ledger's connections closed before Django drops a test database, which PostgreSQL refuses else."""
     destroy = BaseDatabaseCreation.destroy_test_db
-    if hasattr(destroy, "__wrapped__"):
-        return
 
     @wraps(destroy)
     def destroy_test_db(*args: Any, **kwargs: Any) -> Any:
