@@ -23,7 +23,7 @@ from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import LEASE_ERROR
-from onejob.testing.ledger import Hook, is_in_django_transaction, parse_point
+from onejob.testing.ledger import Hook, django_connections, is_in_django_transaction, parse_point
 from onejob.testing.worker import InProcessWorker
 
 RECOVERIES = 20
@@ -146,10 +146,7 @@ def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[
 
 def forget_inherited_connections() -> None:
     """Have Django open new connections in this child process: it shares the sockets of its parent."""
-    database: Any = sys.modules.get("django.db")
-    if database is None:
-        return
-    for connection in database.connections.all(initialized_only=True):
+    for connection in django_connections():
         in_memory = getattr(connection, "is_in_memory_db", lambda: False)
         if not in_memory():
             connection.connection = None
@@ -262,7 +259,7 @@ def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
             f"effects() did not change in a run without a fault: it is {expected!r} before and after, so that it does "
             "not see the effects. Return what the task changes, such as a count; effects=None checks the recovery only"
         )
-    points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
+    points = worker.ledger.points_of(job.id)
     if processes:
         _check_visible(trial, before, expected)
     report = CrashReport(call, points, expected)

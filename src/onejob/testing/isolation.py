@@ -212,11 +212,9 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
             # where a bound class has its resolved options, with the settings
             stack.enter_context(patch.object(each, "_onejob", TaskOptions.of(each, app)))
         _active[id(app)] = jobs
-        try:
-            yield jobs
-        finally:
-            del _active[id(app)]
-            store.refuse = None
+        stack.callback(_active.pop, id(app))
+        stack.callback(setattr, store, "refuse", None)
+        yield jobs
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class Jobs:
         __tracebackhide__ = True
         task = celery_task(self.app, task)
         job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
-        passed = dict.fromkeys(point for run in self.ledger.runs if run.job_id == job.id for point in run.points)
+        passed = self.ledger.points_of(job.id)
         if not happened:
             raise AssertionError(f"{fault}: no run has reached this point. A run passes {', '.join(passed)}")
         if others := [point for point in passed if fault.declared and point not in fault.declared]:
@@ -223,7 +223,7 @@ class Jobs:
         __tracebackhide__ = True
         if self.ledger.hooks:
             wanted = ", ".join(hook.description for hook in self.ledger.hooks)
-            passed = ", ".join(dict.fromkeys(point for run in self.ledger.runs for point in run.points))
+            passed = ", ".join(self.ledger.points_of())
             msg = f"{wanted}: no run has reached this point. Runs passed {passed or 'none, as nothing ran'}"
             raise AssertionError(msg)
 

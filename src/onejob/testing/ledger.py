@@ -116,14 +116,16 @@ class PendingWrite:
         return any(entry[1] is self for entry in _django(self.transaction).run_on_commit)
 
 
+def django_connections() -> list[Any]:
+    """Return the connections of Django that this thread has used; none without Django."""
+    database: Any = sys.modules.get("django.db")
+    return [] if database is None else database.connections.all(initialized_only=True)
+
+
 def is_in_django_transaction() -> bool:
     """Return whether a block of Django's `atomic` is open, besides those of a test case."""
-    database: Any = sys.modules.get("django.db")
-    return database is not None and any(
-        not getattr(block, "_from_testcase", False)
-        for connection in database.connections.all(initialized_only=True)
-        for block in connection.atomic_blocks
-    )
+    blocks = (block for connection in django_connections() for block in connection.atomic_blocks)
+    return not all(getattr(block, "_from_testcase", False) for block in blocks)
 
 
 def _django(transaction: Any) -> Any:
@@ -165,6 +167,10 @@ class RecordingLedger(Ledger):
     def run_of(self, job: Job) -> RecordedRun:
         """Return the record of the run that has a job's token."""
         return next(run for run in reversed(self.runs) if (run.job_id, run.token) == (job.id, job.token))
+
+    def points_of(self, job_id: str | None = None) -> tuple[str, ...]:
+        """Return the points that the runs of a job, or of all jobs, have passed, each once and in order."""
+        return tuple(dict.fromkeys(point for run in self.runs if job_id in {None, run.job_id} for point in run.points))
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
