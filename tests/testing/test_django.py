@@ -137,11 +137,31 @@ class Charges(JobsMixin, TestCase):
         self.jobs.assert_submitted(charge, 5)
 
 
+class Eager:
+    jobs_settings = {"eager": True}
+
+    def test_a_job_runs_within_its_submission_or_after_its_block(self):
+        charge.submit(1, session=connection)
+        self.assertEqual(charges(), 1)
+        with transaction.atomic():
+            result = invoice.enqueue(2)
+        self.assertEqual(invoice.get_result(result.id).return_value, "R-2")
+
+
+class EagerInTestCase(Eager, JobsMixin, TestCase):
+    pass
+
+
+class EagerInTransactionTestCase(Eager, JobsMixin, TransactionTestCase):
+    pass
+
+
 logging.disable()
 runner = get_runner(settings)(verbosity=0, interactive=False)
 old = runner.setup_databases()
 load = unittest.defaultTestLoader.loadTestsFromTestCase
-suite = unittest.TestSuite(map(load, (InTestCase, InTransactionTestCase, Charges)))
+cases = (InTestCase, InTransactionTestCase, Charges, EagerInTestCase, EagerInTransactionTestCase)
+suite = unittest.TestSuite(map(load, cases))
 ran = unittest.TextTestRunner(verbosity=2, stream=sys.stdout).run(suite)
 runner.teardown_databases(old)
 print(json.dumps([ran.testsRun, [text for _, text in ran.failures + ran.errors]]))
@@ -154,4 +174,4 @@ def test_jobs_are_a_part_of_the_transaction_of_a_test(tmp_path: Path) -> None:
         "DATABASES": {"default": sqlite(tmp_path / "shop.db")}, "CELERY_BROKER_URL": "redis://broker.invalid:1/0"
     })  # fmt: skip
     project.manage("migrate", "-v", "0", "--run-syncdb")
-    assert project.script(CASE) == [15, []]
+    assert project.script(CASE) == [17, []]

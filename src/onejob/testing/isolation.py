@@ -204,7 +204,7 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     worker = InProcessWorker(app, state, ledger, store, clock)
     worker.is_elsewhere = lambda task: any(task in other.app.tasks for other in _active.values())
     jobs = Jobs(worker)
-    publisher.after_publish = jobs.run_if_eager
+    publisher.after_publish, ledger.after_silent_commit = jobs.run_if_eager, jobs.run_committed_if_eager
     with replaced_state(app, state), ExitStack() as stack:
         stack.callback(ledger.close)
         stack.callback(publisher.close)

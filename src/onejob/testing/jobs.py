@@ -120,6 +120,11 @@ class Jobs:
             while self.worker.run_next_message():
                 pass
 
+    def run_committed_if_eager(self) -> None:
+        """Run what a block of Django's TestCase has submitted, in the eager mode."""
+        if self.is_eager and not self.ledger.pending:
+            self.worker.run_all()
+
     def travel(self, seconds: float = 0.0, **units: float) -> None:
         """Advance the clock of the ledger by `seconds`, or by `minutes`, `hours`, `days`.
 

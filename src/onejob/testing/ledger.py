@@ -91,12 +91,13 @@ class PendingWrite:
             self.ended = True
             self.on_rollback()
 
-    def settle(self) -> None:
-        """End the write if its transaction will never call it: only blocks of Django's TestCase are open."""
-        blocks = getattr(_django(self.transaction), "atomic_blocks", ())
-        if not self.ended and blocks and all(getattr(block, "_from_testcase", False) for block in blocks):
+    def settle(self) -> bool:
+        """End the write if its transaction will never call it, and return whether it was so."""
+        is_silent = not self.ended and _is_in_test_case_only(self.transaction)
+        if is_silent:
             self()
             self.on_silent_commit()
+        return is_silent
 
     def precede_callbacks(self) -> None:
         """Have Django call the write before the callbacks of others, which find it committed, as in production.
@@ -126,6 +127,12 @@ def is_in_django_transaction() -> bool:
     """Return whether a block of Django's `atomic` is open, besides those of a test case."""
     blocks = (block for connection in django_connections() for block in connection.atomic_blocks)
     return not all(getattr(block, "_from_testcase", False) for block in blocks)
+
+
+def _is_in_test_case_only(transaction: Any) -> bool:
+    """Return whether the only open blocks of a connection are those of Django's TestCase, where nothing commits."""
+    blocks = getattr(_django(transaction), "atomic_blocks", ())
+    return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
 
 
 def _django(transaction: Any) -> Any:
@@ -158,6 +165,8 @@ class RecordingLedger(Ledger):
         """The writes in users' transactions that may still be open."""
         self.is_completing = False
         """Whether a run is about to complete its job in a user's transaction, which is open."""
+        self.after_silent_commit: Callable[[], object] = lambda: None
+        """Is called after writes whose commit called nobody."""
 
     def clear(self) -> None:
         """Forget what was recorded."""
@@ -254,9 +263,10 @@ class RecordingLedger(Ledger):
         """End the writes in users' transactions that have ended; undo the last ones first."""
         for write in [*reversed(self.pending)]:
             write.undo()
-        for write in [*self.pending]:
-            write.settle()
+        silent = [write for write in [*self.pending] if write.settle()]
         self.pending = [write for write in self.pending if not write.ended]
+        if silent:
+            self.after_silent_commit()
 
     def withdraw(self, job: Job) -> None:
         """Remove a job whose transaction was rolled back."""
@@ -281,6 +291,8 @@ class SessionLedger(Ledger):
         super().__init__(ledger.store, ledger.policy, emit)
         self._ledger = ledger
         self._transaction = transaction
+        if _is_in_test_case_only(transaction):  # outside of a block each statement commits, and callbacks are called
+            transaction.after_commit = lambda call, **_: call()
 
     def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
         """Submit a job; a rollback removes it, or gives the job that it has changed what that had before."""
