@@ -52,7 +52,8 @@ def refused(**options):
         job_options(**options)
     except ConfigurationError as error:
         return str(error)
-found = [refused(lese=5), refused(unique=False, unique_for=60), refused(raise_on_duplicate=True)]
+wrong = {"lese": 5}, {"unique": False, "unique_for": 60}, {"raise_on_duplicate": True}, {"priority": 9}
+found = [refused(**options) for options in wrong]
 @job_options(unique_on=["customer"])
 def remind(name: str) -> None: ...
 remind.__module__ = "shop.tasks"
@@ -139,9 +140,10 @@ def test_a_dashboard_without_its_package_is_an_error(files: dict[str, Any]) -> N
 
 def test_options_that_do_nothing_are_refused(files: dict[str, Any]) -> None:
     """Wrong options are refused where they are written; absent arguments, and tasks no worker imports, by the check."""
-    (misspelt, contradicting, foreign), checked = Project({"DATABASES": files}).script(DEFINITIONS)
+    (misspelt, contradicting, foreign, own), checked = Project({"DATABASES": files}).script(DEFINITIONS)
     assert misspelt == "job_options has no option lese: did you mean lease?"
     assert "unique=False and unique_for" in contradicting
     assert "another library's" in foreign
+    assert "has 'priority', which the backend sets itself" in own
     assert "'customer'" in checked["onejob.E006"]
     assert "shop.models.unknown" in checked["onejob.W006"]

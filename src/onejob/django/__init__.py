@@ -29,8 +29,8 @@ def __getattr__(name: str) -> Any:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _ATTRIBUTE = "onejob_options"
-RESERVED = ("name", "base", "bind", "typing", "pydantic")
-"""Options of `@app.task` that the backend sets itself."""
+RESERVED = ("name", "base", "bind", "typing", "pydantic", "priority")
+"""Options of `@app.task` that the backend sets itself, `priority` from that of Django's task."""
 OF_UNIQUE_TASKS = ("unique_on", "unique_for", "unique_until", "on_duplicate", "max_wait")
 
 
