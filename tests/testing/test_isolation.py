@@ -159,16 +159,18 @@ def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
 
 
 def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
-    """`get()` without a timeout on a job that waits raises at once, and names `run_all`; an ended job has its value."""
-    result, failed = shop.double.delay(4), shop.fail.delay("no")
-    with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
-        result.get()
+    """`get()` without a timeout on what waits raises at once, and names `run_all`; what has ended has its value."""
+    result, failed, plain = shop.double.delay(4), shop.fail.delay("no"), shop.plain.delay(5)
+    for waiting in (result, plain):
+        with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
+            waiting.get()
     with pytest.raises(onejob.OneJobError, match=r"aget\(\) would wait.*jobs\.run_all\(\)"):
         asyncio.run(result.aget())
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0)
     jobs.run_all()
     assert result.get() == asyncio.run(result.aget()) == 8
+    assert plain.get() == 5
     with pytest.raises(ValueError, match="no"):
         failed.get()
 

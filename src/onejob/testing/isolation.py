@@ -19,8 +19,8 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from celery import current_app
+from celery import result as celery_result
 from celery.backends import cache
-from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.utils.functional import LRUCache
 from kombu.transport import memory
 from kombu.transport.virtual import BrokerState
@@ -232,34 +232,39 @@ def replaced_state(app: Any, state: AppState) -> Iterator[None]:
 
 @contextmanager
 def _refused_waits(app: Any) -> Iterator[None]:
-    """Refuse to wait without a timeout, in the thread of the test, for the end of a job that this thread must run."""
-    result_class: Any = AsyncResult
-    original, original_async, thread = result_class.get, result_class.aget, get_ident()
+    """Refuse to wait without a timeout, in the thread of the test, for the end of what this thread must run."""
+    of_jobs: Any = AsyncResult
+    of_plain_tasks: Any = celery_result.AsyncResult
+    thread = get_ident()
 
     def waits_for_ever(result: Any, timeout: float | None) -> bool:
-        return timeout is None and get_ident() == thread and real_app(result.app) is app
+        is_own = timeout is None and get_ident() == thread and real_app(result.app) is app
+        return is_own and not any(each.failed() for each in result._parents()) and not result.ready()  # noqa: SLF001 - Celery's
 
-    @wraps(original)
-    def get(result: Any, timeout: float | None = None, *args: Any, **options: Any) -> Any:
-        if not waits_for_ever(result, timeout):
+    def refusing(original: Any) -> Any:
+        @wraps(original)
+        def get(result: Any, timeout: float | None = None, *args: Any, **options: Any) -> Any:
+            if waits_for_ever(result, timeout):
+                if options.get("disable_sync_subtasks", True):
+                    celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
+                raise _unended(result, "get()")
             return original(result, timeout, *args, **options)
-        try:
-            return original(result, 0, *args, **options)
-        except CeleryTimeoutError:
-            if result.ready():
-                raise  # which is the error of the job
-            raise _unended(result, "get()") from None
+
+        return get
+
+    original_async = of_jobs.aget
 
     @wraps(original_async)
     async def aget(result: Any, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109 - as `get`
-        has_failed = any(each.failed() for each in result._parents())  # noqa: SLF001 - Celery's
-        if waits_for_ever(result, timeout) and not has_failed and not result.ready():
+        if waits_for_ever(result, timeout):
             raise _unended(result, "aget()")
         return await original_async(result, timeout, **options)
 
     with ExitStack() as stack:
-        for name, method in (("get", get), ("wait", get), ("aget", aget)):
-            stack.enter_context(patch.object(result_class, name, method))
+        for kind in (of_jobs, of_plain_tasks):
+            get = refusing(kind.get)
+            stack.enter_context(patch.multiple(kind, get=get, wait=get))
+        stack.enter_context(patch.object(of_jobs, "aget", aget))
         yield
 
 
