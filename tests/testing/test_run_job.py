@@ -4,6 +4,7 @@ import pytest
 
 import onejob
 from onejob.testing import Jobs, isolated, run_job
+from tests.cases import for_each
 from tests.testing import payments, shop
 
 
@@ -51,9 +52,11 @@ def test_a_retry_shows_its_countdown_and_its_cause() -> None:
         _ = run.result
 
 
-def test_a_failure_is_raised_by_the_result() -> None:
+@for_each("eager", [False, True])
+def test_a_failure_is_raised_by_the_result(eager: bool) -> None:
     """The error of a failed run is kept as it was raised, and `result` raises it, so that no test overlooks it."""
-    run = run_job(shop.fail, "no such order")
+    with isolated(shop.app, eager=eager):
+        run = run_job(shop.fail, "no such order")
     assert run.state is onejob.State.FAILED
     assert isinstance(run.error, ValueError)
     with pytest.raises(ValueError, match="no such order"):

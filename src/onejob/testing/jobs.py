@@ -76,8 +76,8 @@ class Jobs:
             _lose_attempt(self.worker, job, (steps or {}) if number == 1 else {})
         if canceled:
             self.ledger.hooks.append(Hook("after_start", task.name, lambda started: self.ledger.cancel(started.id)))
-        self.state.publisher.publish(job)
         with _watched_errors(job.id) as errors:
+            self.state.publisher.publish(job)  # which runs it in the eager mode
             self.worker.run_next_message(job.id)
         job = self.ledger.get(job.id)
         none = RecordedRun(job.id, job.task, job.token, job.attempt)  # of a worker that was lost before the start
