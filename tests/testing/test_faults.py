@@ -188,6 +188,15 @@ def test_effects_that_prove_nothing_are_refused(matrix: Callable[..., Any]) -> N
     assert {str(each.fault.kind) for each in report.survivals} == {"lost", "frozen", "redelivered"}
 
 
+def test_an_eager_app_has_faults_too() -> None:
+    """Where jobs run within their submissions, faults happen all the same, alone and in the matrix."""
+    with isolated(shop.app, eager=True) as jobs:
+        for fault in faults():
+            assert jobs.survive(fault, shop.double, 4).state == "completed"
+        report = jobs.crash_matrix(shop.double, 4, effects=None)
+        assert (len(report.survivals), report.problems) == (len(faults()), [])
+
+
 def test_an_error_in_a_child_process_is_shown(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     """An exception of `in_child` fails the matrix, and its traceback is in the output that the error refers to."""
 

@@ -189,7 +189,8 @@ class Jobs:
         """
         __tracebackhide__ = True
         task = celery_task(self.app, task)
-        job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
+        with patch.object(self, "is_eager", new=False):  # the fault is injected between the submission and the run
+            job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
         passed = self.ledger.points_of(job.id)
         if not happened:
             raise AssertionError(f"{fault}: no run has reached this point. A run passes {', '.join(passed)}")
@@ -221,7 +222,8 @@ class Jobs:
         __tracebackhide__ = True
         task = self._checked(task, "crash_matrix")
         trial = Trial(self.worker, task, args, kwargs, effects=effects, setup=setup, in_child=in_child)
-        return run_matrix(trial, f"{task.name}{_call(args, kwargs)}", processes=processes)
+        with patch.object(self, "is_eager", new=False):
+            return run_matrix(trial, f"{task.name}{_call(args, kwargs)}", processes=processes)
 
     def check_faults(self) -> None:
         """Raise `AssertionError` for faults that were to happen at points that no run has reached."""
