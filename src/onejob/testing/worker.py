@@ -119,8 +119,8 @@ class InProcessWorker:
     def clear(self) -> None:
         """Forget all jobs, messages and records; the clock goes on."""
         self.store.clear()
-        for queue in memory.Channel.queues.values():
-            queue.queue.clear()
+        for queue, payload in [*self._messages()]:
+            queue.remove(payload)
         self.webhooks.clear()
         self.ledger.clear()
 
