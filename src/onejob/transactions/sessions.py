@@ -76,8 +76,8 @@ def transaction_of(session: object) -> OpenTransaction:
             "call of it returns: session=scoped()"
         )
     raise ConfigurationError(
-        f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg or "
-        f"psycopg2, not {type(session).__module__}.{type(session).__qualname__}"
+        f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg, "
+        f"psycopg2 or sqlite3, not {type(session).__module__}.{type(session).__qualname__}"
     )
 
 
