@@ -363,3 +363,15 @@ def test_what_is_no_job_holds_up_no_acknowledgement() -> None:
     for tag in (3, 4, 5, 6, 7):
         channel.basic_ack(tag)
     assert channel.written == [(4, False), (6, True)]
+
+
+def test_a_message_that_waits_for_long_costs_no_memory() -> None:
+    """While one message is not acknowledged for hours, nothing is kept of those that came after it and were."""
+    channel = Channel(8, processes=2)
+    for tag in range(4, 1000):
+        if tag != 30:
+            channel.message_to_python(tag)
+            if tag > 4:
+                channel.basic_ack(tag)
+    kept = vars(channel.basic_ack.__self__).values()  # type: ignore[attr-defined] # the acknowledging object's method
+    assert sum(len(each) for each in kept if isinstance(each, set | dict)) <= MAX_ACKS

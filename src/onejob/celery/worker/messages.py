@@ -13,6 +13,7 @@ be with a live worker, which has registered that, or its job must have been clai
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from functools import partial
@@ -153,12 +154,9 @@ class BatchedAcks:
     def __init__(self, consumer: Any, is_of_job: Callable[[Any], bool], channel: Any) -> None:
         self._consumer = consumer
         self._is_of_job = is_of_job
-        self._of_jobs: set[int] = set()
-        """The tags of the messages of jobs that are not acknowledged."""
+        self._open: dict[int, bool] = {}
+        """The tags of the messages that are not acknowledged, in order, and whether a message is that of a job."""
         self._waiting: set[int] = set()
-        self._settled: set[int] = set()
-        """The tags that were acknowledged or rejected, after one that was not."""
-        self._settled_to = 0
         self._timer: Any = None
         self._channel = channel
         self._receive, channel.message_to_python = channel.message_to_python, self.receive
@@ -169,19 +167,16 @@ class BatchedAcks:
     def receive(self, raw: Any) -> Any:
         """Return a message that was received."""
         message = self._receive(raw)
-        if self._is_of_job(message):
-            self._of_jobs.add(message.delivery_tag)
-        elif message.delivery_info.get("consumer_tag") in self._channel.no_ack_consumers:  # a reply of another worker
-            self._settle({message.delivery_tag})
+        is_of_job = self._is_of_job(message)
+        if is_of_job or message.delivery_info.get("consumer_tag") not in self._channel.no_ack_consumers:
+            self._open[message.delivery_tag] = is_of_job  # others are replies of other workers
         return message
 
     def ack(self, delivery_tag: int, *options: Any, **named: Any) -> None:
         """Acknowledge a message: now, or with the next ones."""
-        if delivery_tag not in self._of_jobs:
+        if not self._open.pop(delivery_tag, False):
             self._ack(delivery_tag, *options, **named)
-            self._settle({delivery_tag})
             return
-        self._of_jobs.discard(delivery_tag)
         self._waiting.add(delivery_tag)
         if len(self._waiting) >= self._limit():
             self.flush()
@@ -190,9 +185,8 @@ class BatchedAcks:
 
     def reject(self, delivery_tag: int, *options: Any, **named: Any) -> None:
         """Reject a message."""
-        self._of_jobs.discard(delivery_tag)
+        self._open.pop(delivery_tag, None)
         self._reject(delivery_tag, *options, **named)
-        self._settle({delivery_tag})
 
     def cancel(self, *options: Any, **named: Any) -> Any:
         """End the consumption of a queue: the worker may stop."""
@@ -205,8 +199,8 @@ class BatchedAcks:
         if timer is not None:
             timer.cancel()
         waiting, self._waiting = self._waiting, set()
-        self._settle(waiting)
-        together = {tag for tag in waiting if tag <= self._settled_to}
+        first = next(iter(self._open), math.inf)
+        together = {tag for tag in waiting if tag < first}
         if together:
             self._ack(max(together), multiple=True)
         for tag in sorted(waiting - together):  # an earlier message is not acknowledged yet
@@ -228,12 +222,6 @@ class BatchedAcks:
         prefetch: int = min(window, self._consumer.initial_prefetch_count or MAX_ACKS * 4)
         processes: int = self._consumer.pool.num_processes
         return max(1, min(MAX_ACKS, (prefetch - processes) // 2))
-
-    def _settle(self, tags: set[int]) -> None:
-        self._settled |= tags
-        while self._settled_to + 1 in self._settled:
-            self._settled_to += 1
-            self._settled.discard(self._settled_to)
 
 
 # --- which messages have left their queues ----------------------------------------------------------------------------
