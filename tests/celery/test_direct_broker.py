@@ -24,6 +24,7 @@ from onejob.celery.broker import Broker
 from onejob.celery.direct_broker import AmqpBroker, RedisBroker
 from onejob.celery.payload import encode
 from onejob.celery.publisher import DECLARE
+from onejob.celery.routing import PLAN_LIMIT
 from onejob.celery.worker.request import message_of_job
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.model import BrokerMessage, Job, Submission
@@ -449,6 +450,14 @@ def test_what_is_not_one_push_is_not_written(house: House, route: dict[str, Any]
     assert [pair.write(pair.submission({"a": 1}, **route)) for _ in range(3)] == [None] * 3
     assert house.queued_messages() == 0
     assert pair.write(pair.submission({"a": 1})) is not None
+
+
+def test_routes_of_single_calls_do_not_pile_up(pair: Pair) -> None:
+    """A process that gives each call a routing key of its own remembers the latest routes only, not all of them."""
+    for number in range(PLAN_LIMIT + 10):
+        pair.write(pair.submission({"a": 1}, exchange="topics", routing_key=f"user.{number}"))
+    routing = app_state_of(pair.app).routing
+    assert [len(kept) < PLAN_LIMIT for kept in (routing._cache, pair.writer._declared)] == [True, True]
 
 
 class Subclass(Celery):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Submission
 
 _CACHE_SIZE = 512
-"""How many kinds of messages (task, options, route, priority) are remembered."""
+"""How many kinds of messages (task, options, route, priority), and declared routes, are remembered."""
 _CONTENT = (
     "group_id", "group_index", "chord", "time_limit", "soft_time_limit", "shadow", "chain", "ignore_result",
     "replaced_task_nesting", "reply_to",
@@ -235,6 +235,8 @@ class RedisBroker(DirectBroker):
 
     def _declare(self, route: str) -> None:
         if route not in self._declared:
+            if len(self._declared) >= _CACHE_SIZE:
+                self._declared.clear()
             with self._broker.producer() as producer:
                 self._routing.declare(route, producer)
             self._declared.add(route)
@@ -355,6 +357,8 @@ class AmqpBroker(DirectBroker):
         declared = self._declared.setdefault(channel, set())
         for route, message, exchange, routing_key in messages:
             if route not in declared:
+                if len(declared) >= _CACHE_SIZE:
+                    declared.clear()
                 self._routing.declare(route, producer)
                 declared.add(route)
             channel.basic_publish(message, exchange, routing_key)

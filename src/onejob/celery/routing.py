@@ -32,7 +32,7 @@ UNPUBLISHABLE = "onejob: the message of this job cannot be sent"
 _ALWAYS_ENCODE = frozenset({"json", "pickle"})
 """Serializers that encode whatever is stored as a payload."""
 PLAN_LIMIT = 512
-"""How many plans are kept; then all are forgotten."""
+"""How many plans, and how many routes, are kept; then all are forgotten."""
 _VARYING = TRANSIENT | {"root_id", "parent_id"}
 _OFTEN_ABSENT = _VARYING - {"expires"}
 """Celery gives an expiry with every call, which is mostly None."""
@@ -160,6 +160,8 @@ class Routing:
             key = (task.name, *destination.items())
             found = self._cache.get(key)
             if found is None:
+                if len(self._cache) >= PLAN_LIMIT:
+                    self._cache.clear()
                 found = self._cache[key] = self._route(task, (), {}, destination)
         return found[0], found[1] | given
 
