@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,24 @@ def test_an_errback_outlives_an_outage_of_the_result_backend(house: House, tmp_p
     house.await_mark("errback", "errback")
     house.await_rest()
     assert len(house.marks("errback", "errback")) == 1
+    backend.stop()
+
+
+@provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the result backend does not answer")
+def test_a_time_limit_after_the_end_of_a_run_calls_no_errback(house: House, tmp_path: Path) -> None:
+    """A job has succeeded if its process is killed while it waits to store that: its link is called, no errback."""
+    backend = start_redis(tmp_path)
+    house.use_lease(LEASE)
+    worker = house.worker("-c", "1", result_backend=backend.url)
+    os.kill(backend.pid, signal.SIGSTOP)
+    canvas = {"link": house.plain.s("link"), "link_error": house.errback.s(key="errback")}
+    result = house.play.apply_async(("late", ["return"]), time_limit=3, **canvas)
+    worker.await_text(KILLED)
+    os.kill(backend.pid, signal.SIGCONT)
+    house.await_mark("link", "plain")
+    house.await_rest()
+    assert house.job(result).state is State.COMPLETED
+    assert not house.marks("errback", "errback")
     backend.stop()
 
 

@@ -123,11 +123,15 @@ class Request(CeleryRequest):  # type: ignore[misc]
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
         """Fail the job whose run exceeded its hard time limit; then Celery stores that and notifies the canvas.
 
-        If that fails, the sweeper has the canvas notified.
+        If that fails, the sweeper has the canvas notified; so it has if the run had ended before its process did.
         """
         # Called by the pool's timer, before the pool kills the child: so the child is killed here.
         if not soft:
             self.fail_timed_out(TimeLimitExceeded(timeout))
+            if self.timed_out is None:
+                logger.warning("job %s: its process exceeded the hard time limit of %s s in no run", self.id, timeout)
+                self._drop()
+                return
         super().on_timeout(soft, timeout)
         if self.timed_out is not None and not worker_state.should_terminate:  # in a cold shutdown Celery does neither
             with log_errors(self.id):
