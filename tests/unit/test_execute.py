@@ -27,7 +27,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, draining
 from onejob.celery.payload import MARK, REPLACED, loads
 from onejob.celery.worker.execute import Refusal
-from onejob.celery.worker.heartbeat import Heartbeat
+from onejob.celery.worker.heartbeat import Heartbeat, recover_lost
 from onejob.errors import (
     JobCanceled,
     JobInterrupted,
@@ -326,6 +326,21 @@ def test_the_child_of_a_retried_run_is_not_killed(
     monkeypatch.setattr("onejob.celery.worker.heartbeat.active_requests", lambda: [child])
     assert Heartbeat(house.app, "north", Registration).renew()
     assert seen == killed
+
+
+def test_the_recovery_of_a_lost_child_delays_no_lease(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat renews leases and no more: another thread waits for a result backend or a broker."""
+    job, recovered = house.claim(house.play.delay("key").id), list[str]()
+    child: Any = SimpleNamespace(
+        id=job.id, claim=job.claim, seen_by_heartbeat=True, worker_pid=7,
+        is_child_dead=lambda: True, handle_lost_child=recovered.append,
+    )  # fmt: skip
+    monkeypatch.setattr("onejob.celery.worker.heartbeat.active_requests", lambda: [child])
+    heartbeat = Heartbeat(house.app, "north", Registration)
+    heartbeat.tick()
+    assert recovered == []
+    recover_lost()
+    assert recovered == ["its worker process 7 died"]
 
 
 def test_a_retry_of_an_overtaken_run_is_refused(house: House) -> None:

@@ -111,7 +111,7 @@ class LedgerStep(bootsteps.StartStopStep):
         else:  # below Celery's banner
             print(f"{describe_ledger(worker.app)}\n", file=sys.__stdout__, flush=True)
         self.queues.take_over(str(worker.hostname))
-        self.heartbeat.loop.start()
+        self.heartbeat.start()
         self.revocations.start()
         self.sweeper.start()
         if self.beat is not None:

@@ -170,9 +170,11 @@ class Heartbeat:
         self.contact = StoreContact(settling=lease / 2, shortest=min([lease, *leases]), interval=self._interval)
         ticks = math.ceil(self._interval / CHILD_CHECK_INTERVAL)
         self.loop = Loop("onejob-heartbeat", self._interval / ticks, self.tick)
+        # In a thread of its own: a dead letter is reported to the result backend, which may not answer for long.
+        self.children = Loop("onejob-children", self._interval / ticks, recover_lost)
 
     def tick(self) -> None:
-        """Renew the leases if that is due, again at the next tick after an error; then check the children."""
+        """Renew the leases if that is due, again at the next tick after an error."""
         now = time.monotonic()
         self.probe_file.touch()
         if now >= self._next_renewal:
@@ -182,9 +184,6 @@ class Heartbeat:
                 fields: dict[str, Value] = {"node": one_line(self._node), "seconds": gap, "interval": self._interval}
                 self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
             self._next_renewal = now + self._interval
-        for request in active_requests():  # long before Celery's own timeout for lost workers
-            if request.is_child_dead():
-                request.handle_lost_child(f"its worker process {request.worker_pid} died")
 
     def _send_heartbeat(self, now: float, *, due: bool) -> None:
         """Send the heartbeat of this node if it is `due` or has changed, or else three times per its lifetime."""
@@ -194,8 +193,15 @@ class Heartbeat:
             self._next_heartbeat, self._registered = now + lasts / 3, registration
             self.probe_file.write_contact(silent=registration.silent_since > 0)
 
+    def start(self) -> None:
+        """Start, and look for dead children if the pool has any."""
+        self.loop.start()
+        if self._app_state.can_kill:
+            self.children.start()
+
     def stop(self) -> None:
         """Stop, and remove this node from the list of workers."""
+        self.children.stop()
         self.loop.stop()
         self.probe_file.remove()
         with suppress(StoreError):  # the node's heartbeat expires anyway
@@ -224,6 +230,13 @@ class Heartbeat:
         earlier = {entry.event for entry in ledger.history(request.id) if entry.attempt == job.attempt - 1}
         if not earlier & RETRIES and request.kill_child():
             logger.warning("job %s has another run now: its old child process here was killed", request.id)
+
+
+def recover_lost() -> None:
+    """Recover the jobs of children that died, long before Celery's own timeout for lost workers."""
+    for request in active_requests():
+        if request.is_child_dead():
+            request.handle_lost_child(f"its worker process {request.worker_pid} died")
 
 
 def active_requests() -> list[Request]:
