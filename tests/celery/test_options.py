@@ -195,7 +195,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
         *[("tags", value) for value in ("import", [1], [""], ["a" * 65], ["a\tb"], ["a "], {"a": 1}, [*"abcdefghijk"])],
         ("time_limit", "1"), ("soft_time_limit", True),
         *[("delivery_mode", value) for value in ("weird", 7, True, 2.0)],
-        ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()),
+        ("task_id", 5), ("task_id", ""), ("task_id", uuid.uuid4()), ("stamped_headers", ["tenant"]),
     ],
 )  # fmt: skip
 def test_a_value_that_no_message_can_have_is_refused_by_name(app: celery.Celery, name: str, value: object) -> None:

@@ -110,12 +110,15 @@ def check_definition_names(name: str, options: Iterable[str], base: type) -> Non
 
 
 def check_call_options(options: Mapping[str, Any]) -> None:
-    """Raise `InvalidArgumentsError` for an unknown option of a submission that is no stamp, or one of a task."""
+    """Raise `InvalidArgumentsError` for an unknown option that is no stamp, one of a task, or a stamp without value."""
     stamps = options.get("stamped_headers") or ()
     for option in options:
         error = _call_error(option)
         if error is not None and option not in stamps:
             raise InvalidArgumentsError(error)
+    for stamp in stamps:
+        if options.get(stamp) is None:
+            raise InvalidArgumentsError(f"stamped_headers={stamps!r:.100} is not complete: {stamp} has no value")
     for option in OF_ONE_PROCESS:
         if options.get(option) is not None:
             raise InvalidArgumentsError(
