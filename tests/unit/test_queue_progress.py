@@ -241,6 +241,15 @@ def test_what_is_known_never_shrinks(progress: QueueProgress, clock: ManualClock
     assert progress.passed_in(published(99.0)) == 0.0
 
 
+def test_what_nobody_asks_for_costs_no_memory(progress: QueueProgress, clock: ManualClock) -> None:
+    """A worker whose jobs never wait long keeps the observations of its queues for the margin only."""
+    for at in range(100):
+        clock.advance(MARGIN / 4)
+        progress.observe({("celery", ANY_RANK): float(at)})
+    assert len(progress._latest) <= 4
+    assert progress.passed_in(published(90.0)) == 0.0
+
+
 def test_a_worker_that_holds_too_many_may_hold_any() -> None:
     """A worker has the messages that it registers; with as many as it can register, any of its queues."""
     few = Registration(reserved=("job-1",), queues=("celery",))

@@ -249,18 +249,23 @@ class QueueProgress:
 
     def observe(self, left: Mapping[tuple[str, int], float]) -> None:
         """Add an observation: by queue and priority rank, until when its published messages have left it."""
-        self._latest.append((self._clock(), left))
+        self._latest.append((self._settle(), left))
 
     def passed_in(self, job: Job) -> float | None:
         """Return in how many seconds a job's message has left its queue for `margin` seconds; None: it may be there."""
-        now = self._clock()
-        while self._latest and self._latest[0][0] <= now - self._margin:
-            for place, until in self._latest.popleft()[1].items():
-                self._settled[place] = max(until, self._settled.get(place, until))
+        now = self._settle()
         if _has_passed(self._settled, job):
             return 0.0
         since = next((at for at, left in self._latest if _has_passed(left, job)), None)
         return None if since is None else since + self._margin - now
+
+    def _settle(self) -> float:
+        """Keep of the observations that are old enough what they say, and return the time."""
+        now = self._clock()
+        while self._latest and self._latest[0][0] <= now - self._margin:
+            for place, until in self._latest.popleft()[1].items():
+                self._settled[place] = max(until, self._settled.get(place, until))
+        return now
 
 
 def _has_passed(left: Mapping[tuple[str, int], float], job: Job) -> bool:
