@@ -155,6 +155,13 @@ def test_a_worker_takes_what_its_processes_soon_run(
     assert slots.count_wanted([f"job-{number}" for number in range(held)]) == wanted
 
 
+def test_an_autoscaled_worker_takes_what_it_can_scale_to(clock: ManualClock) -> None:
+    """A worker takes jobs for the processes that its autoscaler may start, which starts them for jobs that wait."""
+    scaler, pool = SimpleNamespace(max_concurrency=4), SimpleNamespace(num_processes=1)
+    slots = Slots(SimpleNamespace(pool=pool, autoscaler=scaler), set, clock)
+    assert [slots.count_wanted([*held]) for held in ("", "abc", "abcd")] == [4, 1, 0]
+
+
 def test_the_slots_of_a_worker_end_with_it(tmp_path: Path) -> None:
     """An app whose worker has stopped in this process takes no jobs by the free processes of that worker."""
     app = Celery(broker="memory://", set_as_current=False)

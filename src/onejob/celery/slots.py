@@ -49,6 +49,9 @@ class Slots:
         """
         processes = int(getattr(self._worker.pool, "num_processes", 0) or self._worker.concurrency or 1)
         self._observe(processes)
+        scaler = getattr(self._worker, "autoscaler", None)
+        if scaler is not None:  # it starts a process for each job that waits in this worker
+            processes = max(processes, scaler.max_concurrency)
         ahead = min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._average, 0.001))) * processes
         limited = self._rate_limited()
         waiting = {*held} if len(limited) > MAX_LIMITED * processes else {*held} - limited
