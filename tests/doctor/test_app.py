@@ -83,7 +83,7 @@ def test_a_schedule_that_nobody_runs_is_found(tmp_path: Path) -> None:
     ({"worker_prefetch_multiplier": 4}, {}, {"prefetch"}, "worker_prefetch_multiplier is 4"),
     ({"worker_prefetch_multiplier": 4}, LONG, {"prefetch-long-runs", "shutdown-grace"}, "runs took 1 min or more"),
     ({"onejob_shutdown_grace": 300}, LONG, set(), "1 in all"),
-    ({"task_acks_late": True}, {}, {"late-acks"}, "invoice"),
+    ({"task_acks_late": True}, {}, {"late-acks"}, "task_acks_late or task_reject_on_worker_lost is on for invoice"),
     ({"task_reject_on_worker_lost": True}, {}, {"late-acks"}, "invoice"),
     ({"result_backend": None}, {}, {"result-backend"}, "there is no result_backend"),
     ({"task_ignore_result": True}, {}, {"result-backend"}, "task_ignore_result is True"),

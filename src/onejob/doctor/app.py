@@ -173,7 +173,7 @@ def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
     tasks: Mapping[str, Any] = tasks_of(app)
     late = [name for name, task in tasks.items() if task.acks_late or task.reject_on_worker_lost]
     if late:
-        yield LATE_ACKS.found(f"on for {names_text(late)}")
+        yield LATE_ACKS.found(f"task_acks_late or task_reject_on_worker_lost is on for {names_text(late)}")
     others = [name for name, task in app.tasks.items() if task.acks_late and not name.startswith(BUILT_IN)]
     driver = app.connection_for_read().transport.driver_type
     options = app.conf.broker_transport_options or {}
