@@ -35,7 +35,9 @@ from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from onejob.ledger.schedules import write
+from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores.protocol import Store
+from onejob.webhooks.job import WebhookPayload
 from tests.celery.app import CONFIG
 from tests.celery.harness import LEASE, House, await_, program_environment
 from tests.conftest import address_of, every_store
@@ -165,6 +167,19 @@ def test_a_tick_is_a_job_of_its_own_or_a_call_of_its_task(store: Store, clock: M
     assert wait == beat.LOOK_INTERVAL
     clock.advance(EVERY - 5.0)
     assert Beat(app).look() == 5.0
+
+
+def test_the_end_of_a_tick_is_sent_to_the_webhook_of_its_entry(store: Store, clock: ManualClock) -> None:
+    """An entry with `webhook_url` among its options has a webhook for the job of each tick."""
+    url = "https://shop.example/done"
+    secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLTzP"]
+    schedule = {"nightly": NIGHTLY | {"options": {"webhook_url": url}}}
+    app = make_app(store, schedule, onejob_webhook_secrets=secrets)
+    Beat(app).look()
+    clock.advance(EVERY)
+    Beat(app).look()
+    (tick,), (webhook,) = jobs_of(store), store.find(Query(task=WEBHOOK_TASK))
+    assert (WebhookPayload.from_job(webhook).url, webhook.follows_id) == (url, tick.id)
 
 
 def test_a_paused_entry_has_no_ticks(store: Store, clock: ManualClock) -> None:

@@ -225,7 +225,7 @@ class Beat:
         task, job_id = tasks_of(self._app).get(entry.task), ""
         if task is None:
             return self._send(ledger, entry, state, tick, until)
-        call = Call(task, *entry.arguments, entry.options)
+        call = Call(task, *entry.arguments, entry.options, webhook_url=entry.options.get("webhook_url"))
         try:
             job_id = str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
         except (DuplicateJobError, KeyReuseMismatchError) as error:
