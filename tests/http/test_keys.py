@@ -225,6 +225,11 @@ def test_the_command_line_manages_keys(file: KeyFile) -> None:
     assert "shop.a" in keys(file, "list").output
 
 
+def test_a_name_that_is_none_is_called_a_name(file: KeyFile) -> None:
+    """The refusal of a key's name says that it is about the name, and not about the key."""
+    assert "the name of an API key must be" in keys(file, "add", "a\nb", "--role", "read").output
+
+
 @for_each("text seconds", [("45s", 45), ("30m", 1800), ("24h", DAY), ("90d", 90 * DAY), ("2w", 14 * DAY)])
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     """A duration is a whole number of seconds, minutes, hours, days or weeks."""

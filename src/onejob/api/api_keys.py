@@ -121,7 +121,7 @@ class KeyFile:
 
         Raises `ConfigurationError` for a name that is already in use, and for quotas of a role that cannot submit jobs.
         """
-        check_name("an API key", name)
+        check_name("the name of an API key", name)
         if quotas and not role.includes(Role.SUBMIT):
             msg = f"the role {role} cannot submit jobs, so it cannot have a quota: omit the quota, or use role submit"
             raise ConfigurationError(msg)
