@@ -14,7 +14,7 @@ import pytest
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.response_models import job_json
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query
+from onejob.jobs.records import Query, Registration
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
@@ -134,6 +134,15 @@ def test_times_are_written_for_people(
             found = [bool(pattern.search(text + as_json)) for pattern in (EPOCH, LOCAL, IN_UTC)]
             assert found == [False, True, True], (words, text, as_json)
     time.tzset()
+
+
+def test_a_time_that_is_none_is_null(ledger: Ledger, shell: Shell) -> None:
+    """A worker that hears its broker, or whose start is unknown, has null there in JSON, and no time in 1970."""
+    ledger.store.heartbeat("north", lasts=60.0, registration=Registration(started_at=1.8e9))
+    ledger.store.heartbeat("south", lasts=60.0, registration=Registration(silent_since=1.8e9))
+    north, south = sorted(shell.json("workers"), key=lambda each: each["name"])
+    assert (north["silent_since"], south["started_at"]) == (None, None)
+    assert north["started_at"] == south["silent_since"] == "2027-01-15T08:00:00Z"
 
 
 # --- duplicates -----------------------------------------------------------------------------------------------------
