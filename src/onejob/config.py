@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store
 
+KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("store", "namespace", "probe_file", "metrics_address"), lambda value: isinstance(value, str), "text"),
+    (("broker_acks", "log_jobs", "log_json", "share_old_locks", "beat"), lambda value: isinstance(value, bool),
+     "True or False"),
+    (("crash_limit", "payload_limit", "depth_limit"), lambda value: type(value) is int and value > 0,
+     "an integer of at least 1"),
+)  # fmt: skip
+"""What the values of settings are: the names of the settings, whether a value fits, and the kind in words."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -86,13 +95,12 @@ class Settings:
             check_seconds(f"onejob_{name}", getattr(self, name))
         for name in ("shutdown_grace", "tombstone_retention", "metrics_interval", "silence"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
-        if not isinstance(self.probe_file, str):
-            raise ConfigurationError(f"onejob_probe_file={self.probe_file!r} must be the path of a file, as text")
         if type(self.metrics_port) is not int or not 0 <= self.metrics_port < 2**16:
             raise ConfigurationError(f"onejob_metrics_port={self.metrics_port!r} must be a port number, or 0 for none")
-        for name in ("broker_acks", "log_jobs", "log_json", "share_old_locks", "beat"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"onejob_{name}={getattr(self, name)!r} must be True or False")
+        for names, fits, what in KINDS:
+            for name in names:
+                if not fits(getattr(self, name)):
+                    raise ConfigurationError(f"onejob_{name}={getattr(self, name)!r} must be {what}")
         check_missed("onejob_beat_missed", self.beat_missed)
         Quotas.parse(self.quota, self.identity_quota)
         check_lease(self.lease, self.heartbeat)
