@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from unittest.mock import Mock
 
 import psycopg
 import pytest
 from celery.exceptions import TimeoutError  # noqa: A004 - the name that users catch
+from django.core.exceptions import ImproperlyConfigured
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
@@ -151,6 +153,15 @@ def test_a_submission_on_commit_needs_django(place: Place, monkeypatch: pytest.M
     """Without Django `delay_on_commit` raises an error that says what to do."""
     monkeypatch.setitem(sys.modules, "django.db", None)
     with pytest.raises(ConfigurationError, match="pip install django"):
+        place.effect.delay_on_commit("a")
+    assert place.jobs() == []
+
+
+def test_a_submission_on_commit_needs_the_settings_of_django(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Django is installed and no project of Django runs, `delay_on_commit` raises as without Django."""
+    unconfigured = Mock(side_effect=ImproperlyConfigured("settings are not configured"))
+    monkeypatch.setattr("django.db.transaction.get_connection", unconfigured)
+    with pytest.raises(ConfigurationError, match="use delay: settings are not configured"):
         place.effect.delay_on_commit("a")
     assert place.jobs() == []
 

@@ -267,11 +267,16 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Submit as `apply_async` does, when and as `delay_on_commit` does."""
+        needed = "delay_on_commit and apply_async_on_commit need Django"
         try:
+            from django.core.exceptions import ImproperlyConfigured
             from django.db import transaction
         except ImportError:
-            msg = "delay_on_commit and apply_async_on_commit need Django: pip install django, or use delay"
-            raise ConfigurationError(msg) from None
+            raise ConfigurationError(f"{needed}: pip install django, or use delay") from None
+        try:
+            transaction.get_connection()
+        except ImproperlyConfigured as error:
+            raise ConfigurationError(f"{needed} and its settings, or use delay: {error}") from error
         transaction.on_commit(partial(self.apply_async, *args, **kwargs))
 
     if TYPE_CHECKING:
