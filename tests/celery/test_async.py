@@ -169,7 +169,7 @@ def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> None:
             (onejob.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
             (onejob.DuplicateJobError, None, lambda: strict.asubmit(1)),
             (onejob.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
-            (CeleryTimeoutError, r"PENDING after 0.05 s", lambda: waiting.aget(0.05)),
+            (CeleryTimeoutError, r"not ended after 0.05 s: it was PENDING", lambda: waiting.aget(0.05)),
             (CeleryTimeoutError, None, lambda: unknown.aget(0.05)),
             (onejob.JobNotFoundError, None, unknown.ajob),
         ]

@@ -113,7 +113,8 @@ async def wait_for_end(
     except TimeoutError:
         if not scope.expired():
             raise
-        raise CeleryTimeoutError(f"job {job_id} is {meta['status']} after {timeout:g} s") from None
+        msg = f"job {job_id} has not ended after {timeout:g} s: it was {meta['status']} when it was last read"
+        raise CeleryTimeoutError(msg) from None
     return meta
 
 
