@@ -134,7 +134,7 @@ def test_effects_and_fences_have_short_names(
     running_job: RunningJob, plain_sqlite: sqlite3.Connection, name: Any
 ) -> None:
     """A name of an effect that is no text of 1 to 255 characters is refused; one of a fence may also be empty."""
-    with pytest.raises(InvalidArgumentsError, match="an effect must be"):
+    with pytest.raises(InvalidArgumentsError, match="the name of an effect must be"):
         running_job.effect_key(name)
     if name not in ("", "a\0b"):
         with pytest.raises(InvalidArgumentsError, match="at most 255 characters"):

@@ -149,7 +149,7 @@ class RunningJob:
         as such. Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be stored, and the signals of
         `progress`.
         """
-        check_name("a step", name)
+        check_name("the name of a step", name)
         stored, codec, what = self._steps.get(name), result_codec(fn), f"the value of step {name!r}"
         with tracing.tracer.step(name, memoised=stored is not None):
             if stored is None:
@@ -165,7 +165,7 @@ class RunningJob:
         It belongs to the job, not to its identity: an equal job that is submitted after the end of this one has other
         keys. `name` identifies an effect within the job ("charge", "mail"). 43 ASCII characters: "onejob-" and a UUID.
         """
-        check_name("an effect", name)
+        check_name("the name of an effect", name)
         return f"onejob-{uuid5(EFFECTS, f'{len(self.id)}:{self.id}:{name}')}"
 
     def complete(self, result: Any, *, request_id: str | None = None) -> None:
