@@ -4,9 +4,11 @@ import copy
 import inspect
 import itertools
 import pickle
+import re
 import subprocess
 import sys
 import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import onejob
 from onejob import errors
 from onejob.errors import JobInterrupted, OneJobError
 from tests.cases import for_each
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_package_and_its_pytest_plugin_import_no_celery() -> None:
@@ -32,6 +36,15 @@ def test_public_names_are_the_same_objects_at_each_use() -> None:
     assert onejob.errors.JobCanceled is onejob.JobCanceled
     with pytest.raises(AttributeError, match="no attribute 'tusk'"):
         _ = onejob.tusk
+
+
+def test_an_exception_that_a_page_names_is_public() -> None:
+    """Whoever reads of an exception in the documentation can catch it by `onejob.NAME`."""
+    texts = [page.read_text() for page in sorted(DOCS.glob("**/*.md")) if page.parent.name != "decisions"]
+    named = {name for name in re.findall(r"\b[A-Z][a-z]\w+", " ".join(texts)) if hasattr(errors, name)}
+    kinds = {kind.__name__ for kind in ALL}
+    assert named & kinds <= set(onejob.__all__)
+    assert {"PartlySubmittedError", "LeaseLost"} <= named
 
 
 VALUES: dict[Any, Any] = {
