@@ -209,7 +209,9 @@ class Situation:
         if job.attempt == 0 and job.expires_at is not None and job.expires_at <= (job.wake_at or 0.0):
             return  # the next sweep cancels it
         wake_text = self.time_text(job.wake_at)
-        if self.is_past(job.wake_at):
+        if not self.snapshot.workers:  # nobody sweeps, and nobody tells whether the ledger is the broker
+            yield f"A worker that starts takes it from the ledger, or sends its message{to}, when it is due."
+        elif self.is_past(job.wake_at):
             yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {wake_text}."
         else:
             yield f"A sweep sends its message{to} at {wake_text}."

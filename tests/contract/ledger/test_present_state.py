@@ -93,6 +93,14 @@ def test_a_job_that_the_ledger_delivers_waits_for_a_process(world: World) -> Non
     assert_present(world, job, since, taken, "It is offered again when no live worker holds it.", CAN_RUN)
 
 
+def test_a_job_waits_for_a_worker_that_starts(world: World) -> None:
+    """While no worker is alive, no sweep is promised, nor a message, which a job of the ledger as broker has not."""
+    job = submit(world, delay=3600.0)
+    until = f"It waits until it is due at {at(3600)} (in 1 h)."
+    starts = "A worker that starts takes it from the ledger, or sends its message to the queue celery, when it is due."
+    assert_present(world, job, until, starts, NO_WORKER)
+
+
 def test_a_worker_of_the_queue_without_the_task_is_named(world: World) -> None:
     """A broker may deliver a job to a worker that lacks its task, and discards it: the sentences name that worker."""
     start_worker(world)
