@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -159,6 +160,18 @@ def test_a_failed_sqlite_operation_is_rolled_back(tmp_path: Path, last: str) -> 
         assert [get(store, job_id) for job_id in ("job-4", "job-5", "job-6")] == [None] * 3
         assert submit(store, "job-7", key="key-1").id == "job-7"
         assert end(store, followed).state is State.COMPLETED
+
+
+def test_an_interrupted_sqlite_operation_leaves_no_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is acknowledged after an operation that the exception of a signal has ended at its begin is committed."""
+    with closing(SQLiteStore(tmp_path / "ledger.db")) as store, closing(SQLiteStore(store.path)) as other:
+        submit(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_clock", Mock(side_effect=KeyboardInterrupt))  # which is read after the begin
+            with pytest.raises(KeyboardInterrupt):
+                store.record(duplicate(submission_nonce="nonce"))
+        submit(store, "job-2")
+        assert read(other, "job-2").state is State.QUEUED
 
 
 LAST_STATEMENTS = {

@@ -63,7 +63,7 @@ class Transaction:
                 self.execute(f"begin {self._begin}")
             self.now = self._clock()
         except BaseException as error:
-            self._shared.lock.release()
+            self._shared.release_locked()
             if isinstance(error, sqlite3.Error):
                 raise self._store_error(error) from error
             raise
@@ -76,11 +76,7 @@ class Transaction:
         except sqlite3.Error as failed:
             error = failed
         finally:
-            try:
-                if self._connection.in_transaction:
-                    self.execute("rollback")
-            finally:
-                self._shared.lock.release()
+            self._shared.release_locked()
         if isinstance(error, sqlite3.Error):
             raise self._store_error(error) from error
 
