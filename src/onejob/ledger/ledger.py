@@ -180,10 +180,15 @@ class Ledger(JobReader):
             found = error.results
         except (StoreError, QuotaExceededError) as error:
             return [error for _ in submissions]
-        return [
-            self._finish(submission, each, write) if isinstance(each, Admission) else each
-            for submission, each in zip(submissions, found, strict=True)
-        ]
+        results: list[Result] = []
+        for submission, each in zip(submissions, found, strict=True):
+            try:
+                results.append(self._finish(submission, each, write) if isinstance(each, Admission) else each)
+            except StoreUnavailableError:
+                raise
+            except (StoreError, QuotaExceededError) as error:  # of a submission that was written again
+                results.append(error)
+        return results
 
     def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:
         """Record the duplicates of a submission; return their answers, as if they came one after the other."""

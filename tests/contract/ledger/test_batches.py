@@ -84,6 +84,18 @@ def test_what_is_charged_equally_is_asked_once(world: World) -> None:
     assert [each.outcome for each in (first, *others)] == ["admitted", "admitted", "attached"]  # type: ignore[attr-defined]
 
 
+def test_a_quota_that_ends_an_expired_duplicate_refuses_it_alone(world: World) -> None:
+    """If the submission that comes after an expired job exceeds its quota, the others of its batch are answered."""
+    charges = (Charge("quota", Quota(2, 60), "one"),)
+    world.submit("expired", identity="same", expires_in=10.0, charges=charges)
+    world.clock.advance(20.0)
+    with pytest.raises(PartlySubmittedError) as caught:
+        world.ledger.submit_many([submission(name, identity=name, charges=charges) for name in ("same", "other")])
+    refused, admitted = caught.value.results
+    assert isinstance(refused, QuotaExceededError)
+    assert admitted.outcome is Outcome.ADMITTED  # type: ignore[attr-defined]
+
+
 @every_store
 def test_a_repeated_end_of_a_run_is_recognised(world: World) -> None:
     """Each end of a run that is repeated with its request id has the same answer; with another one it is refused."""
