@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,7 +50,7 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
     redact = None if context.redact is None else context.reason
 
     def format_time(at: float) -> str:
-        return datetime.fromtimestamp(at, request.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+        return to_datetime(at).astimezone(request.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
     explanation = explain(context.ledger, job.id, format_time=format_time, redact=redact)
     job = explanation.job

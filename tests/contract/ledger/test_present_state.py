@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onejob.errors import JobPurgedError
+from onejob.errors import JobPurgedError, UniquenessWindowError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job, Retention
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration, WorkerInfo
@@ -271,6 +271,14 @@ def test_a_completed_job_is_kept(world: World) -> None:
     world.sweep()
     with pytest.raises(JobPurgedError, match=rf"completed at {re.escape(at(0))} and was purged at 2027-01-16"):
         explain(world.ledger, job.id)
+
+
+def test_a_window_may_end_beyond_the_calendar(world: World) -> None:
+    """A job whose uniqueness window ends after the year 9999 is explained, and its deletion refused, as any other."""
+    job = world.ledger.complete(run(world), "1", keep=Retention(identity_for=1e12))
+    assert any("answers duplicates until 9999-12-30T" in each for each in explain(world.ledger, job.id).sentences)
+    with pytest.raises(UniquenessWindowError, match="9999-12-30T"):
+        world.ledger.delete(job.id)
 
 
 def test_a_canvas_that_waits_is_named(world: World) -> None:
