@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Admission, Duplicate, Outcome
 from onejob.jobs.records import COMPLETED, Query
@@ -367,6 +367,12 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
 
 
 # --- wrong places ---------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_no_index_holds_is_refused(store: PostgresStore) -> None:
+    """A text that is too long for an index of the ledger is refused, and is no outage that is worth another try."""
+    with pytest.raises(StoreRefusedError, match="maximum size"):
+        submit(store, "".join(map(chr, range(1000, 5000))))
 
 
 def test_a_dropped_table_is_reported(place: Place, store: PostgresStore) -> None:

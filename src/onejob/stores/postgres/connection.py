@@ -286,8 +286,9 @@ def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
-    """Return whether the server refused the connection, which only its message says."""
-    return "authentication failed" in str(error) or "does not exist" in str(error)
+    """Return whether the server refused a value, or the connection, which only its message says."""
+    is_value = isinstance(error, errors.ProgramLimitExceeded)
+    return is_value or "authentication failed" in str(error) or "does not exist" in str(error)
 
 
 def _translate_error(error: psycopg.Error, address: str) -> StoreError:
