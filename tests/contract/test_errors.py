@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -265,6 +266,14 @@ def test_a_value_that_a_store_can_never_hold_is_refused(store: Store, store_addr
             connection.execute("create trigger no before insert on steps begin select raise(abort, 'no'); end")
     with pytest.raises(StoreRefusedError):
         store.keep_step(job.id, job.token, "step", "no text for PostgreSQL: \0", sources=RUNNING)
+
+
+def test_a_text_that_is_no_unicode_is_refused(store: Store) -> None:
+    """A text with a lone surrogate, as that of an option which is not UTF-8, is refused; the store works afterwards."""
+    for operation in (partial(submit, identity="one", nonce="one"), get):
+        with pytest.raises(StoreRefusedError, match="surrogates"):
+            operation(store, "job-\udcff")
+    assert submit(store).id == "job-1"
 
 
 # --- closing --------------------------------------------------------------------------------------------------------

@@ -90,7 +90,8 @@ _RETRYABLE = (
     errors.DeadlockDetected,
     errors.UniqueViolation,  # a concurrent insert of the same id, which the retry finds
 )
-_REFUSED_WRITE = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
+_REFUSED_WRITE = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, UnicodeEncodeError)
+"""The errors that concern values; the last one is that of a lone surrogate."""
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction)
 
 
@@ -191,7 +192,7 @@ class Connections:
         for delay in (*RETRY_DELAYS, None):
             try:
                 return self._attempt(statements, wait_for_locks=wait_for_locks)
-            except psycopg.Error as error:
+            except (psycopg.Error, UnicodeEncodeError) as error:
                 late = time.monotonic() - start > WAIT_SECONDS
                 timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
                 is_lost = isinstance(error, _LOST) and not timed_out and not _is_refusal(error)
@@ -291,7 +292,7 @@ def _is_refusal(error: psycopg.Error) -> bool:
     return is_value or "authentication failed" in str(error) or "does not exist" in str(error)
 
 
-def _translate_error(error: psycopg.Error, address: str) -> StoreError:
+def _translate_error(error: psycopg.Error | UnicodeEncodeError, address: str) -> StoreError:
     store = f"the PostgreSQL store at {address}"
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn):
         return StoreError(f"{store} has another schema than this onejob expects ({error}): run `onejob migrate status`")

@@ -85,7 +85,7 @@ class Client:
             clock = "" if self._clock is None else str(self._clock())
             try:
                 replies = self._connections.execute(commands_of(requests, clock, by_digest=by_digest), partial=partial)
-            except (exceptions.RedisError, OSError) as error:
+            except (exceptions.RedisError, OSError, UnicodeEncodeError) as error:
                 if isinstance(error, exceptions.NoScriptError) and by_digest:
                     by_digest = False
                     continue
@@ -123,7 +123,8 @@ class Client:
         ):
             translated = StoreUnavailableError(f"{store} did not answer: {error}")
         else:
-            refused = StoreRefusedError if _REFUSED_WRITE.match(str(error)) else StoreError
+            is_value = isinstance(error, UnicodeEncodeError) or _REFUSED_WRITE.match(str(error))  # a lone surrogate
+            refused = StoreRefusedError if is_value else StoreError
             translated = refused(f"{store} refused: {error}")
         translated.__cause__ = error
         return translated

@@ -29,7 +29,9 @@ LOCKED_IN_MEMORY = (
     "isolate the test with onejob.testing.JobsMixin"
 )
 """What to do about SQLite's "table is locked", which only connections that share a database in memory get."""
-_REFUSED_WRITE = (sqlite3.DataError, sqlite3.IntegrityError)
+_REFUSED_WRITE = (sqlite3.DataError, sqlite3.IntegrityError, UnicodeEncodeError)
+_ERRORS = (sqlite3.Error, UnicodeEncodeError)
+"""What the driver raises; the latter for a text with a lone surrogate."""
 _PARAMETER = re.compile(r":(\w+)")
 
 
@@ -77,10 +79,10 @@ class Transaction:
             error = failed
         finally:
             self._shared.release_locked()
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, _ERRORS):
             raise self._store_error(error) from error
 
-    def _store_error(self, error: sqlite3.Error) -> StoreError:
+    def _store_error(self, error: sqlite3.Error | UnicodeEncodeError) -> StoreError:
         if isinstance(error, sqlite3.OperationalError):
             hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
             return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}{hint}")
