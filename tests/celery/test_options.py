@@ -212,6 +212,14 @@ def test_a_value_that_no_message_can_have_is_refused_by_name(app: celery.Celery,
     assert jobs(app) == []
 
 
+def test_an_id_is_as_long_as_every_store_can_signal(app: celery.Celery) -> None:
+    """A task id has at most 255 characters, as in the HTTP API: PostgreSQL cannot signal the end of a longer one."""
+    task = define(app)
+    assert task.apply_async((1,), task_id="x" * 255).id == "x" * 255
+    with pytest.raises(InvalidArgumentsError, match="at most 255 characters"):
+        task.apply_async((2,), task_id="x" * 256)
+
+
 @for_each("options", [{"unque_on": ["a"]}, {"raise_on_duplicate": True}, {"lease": -1}])
 def test_each_call_of_a_refused_definition_fails(app: celery.Celery, options: dict[str, Any]) -> None:
     """A task with an option that does not exist or cannot work is never submitted, however often it is called."""

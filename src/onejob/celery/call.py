@@ -20,7 +20,7 @@ from onejob.celery.routing import is_unpublishable
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError, OneJobError
 from onejob.jobs.model import Submission
 from onejob.jobs.on_duplicate import conflict_policy_of
-from onejob.jobs.submitter import NO_QUOTAS, NOBODY, SUBMITTER, Submitter
+from onejob.jobs.submitter import NAME_LIMIT, NO_QUOTAS, NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
 from onejob.webhooks.settings import check_url
@@ -255,8 +255,11 @@ def _check_webhook_url(app_state: AppState, caller: Caller, url: str) -> None:
 
 def _check_task_id(app_state: AppState, caller: Caller, task_id: str) -> None:
     """Raise `InvalidArgumentsError` for what is no id, and for another submitter's job if this one has own jobs."""
-    if not isinstance(task_id, str) or not task_id or not task_id.isprintable():
-        msg = f"task_id={task_id!r:.100} is not the id of a job: write printable text, such as str(uuid.uuid4())"
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= NAME_LIMIT or not task_id.isprintable():
+        msg = (
+            f"task_id={task_id!r:.100} is not the id of a job: write printable text, at most {NAME_LIMIT} characters, "
+            "such as str(uuid.uuid4())"
+        )
         raise InvalidArgumentsError(msg)
     if not caller.submitter.own_jobs:
         return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAME_LIMIT = 255
-"""Maximum characters of the name of a submitter, a step or an effect, and of an idempotency key."""
+"""Maximum characters of the name of a submitter, a step or an effect, of an idempotency key, and of a job's id."""
 PERIODS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 MAX_PERIOD = 366 * 86_400
 MAX_LIMIT = 1_000_000_000
