@@ -101,6 +101,7 @@ submit a; submit b raise key=k; submit c:other key=k; submit b raise key=k; subm
 submit d key=k; submit d key=k
 submit a; submit b key=k key_for=5; submit e; pass 6; submit c:other key=k; submit b key=k; claim a; kept a; \
 submit b,e key=k; until a identity_until; submit b key=k
+submit a key=k; answer k; cancel a; delete a; submit a:other; answer k
 """
 RUNS = """
 submit a:one; submit b:two; claim a nonce=n; claim b nonce=n; renew a=n nobody=n; renew a=n; renew b=n
@@ -252,6 +253,10 @@ class Script:
 
     def do_look(self, job_id: str) -> None:
         self.run.read("tombstone", job_id)
+
+    def do_answer(self, key: str) -> None:
+        """Look for the job that would answer a key."""
+        self.run.read("find_existing", "nothing", key)
 
     def do_pass(self, seconds: str) -> None:
         self.run.clock.advance(float(seconds))

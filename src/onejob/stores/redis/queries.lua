@@ -21,15 +21,16 @@ return jobs
 #!lua flags=allow-oom
 -- Find the job that answers an idempotency key, or else the one that holds an identity.
 -- KEYS: identity, and the idempotency key, if any
--- returns: the job's id; and the time, for a holder, whose uniqueness window may be over, or ""
+-- returns: the job's id; the time, for a holder, whose uniqueness window may be over, or ""; until when the key is retained,
+--          or ""
 -- refusal: nil when there is none
 local identity, key = unpack(KEYS)
 local now = clock()
-local keyed, holder = key and read_key(key, now).job_id, redis.call('GET', identity)
-if keyed then
-  return { keyed, '' }
+local keyed, holder = key and read_key(key, now) or {}, redis.call('GET', identity)
+if keyed.job_id then
+  return { keyed.job_id, '', keyed['until'] }
 end
-return holder and { holder, format_time(now) }
+return holder and { holder, format_time(now), '' }
 -- name: tombstone
 #!lua flags=no-writes
 -- Read the tombstone of a deleted job.

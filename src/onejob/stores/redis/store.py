@@ -197,10 +197,10 @@ class RedisStore(Queries, Records):
         found = self._client.call("find_existing", script_keys)
         if found is None:
             return None
-        job_id, now = found
+        job_id, now, until = found
         job = self.get_many([job_id]).get(job_id)
-        if job is None and key is not None:  # the key is that of a deleted job
-            return self.find_existing(identity, None)
+        if until and (job is None or (job.key_retained_until or 0.0) < float(until)):
+            return self.find_existing(identity, None)  # the key is that of a deleted job, whose id another one may have
         is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
         return None if is_over else job
 
