@@ -20,7 +20,7 @@ import pytest
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Admission, Duplicate, Outcome
-from onejob.jobs.records import COMPLETED, Query
+from onejob.jobs.records import COMPLETED, NewMessage, Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection, statements
 from onejob.stores.protocol import GroupBy
@@ -367,6 +367,19 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
 
 
 # --- wrong places ---------------------------------------------------------------------------------------------------
+
+
+def test_a_database_without_an_encoding_can_have_a_ledger(own_server: PostgresServer) -> None:
+    """Texts are UTF-8 in a database of encoding SQL_ASCII, the default of a server that was made in the locale C."""
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        connection.execute("create database plain encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'")
+    url = f"{own_server.url.rpartition('/')[0]}/plain"
+    make_ledger(url, "onejob")
+    with closing(PostgresStore(url)) as store:
+        submit(store, submitter="Zoë")
+        store.submit_many([submission(f"é-{n}", submitter="Zoë") for n in range(2)], wake_after=LEASE)
+        assert [job.id for job in store.find(Query(submitter="Zoë"))] == ["é-1", "é-0", "job-1"]
+        assert store.put_messages([NewMessage("id", "", "été", "{}")]) == ["été"]
 
 
 def test_a_text_that_no_index_holds_is_refused(store: PostgresStore) -> None:

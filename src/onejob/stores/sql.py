@@ -195,8 +195,9 @@ class SQLStore(ABC):
     # --- the store as a broker: the messages that are no jobs, in queues that are rows --------------------------------
 
     def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
-        given = json.dumps([{"position": position, **values_of(each)} for position, each in enumerate(messages)])
-        rows = self._rows("put_messages", messages=given, durable=durable, wake=wake)
+        given = [{"position": position, **values_of(each)} for position, each in enumerate(messages)]
+        text = json.dumps(given, ensure_ascii=False)  # PostgreSQL reads no escapes where a database has no encoding
+        rows = self._rows("put_messages", messages=text, durable=durable, wake=wake)
         return sorted({row["queue"] for row in rows})
 
     def delete_messages(self, ids: Sequence[int], *, consumer: str) -> None:

@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 30,
     "tcp_user_timeout": 10_000,
+    "client_encoding": "utf8",  # not that of the server, which may have none: SQL_ASCII
 }
 """libpq options, which the query of the URL may override."""
 SESSION = (
