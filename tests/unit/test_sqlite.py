@@ -116,6 +116,19 @@ def test_a_new_file_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert modes == dict.fromkeys((name, f"{name}-wal", f"{name}-shm"), 0o600)
 
 
+def test_a_file_stays_the_same_in_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store at a relative path goes on with its file after the process has changed its directory."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///ledger.db")
+    submit(store, "job-1")
+    monkeypatch.chdir(tmp_path / "other")
+    store.close()
+    assert read(store, "job-1").id == "job-1"
+    store.close()
+    assert not [*Path().iterdir()]
+
+
 def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:
     """An existing ledger file keeps its mode, and its write-ahead log gets the same one."""
     path = tmp_path / "ledger.db"

@@ -30,7 +30,7 @@ from onejob.stores.protocol import (
 from onejob.stores.rows import completion_of
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import SQLStore
-from onejob.stores.sqlite.connection import ForkSafeConnection
+from onejob.stores.sqlite.connection import ForkSafeConnection, is_uri_path
 from onejob.stores.sqlite.signals import SQLiteSignals
 from onejob.stores.sqlite.submission import (
     WhenDue,
@@ -76,7 +76,8 @@ class SQLiteStore(SQLStore):
     _lists_submitters = True
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
-        self.path = Path(path)
+        path = Path(path)
+        self.path = path if is_uri_path(path) else path.absolute()  # whatever the directory of the process is later
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
         self._holders = HolderCache()
