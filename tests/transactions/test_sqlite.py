@@ -233,13 +233,16 @@ def test_a_connection_that_commits_by_itself_commits_the_job(task: Any, tmp_path
     assert ledger_of(task).get(job.id).id == job.id
 
 
-def test_a_submission_waits_for_another_writer(task: Any, tmp_path: Path) -> None:
-    """A keyed submission that begins the user's transaction waits for a writer, as the connection's timeout says."""
+@pytest.mark.parametrize("level", ["DEFERRED", None])
+def test_a_submission_waits_for_another_writer(task: Any, tmp_path: Path, level: Any) -> None:
+    """A keyed submission without a transaction waits for a writer, as the timeout says, and has one, or begins one."""
     writer = sqlite3.connect(tmp_path / "shop.db", isolation_level=None, check_same_thread=False)
-    with closing(writer), transaction(tmp_path, kind="plain") as session:
+    connection = sqlite3.connect(tmp_path / "shop.db", isolation_level=level)
+    with closing(writer), closing(connection), connection:
         writer.execute("begin immediate")
         end = threading.Timer(0.5, writer.execute, ["commit"])
         end.start()
-        job = task.apply_async(("one",), idempotency_key="key", session=session)
+        job = task.apply_async(("one",), idempotency_key="key", session=connection)
         end.join()
+        assert connection.in_transaction is (level is not None)
     assert ledger_of(task).get(job.id).state is onejob.State.QUEUED

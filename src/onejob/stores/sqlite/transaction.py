@@ -147,7 +147,7 @@ class JoinedTransaction(Transaction):
     waits for other writers, since SQLite refuses to write after them what it has read before.
     """
 
-    __slots__ = ("_begin", "_user_connection")
+    __slots__ = ("_commits", "_user_connection")
 
     def __init__(self, connection: Any, clock: Callable[[], float], begin: str = "begin") -> None:
         self._user_connection = connection
@@ -157,10 +157,11 @@ class JoinedTransaction(Transaction):
     def __enter__(self) -> Self:
         self.execute = self._execute
         connection = self._user_connection
-        commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True  # the driver
-        if not commits and not connection.in_transaction:
+        self._commits = False
+        if not connection.in_transaction:
             # Python begins only before some statements, and the release of a savepoint would commit.
             self.execute(self._begin)
+            self._commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
         self.execute("savepoint onejob")
         self.now = self._clock()
         return self
@@ -169,7 +170,7 @@ class JoinedTransaction(Transaction):
         if error is not None and self._user_connection.in_transaction:  # some errors have rolled everything back
             self.execute("rollback to savepoint onejob")
         if self._user_connection.in_transaction:
-            self.execute("release savepoint onejob")
+            self.execute("commit" if self._commits else "release savepoint onejob")
 
     def _execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
         return _cursor_of(self._user_connection).execute(sql, values)
