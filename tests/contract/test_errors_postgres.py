@@ -333,6 +333,17 @@ def test_a_key_waits_for_the_transaction_that_writes_it(place: Place, store: Pos
     assert (answer.outcome, answer.job.id) == expected
 
 
+def test_a_submission_in_autocommit_mode_is_one_transaction(place: Place, store: PostgresStore) -> None:
+    """On a user's connection in autocommit mode a submission with a key takes effect as a whole, or not at all."""
+    with psycopg.connect(place.server.url, autocommit=True) as session:
+        joined = store.in_transaction(transaction_of(session))
+        with pytest.raises(psycopg.DataError):
+            submit(joined, key="key-1", payload="\0")
+        assert session.execute(f"select count(*) from {place.schema}.keys".encode()).fetchone() == (0,)  # noqa: S608
+        submit(joined, key="key-1")
+        assert admission(store, "job-2", key="key-1").job.id == "job-1"
+
+
 def test_two_transactions_with_one_key_can_both_commit(place: Place, store: PostgresStore) -> None:
     """Of two open transactions with the same new key the second finds it, with any conflict policy, and can commit."""
     for number, conflict_policy in enumerate(CONFLICT_POLICIES.values()):

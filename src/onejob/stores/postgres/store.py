@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -237,12 +238,28 @@ class _JoinedStore(PostgresStore):
 
 
 class _TransactionRunner:
-    """Runs statements in a user's transaction. Errors of its driver are not translated."""
+    """Runs statements in a user's transaction; in autocommit mode, without one, several are a transaction of their own.
+
+    Errors of its driver are not translated.
+    """
 
     def __init__(self, transaction: OpenTransaction) -> None:
         self._transaction = transaction
 
     def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:  # noqa: ARG002 - of `Runner`
+        if len(statements) == 1 or not self._transaction.autocommits:
+            return self._run(statements)
+        self._transaction.rows("begin", {})
+        try:
+            found = self._run(statements)
+        except BaseException:
+            with suppress(Exception):  # the connection may be lost
+                self._transaction.rows("rollback", {})
+            raise
+        self._transaction.rows("commit", {})
+        return found
+
+    def _run(self, statements: Sequence[Statement]) -> list[Rows]:
         return [self._transaction.rows(text, values) for text, values in statements]
 
 
