@@ -377,6 +377,15 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
     ]
 
 
+def test_a_batch_that_fails_in_this_process_writes_nothing(store: PostgresStore) -> None:
+    """If the driver refuses a value of the last statement of a transaction, or a signal ends it, none takes effect."""
+    news = [submission("job-1", key="one"), submission("job-2", key="two", payload="\0")]
+    with pytest.raises(StoreRefusedError):
+        store.submit_many(news, wake_after=LEASE)
+    assert store.get_many(["job-1", "job-2"]) == {}
+    assert submit(store).id == "job-1"
+
+
 # --- wrong places ---------------------------------------------------------------------------------------------------
 
 

@@ -255,7 +255,12 @@ def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Ro
         return [connection.run(*statements[0])]
     try:
         with connection.pipeline():  # an implicit transaction, up to its end
-            cursors = [connection.execute(*_positional(*statement)) for statement in statements]
+            try:
+                cursors = [connection.execute(*_positional(*statement)) for statement in statements]
+            except BaseException as error:
+                if getattr(error, "sqlstate", None) is None:  # ours: the pipeline would commit what came before
+                    connection.close()
+                raise
     except psycopg.Error:
         connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
