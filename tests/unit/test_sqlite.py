@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import COMPLETED, Period, Query
@@ -127,6 +128,13 @@ def test_a_file_stays_the_same_in_another_directory(tmp_path: Path, monkeypatch:
     assert read(store, "job-1").id == "job-1"
     store.close()
     assert not [*Path().iterdir()]
+
+
+@pytest.mark.parametrize("rest", ["", "/", "/:memory:", "host/jobs.db", "/jobs#1.db", "/jobs.db?mode=ro"])
+def test_a_url_that_is_more_than_a_file_is_refused(rest: str) -> None:
+    """A URL whose rest would be ignored is refused: jobs#1.db and jobs#2.db are no names of one file, jobs."""
+    with pytest.raises(ConfigurationError, match="names no file"):
+        open_store(f"sqlite://{rest}")
 
 
 def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:
