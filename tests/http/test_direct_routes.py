@@ -136,6 +136,6 @@ def test_a_middleware_of_the_app_precedes_the_direct_way(celery_app: Any, added:
     with TestClient(app, **LOCAL) as client:
         shop = Shop(celery_app, client)
         shop.get(f"/jobs/{shop.job_id()}")
-    assert [each["route"].path for each in kept] == ["/jobs", "/jobs/{job_id}"]
+    assert [each["route"].path for each in kept] == ["/jobs", "/jobs/{job_id:job}"]
     assert [each["path_params"] for each in kept] == [{}, {"job_id": ANY}]
     assert ["router" in each for each in kept] == [bool(added)] * 2

@@ -31,7 +31,7 @@ ROLES: dict[Route, Role | None] = {
         [("GET", "/jobs/{job_id}/explanation"), ("GET", "/audit"), ("GET", "/dead"), ("GET", "/dead/groups"),
          ("POST", "/jobs/bulk"), ("POST", "/jobs/{job_id}/run-now"), ("POST", "/jobs/{job_id}/cancel"),
          ("POST", "/jobs/{job_id}/redrive"), ("DELETE", "/jobs/{job_id}"), ("POST", "/dead/redrive"),
-         *(("POST", f"/schedules/{{entry:path}}/{operation}") for operation in ("pause", "resume", "run"))],
+         *(("POST", f"/schedules/{{entry}}/{operation}") for operation in ("pause", "resume", "run"))],
         Role.OPERATE),
     ("POST", "/jobs/{job_id}/edit"): Role.EDIT,
 }  # fmt: skip
@@ -42,7 +42,7 @@ def _routes() -> list[Route]:
     found: list[Route] = []
     for each in _all(create_app(build("sqlite:////nowhere/ledger.db")).routes):
         methods = sorted(each.methods or ()) if isinstance(each, APIRoute) else ["?"]
-        found += [(method, getattr(each, "path", repr(each))) for method in methods]
+        found += [(method, getattr(each, "path_format", repr(each))) for method in methods]
     return found
 
 
@@ -58,7 +58,7 @@ POSTS = [path for method, path in ROUTES if method == "POST"]
 
 
 def path_of(path: str, job_id: str = "x") -> str:
-    return path.replace("{entry:path}", "an/entry").format(job_id=job_id)
+    return path.format(job_id=job_id, entry="an/entry")
 
 
 def call_route(shop: Shop, route: Route, headers: Any = None, **more: Any) -> Any:

@@ -71,6 +71,20 @@ def test_a_job_has_its_result_or_error(shop: Shop) -> None:
     assert (duplicate["source"], duplicate["outcome"], duplicate["arguments_differ"]) == ("http", "attached", False)
 
 
+@for_each("written", [quote, lambda job_id: quote(job_id, safe="")])
+def test_an_id_may_have_slashes(shop: Shop, written: Callable[[str], str]) -> None:
+    """Every route of a job takes an id with slashes, also those that a proxy has decoded; a wrong method is 405."""
+    path = f"/jobs/{written(shop.task.apply_async((7,), task_id='2026/orders/7').id)}"
+    for part in PARTS[:3] + PARTS[4:]:
+        assert shop.get(path + part).status_code == 200
+    problem(shop.get(f"{path}/cancel"), 405, "method-not-allowed")
+    problem(shop.post(f"{path}/redrive"), 409, "not-a-dead-letter")
+    assert shop.post(f"{path}/run-now").json()["id"] == "2026/orders/7"
+    assert shop.post(f"{path}/cancel").json()["state"] == "canceled"
+    assert '"state":"canceled"' in shop.get(f"{path}/events").text
+    assert shop.request("DELETE", path).status_code == 204
+
+
 def test_an_unchanged_job_is_not_sent_again(shop: Shop) -> None:
     """A job has an ETag that changes with its view; a matching If-None-Match gets 304 without a body."""
     job_id = shop.job_id()

@@ -269,7 +269,7 @@ def test_a_failing_store_reveals_nothing(shop: Shop, monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_path_is_a_problem(shop: Shop) -> None:
     """A path without a route has the problem that says so, whatever the path looks like."""
-    for path in ("/", "/nowhere", "/jobs/a/b/c", "/docs", "//jobs", "/jobs/"):
+    for path in ("/", "/nowhere", "/dead/a/b/c", "/docs", "//jobs", "/jobs/"):
         problem(shop.get(path, follow_redirects=False), 404, "not-found")
 
 

@@ -14,6 +14,7 @@ from celery import Celery
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -69,6 +70,14 @@ CANCEL_RESPONSES: Responses = {
 REQUIRED_BODY = {"requestBody": {"required": True}}
 """A JSON body is required even if it is empty, since an HTML form of another site cannot send one."""
 
+
+class JobConvertor(PathConvertor):
+    """The id of a job at the end of a path: it may have slashes, but does not end like the path of another route."""
+
+    regex = "(?!.*/(?:cancel|redrive|edit|run-now|events|duplicates|history|explanation)$).+"
+
+
+register_url_convertor("job", JobConvertor())
 
 Keys = str | os.PathLike[str] | None
 JSON_CONTENT = frozenset({"json", "application/json"})
@@ -171,24 +180,25 @@ def _routes_of(app: Celery, tasks: Mapping[str, Task], jobs: JobRoutes) -> Itera
     submitted, page = _returns(models.SubmitResponse, status_code=202), _returns(models.JobPage)
     job, entry = _returns(JobView, **empty), _returns(models.ScheduleEntryView, **operated)
     found = _returns(JobView, responses=NOT_MODIFIED, direct=jobs.get_job_directly)
+    explanation = _returns(models.ExplanationView, **of_all)
     stream = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
     return (
         ("POST /jobs", Role.SUBMIT, submit, submitted | {"responses": SUBMIT_RESPONSES, "direct": submit_directly}),
         ("POST /duplicates/check", Role.READ, check_endpoint(app, tasks), _returns(models.DuplicateCheckView)),
         # This one is before the routes of one job, whose id may be any text.
         ("POST /jobs/bulk", Role.OPERATE, operate.operate_many, {}),
-        ("POST /jobs/{job_id}/cancel", Role.OPERATE, operate.cancel, job | {"responses": CANCEL_RESPONSES}),
-        ("POST /jobs/{job_id}/redrive", Role.OPERATE, operate.redrive, job | {"status_code": 202}),
-        ("POST /jobs/{job_id}/edit", Role.EDIT, operate.edit, submitted),
-        ("POST /jobs/{job_id}/run-now", Role.OPERATE, operate.run_now, job),
-        ("DELETE /jobs/{job_id}", Role.OPERATE, operate.delete, {"status_code": 204, "response_class": Response}),
+        ("POST /jobs/{job_id:path}/cancel", Role.OPERATE, operate.cancel, job | {"responses": CANCEL_RESPONSES}),
+        ("POST /jobs/{job_id:path}/redrive", Role.OPERATE, operate.redrive, job | {"status_code": 202}),
+        ("POST /jobs/{job_id:path}/edit", Role.EDIT, operate.edit, submitted),
+        ("POST /jobs/{job_id:path}/run-now", Role.OPERATE, operate.run_now, job),
+        ("DELETE /jobs/{job_id:job}", Role.OPERATE, operate.delete, {"status_code": 204, "response_class": Response}),
         ("POST /dead/redrive", Role.OPERATE, operate.redrive_many, {}),
         ("GET /jobs", Role.READ, jobs.list_jobs, page),
-        ("GET /jobs/{job_id}", Role.READ, jobs.get_job, found),
-        ("GET /jobs/{job_id}/events", Role.READ, jobs.stream_events, stream),
-        ("GET /jobs/{job_id}/duplicates", Role.READ, jobs.list_duplicates, _lists(models.DuplicateView)),
-        ("GET /jobs/{job_id}/history", Role.READ, jobs.list_history, _lists(models.HistoryEntryView)),
-        ("GET /jobs/{job_id}/explanation", Role.OPERATE, jobs.explain_job, _returns(models.ExplanationView, **of_all)),
+        ("GET /jobs/{job_id:job}", Role.READ, jobs.get_job, found),
+        ("GET /jobs/{job_id:path}/events", Role.READ, jobs.stream_events, stream),
+        ("GET /jobs/{job_id:path}/duplicates", Role.READ, jobs.list_duplicates, _lists(models.DuplicateView)),
+        ("GET /jobs/{job_id:path}/history", Role.READ, jobs.list_history, _lists(models.HistoryEntryView)),
+        ("GET /jobs/{job_id:path}/explanation", Role.OPERATE, jobs.explain_job, explanation),
         ("GET /duplicates/summary", Role.READ, jobs.summarize_duplicates, _lists(models.DuplicateStatsView)),
         ("GET /dead", Role.OPERATE, jobs.list_dead_letters, page),
         ("GET /dead/groups", Role.OPERATE, jobs.group_dead_letters, _returns(models.FailureGroupsView)),
