@@ -199,6 +199,24 @@ def test_an_edit_shows_no_job_that_may_not_be_read(celery_app: Celery) -> None:
     assert (edited.status_code, edited.json()["outcome"]) == (202, "admitted")
 
 
+def test_a_refused_redrive_shows_no_job_that_may_not_be_read(celery_app: Celery) -> None:
+    """A redrive, of one or of many, that another's job refuses says nothing of that job to who may not read it."""
+    users = Users(
+        celery_app, as_named, may=lambda caller, action, job: action != "read" or job.submitter in {caller.name, "eve"}
+    )
+    for task, field, slug in (("invoice", "holder_id", "identity-held"), ("newest", "newer_id", "superseded")):
+        kwargs: Any = {"order_id": 1} if task == "invoice" else {"document": 1, "text": "old"}
+        for user, is_shown in (("ada", False), ("eve", True)):
+            dead = users["bob"].job_id(task=task, kwargs=kwargs)
+            users["bob"].failed(dead)
+            other = users[user].job_id(task=task, kwargs=kwargs if task == "invoice" else kwargs | {"text": user})
+            response = users["bob"].post(f"/jobs/{dead}/redrive")
+            assert (problem(response, 409, slug)[field] == other) is is_shown
+            refused = users["bob"].post("/dead/redrive", {"job_ids": [dead]}).json()["refused"][dead]
+            assert [other in text for text in (response.text, refused)] == [is_shown, is_shown]
+            users[user].completed(other)
+
+
 @for_each("path, headers", [("/events", {}), ("", {"prefer": "wait=30"})])
 def test_a_stream_ends_with_the_access(
     celery_app: Celery, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]

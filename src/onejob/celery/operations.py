@@ -19,6 +19,7 @@ from onejob.celery.options import options_of, tasks_of
 from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.submit import admit, check_accepted, create_webhooks
 from onejob.errors import (
+    IdentityHeldError,
     InvalidArgumentsError,
     JobEndedError,
     JobNotEndedError,
@@ -117,7 +118,8 @@ class Operator:
 
         `job` may be without its `LARGE_FIELDS`, and outdated. `forget_steps`: a redriven job runs its steps again.
         Raises `JobNotFoundError`; what `Operation.check` raises, `NotWaitingError` also for one that waits for a job;
-        `IdentityHeldError` and `SupersededError` for a redrive; `UniquenessWindowError` for a deletion.
+        `IdentityHeldError` and `SupersededError` for a redrive, about an "unknown" job if `reader` does not see it;
+        `UniquenessWindowError` for a deletion.
         """
         app, ledger, reason = self.app, self.ledger, f"{operation.done} {self.origin}"
         match operation:
@@ -126,7 +128,13 @@ class Operator:
             case Operation.RUN_NOW:
                 return ledger.run_now(job.id, reason=reason, message_of=partial(push_message, app, ledger))
             case Operation.REDRIVE:
-                return redrive(app, ledger, ledger.get(job.id), forget_steps=forget_steps, reason=reason)
+                try:
+                    return redrive(app, ledger, ledger.get(job.id), forget_steps=forget_steps, reason=reason)
+                except (IdentityHeldError, SupersededError) as error:
+                    other = error.holder_id if isinstance(error, IdentityHeldError) else error.newer_id
+                    if self.reader is None or self.reader.get_or_none(other) is not None:
+                        raise
+                    raise type(error)(job.id, "unknown", "not shown") from None
             case Operation.DELETE:
                 ledger.delete(job.id)
                 return None
