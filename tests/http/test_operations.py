@@ -192,6 +192,15 @@ def test_each_front_end_has_each_filter(shop: Shop) -> None:
     assert shop.post("/dead/redrive", {"tag": "a"}).json()["done"] == [dead.id]
 
 
+def test_the_document_says_which_filters_are_no_condition(shop: Shop) -> None:
+    """The document refuses a bulk request whose only condition is an empty text if the server does."""
+    for condition in shop.get("/openapi.json").json()["components"]["schemas"]["BulkFilter"]["anyOf"]:
+        ((name, schema),) = condition["properties"].items()
+        if name not in {"state", "since", "until", "group"}:
+            body = {"operation": "cancel", "filter": {name: ""}}
+            assert (shop.post("/jobs/bulk", body).status_code == 200) is ("" not in schema["not"]["enum"]), name
+
+
 def test_dead_letters_are_chosen(shop: Shop) -> None:
     """Ids, a task, a substring of the reason, or all choose dead letters, in order, up to the limit."""
     first, second = failed(shop.ledger, 1).id, shop.failed(shop.job_id(1, "strict"), reason="KeyError: x").id

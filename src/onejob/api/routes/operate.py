@@ -21,7 +21,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.ledger.bulk import Selection
 from onejob.ledger.dead_letters import PATTERN_LIMIT, GroupKey, in_group, select_dead_letters
-from onejob.ledger.search import FILTERS, has_condition, query_of
+from onejob.ledger.search import FILTERS, PARTS_OF_TEXTS, has_condition, query_of
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
@@ -124,7 +124,10 @@ class BulkFilter(StrictBody):
 
     model_config = ConfigDict(
         json_schema_extra=lambda schema: schema.update(
-            anyOf=[_has(name, {"not": {"enum": [None, []]}}) for name in schema["properties"]]
+            anyOf=[
+                _has(name, {"not": {"enum": [None, [], *([""] if name in PARTS_OF_TEXTS else [])]}})
+                for name in schema["properties"]
+            ]
         ),
     )
 
