@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -65,6 +66,7 @@ ROW = {"name": "a", "role": "read", "sha256": "", "created_at": 0}
 @for_each("content", ["", "{", "{}x", "[{}]", *(json.dumps([ROW | fields]) for fields in (
     {"name": 7}, {"name": ""}, {"sha256": "é"}, {"sha256": None}, {"role": "root"}, {"own_jobs": "yes"},
     {"tasks": "shop.invoice"}, {"expires_at": "soon"}, {"quota": "many"},
+    {"expires_at": math.nan}, {"expires_at": math.inf}, {"created_at": math.nan},
 ))])  # fmt: skip
 def test_an_invalid_file_refuses_every_request(keyed: Shop, standing: Standing, content: str) -> None:
     """While the key file is invalid, or a limit of a key is, every request is 503; the previous keys are not used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import tempfile
@@ -201,9 +202,12 @@ def _key_from(row: dict[str, Any]) -> Key:
     check_name("the name of an API key", row["name"])
     if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
         raise TypeError(f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names")
+    times = [float(each) for each in (row["created_at"], expires_at) if each is not None]
+    if not all(map(math.isfinite, times)):
+        raise ValueError(f"the times of {row['name']!r} must be numbers of seconds since the epoch")
     return Key(
-        row["name"], Role(row["role"]), bytes.fromhex(row["sha256"]).hex(), float(row["created_at"]),
-        expires_at=None if expires_at is None else float(expires_at), own_jobs=own_jobs,
+        row["name"], Role(row["role"]), bytes.fromhex(row["sha256"]).hex(), times[0],
+        expires_at=None if expires_at is None else times[1], own_jobs=own_jobs,
         tasks=None if tasks is None else frozenset(tasks),
         quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")),
     )  # fmt: skip
