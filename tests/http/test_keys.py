@@ -189,6 +189,14 @@ def test_rotation_overlaps(file: KeyFile) -> None:
         file.rotate("shop", 60)
 
 
+def test_a_rotation_revives_no_key(file: KeyFile) -> None:
+    """A key that has expired does not work again when it is rotated, also if its time was set to 0."""
+    formers = [file.add(f"key {at}", Role.READ, expires_at=at) for at in (0.0, 1.0)]
+    for at in (0.0, 1.0):
+        file.rotate(f"key {at}", 60)
+    assert [file.find(text) for text in formers] == [None, None]
+
+
 # --- the command line -----------------------------------------------------------------------------------------------
 
 

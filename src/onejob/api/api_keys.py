@@ -147,7 +147,8 @@ class KeyFile:
             latest = former[-1]
             if expires_at is None and latest.expires_at is not None:
                 expires_at = now + latest.expires_at - latest.created_at
-            ending = [replace(key, expires_at=min(key.expires_at or now + overlap, now + overlap)) for key in former]
+            ends = [now + overlap if key.expires_at is None else min(key.expires_at, now + overlap) for key in former]
+            ending = [replace(key, expires_at=end) for key, end in zip(former, ends, strict=True)]
             keys[:] = [key for key in keys if key.name != name] + [key for key in ending if not key.expired]
             return _append(keys, replace(latest, created_at=now, expires_at=expires_at))
 
