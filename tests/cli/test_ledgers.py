@@ -67,6 +67,14 @@ def test_the_store_can_be_named_by_the_environment(
     assert job.id in call("jobs", "list").output
 
 
+@for_each("seconds", ["nan", "0", "-1", "soon"])
+def test_seconds_are_a_number_above_0(tmp_path: Path, seconds: str) -> None:
+    """A time-out or an age that is no number above 0 is refused: nothing is older than NaN."""
+    (tmp_path / "alive").touch()
+    for command in (("serve", "shop:app", "--head-timeout"), ("probe", str(tmp_path / "alive"), "--max-age")):
+        assert call(*command, seconds).exit_code == 2
+
+
 def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell: Shell) -> None:
     """A command uses the settings of its app, as the retention of a canceled job; one without a store is refused."""
     module = tmp_path / f"{app_shell.options[1]}.py"

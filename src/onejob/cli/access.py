@@ -68,6 +68,15 @@ def _parse_time(text: str) -> float | timedelta:
         raise ValueError(f"{error}, nor a duration such as 90m, 1h or 1d") from error
 
 
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:  # nor is NaN
+        raise ValueError(f"{text} is not in the range x>0")
+    return seconds
+
+
+SECONDS = Parsed("seconds", _parse_seconds)
+"""A number of seconds, above 0."""
 DURATION = Parsed("duration", parse_duration)
 """A duration such as `90d` or `12h`, in seconds."""
 TIME = Parsed("time", _parse_time)

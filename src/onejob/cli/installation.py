@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from onejob.celery.worker.heartbeat import MAX_AGE, find_fault
-from onejob.cli.access import Access, access, json_access, json_option
+from onejob.cli.access import SECONDS, Access, access, json_access, json_option
 from onejob.cli.printing import echo, print_json
 from onejob.doctor import examine
 from onejob.doctor.finding import Finding, Installation, Level, count_text, worst
@@ -136,9 +136,7 @@ def _print_status(status: Status, *, as_json: bool) -> None:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--ready", is_flag=True, help="Also require that it reaches the store and hears its broker.")
-@click.option(
-    "--max-age", default=MAX_AGE, show_default=True, type=click.FloatRange(min=0, min_open=True), metavar="SECONDS"
-)
+@click.option("--max-age", default=MAX_AGE, show_default=True, type=SECONDS)
 def probe(file: Path, max_age: float, *, ready: bool) -> None:
     """Return whether the worker that writes FILE (its onejob_probe_file) is alive. Exit code 1: it is not.
 

@@ -9,7 +9,18 @@ from typing import Any
 
 import click
 
-from onejob.cli.access import DURATION, TIME, Access, access, audited, find_app, json_option, needs_extra, seconds_of
+from onejob.cli.access import (
+    DURATION,
+    SECONDS,
+    TIME,
+    Access,
+    access,
+    audited,
+    find_app,
+    json_option,
+    needs_extra,
+    seconds_of,
+)
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.submitter import Quotas
@@ -18,7 +29,7 @@ from onejob.jobs.timestamps import format_timestamp
 ROLES = ("read", "submit", "operate", "edit")
 KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
 limit_option = partial(click.option, show_default=True, type=click.IntRange(1))
-seconds_option = partial(click.option, show_default=True, type=click.FloatRange(0, min_open=True))
+seconds_option = partial(click.option, show_default=True, type=SECONDS)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
 server_installed = partial(needs_extra, "server", "the server")
 
