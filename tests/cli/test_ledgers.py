@@ -88,7 +88,7 @@ def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell:
     assert (refused.exit_code, "Set app.conf.onejob_store" in refused.output) == (1, True)
 
 
-@for_each("words", ["dead edit ID --args [2]", "beat run tick"])
+@for_each("words", ["dead edit ID --args [2]", "beat run tick", "serve APP --host 192.0.2.1"])
 def test_an_app_submits_to_its_own_ledger(ledger: Ledger, app_shell: Shell, tmp_path: Path, words: str) -> None:
     """What submits with an app is refused for another ledger, whose dead letter would end as a job of the app's."""
     dead = failed(ledger)
@@ -96,7 +96,8 @@ def test_an_app_submits_to_its_own_ledger(ledger: Ledger, app_shell: Shell, tmp_
     module = tmp_path / f"{app_shell.options[1]}.py"
     module.write_text(APP.format(path=other))
     for options in (("--store", f"sqlite:///{tmp_path / 'ledger.db'}"), ("--namespace", "another")):
-        refused = app_shell(*options, "--create", *words.replace("ID", dead.id).split())
+        chosen = words.replace("ID", dead.id).replace("APP", app_shell.options[1])
+        refused = app_shell(*options, "--create", *chosen.split())
         assert (refused.exit_code, f"its own ledger, sqlite:///{other}" in refused.output) == (1, True)
     assert (ledger.get(dead.id).state, other.exists()) == (State.FAILED, False)
 

@@ -170,11 +170,19 @@ class Access:
 
         Raises `ConfigurationError` without an app, and if --store or --namespace name another ledger.
         """
-        app, named, own = self.app_for(what), self.settings(), Settings.from_mapping(self.bare_app.conf)
-        if own.store and (display_url(named.store), named.namespace) != (display_url(own.store), own.namespace):
+        app = self.app_for(what)
+        self.check_own()
+        return app, self.ledger()
+
+    def check_own(self) -> None:
+        """Raise `ConfigurationError` if --store or --namespace name another ledger than that of the app."""
+        own = Settings.from_mapping(self.bare_app.conf)
+        if not own.store:
+            return
+        named = self.settings()
+        if (display_url(named.store), named.namespace) != (display_url(own.store), own.namespace):
             place = f"{display_url(own.store)}, namespace {own.namespace}"
             raise ConfigurationError(f"the app submits to its own ledger, {place}: name no other one")
-        return app, self.ledger()
 
     def ledger_or_none(self) -> Ledger | None:
         """Return the ledger if one is named and its store can be opened, for a command that needs none."""

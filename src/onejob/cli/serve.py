@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -44,13 +45,19 @@ server_installed = partial(needs_extra, "server", "the server")
 @limit_option("--limit-waits", default=250, help="Event streams and long polls per key.")
 @seconds_option("--head-timeout", "head", default=10.0, help="Seconds for the headers of a request.")
 @seconds_option("--body-timeout", "body", default=30.0, help="Seconds for the body of a request.")
-def serve(app: str, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int, **limits: Any) -> None:
+@access
+def serve(
+    access: Access, /, app: str, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int,
+    **limits: Any,
+) -> None:  # fmt: skip
     """Serve the HTTP API of a Celery app, and the dashboard below /dashboard."""
     with server_installed():
         from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
         from onejob.pages.app import create_app_with_dashboard
-    celery_app = Access(find_app(app)).app
+    served = replace(access, bare_app=find_app(app))
+    served.check_own()
+    celery_app = served.app
     check_host(host, keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
