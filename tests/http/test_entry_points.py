@@ -41,7 +41,7 @@ ROLES: dict[Route, Role | None] = {
 def _routes() -> list[Route]:
     found: list[Route] = []
     for each in _all(create_app(build("sqlite:////nowhere/ledger.db")).routes):
-        methods = sorted(each.methods or ()) if isinstance(each, APIRoute) else ["?"]
+        methods = sorted({*(each.methods or ())} - {"HEAD"}) if isinstance(each, APIRoute) else ["?"]
         found += [(method, getattr(each, "path_format", repr(each))) for method in methods]
     return found
 
@@ -181,17 +181,28 @@ def test_only_the_methods_of_a_route_do_something(shop: Shop, path: str) -> None
     """An unsupported method is 405 with the supported ones, and no header and no parameter overrides a method."""
     job_id = shop.job_id(task="anything", kwargs={"value": path})
     own = {method for method, other in ROUTES if other == path}
+    own |= {"HEAD"} if "GET" in own and not path.endswith("/events") else set()
     for method in ("HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "POST ", "X"):
-        if method == "DELETE" and path in {"/jobs/{job_id}", "/jobs/bulk"}:  # "bulk" may be the id of a job, too
+        if method in own or (method in {"DELETE", "HEAD"} and path == "/jobs/bulk"):  # which may be an id, too
             continue
         response = shop.request(method, path_of(path, job_id), json={})
         assert (response.status_code, {*response.headers["allow"].split(", ")}) == (405, own)
     for name in ("x-http-method-override", "x-http-method", "x-method-override"):
         assert shop.get(f"/jobs/{job_id}/cancel", headers={name: "POST"}).status_code == 405
-        for method in own - {"DELETE"}:
+        for method in own - {"DELETE", "HEAD"}:
             call_route(shop, (method, path.replace("{job_id}/cancel", "x")), headers={name: "DELETE"})
     problem(shop.get("/jobs", params={"_method": "POST"}), 422, "invalid-request")
     assert shop.ledger.get(job_id).state == "queued"
+
+
+@for_each("path", [path for method, path in ROUTES if method == "GET" and not path.endswith("/events")])
+def test_a_head_is_a_get_without_its_content(keyed: Shop, path: str) -> None:
+    """HEAD has the status and the headers of GET, and no content; it needs the same API key, and the same role."""
+    job_id = keyed.named("submit").job_id()
+    for shop in (keyed, keyed.named("read"), keyed.named("operate")):
+        get, head = (shop.request(method, path_of(path, job_id)) for method in ("GET", "HEAD"))
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert (head.headers.keys(), head.headers["content-type"]) == (get.headers.keys(), get.headers["content-type"])
 
 
 @for_each("path", [

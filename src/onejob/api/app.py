@@ -164,6 +164,9 @@ def _build_router(
         options["route_class_override"] = route_for(route, role, options.pop("direct", None))
         options["dependencies"] = [] if role is None else [*security, *options.get("dependencies", ())]
         api.add_api_route(path, endpoint, methods=[method], **options)
+        if method == "GET" and options.get("response_class") is not StreamingResponse:
+            # HEAD is GET without the content, which the server leaves out.
+            api.add_api_route(path, endpoint, methods=["HEAD"], **options | {"include_in_schema": False})
     return api
 
 
@@ -251,7 +254,9 @@ def create_app(
         return app.openapi()
 
     route = route_for(api.route_class, Role.READ)
-    api.add_api_route("/openapi.json", openapi_document, include_in_schema=False, route_class_override=route)
+    api.add_api_route(
+        "/openapi.json", openapi_document, methods=["GET", "HEAD"], include_in_schema=False, route_class_override=route
+    )
     app.include_router(api)
     for error_type in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error_type, handle_exception)
