@@ -187,6 +187,25 @@ def test_pipelined_requests_are_limited(app: EchoApp) -> None:
         assert app.seen <= len(connections)
 
 
+def test_a_stream_ends_when_a_pipelining_client_has_gone() -> None:
+    """An app hears that its client has gone, also while another request waits behind the one that it answers."""
+    heard: list[str] = []
+
+    async def stream(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        end = asyncio.ensure_future(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not end.done():
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+            await asyncio.sleep(0.01)
+        heard.append(end.result()["type"])
+
+    with serving(stream) as served:
+        with served.connect(GET * 2) as connection:
+            assert connection.recv(1)
+        eventually(lambda: heard == ["http.disconnect"])
+
+
 def test_requests_at_once_are_limited(app: EchoApp) -> None:
     """Above the limit a request gets a 503, but not a health check, and far above it the end; later ones are served."""
     with serving(app, Limits(connections=3)) as served, ExitStack() as stack:

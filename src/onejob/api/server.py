@@ -68,6 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, limits: Limits, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._limits = limits
+        self._running: Any = None
+        """The cycle of the request whose response is sent; `cycle` is that of the latest one, which may wait for it."""
         self._request = 0
         self._received_head = False
         self._received_all = False
@@ -92,7 +94,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadlines."""
+        """Cancel the deadlines, and tell the app that its client has gone."""
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
         self._received_all = True
         self._set_deadline()
         self._cancel_response_deadline()
@@ -152,6 +157,14 @@ class BoundedProtocol(HttpToolsProtocol):
         busy = max(len(self.connections), len(self.tasks)) > self._limits.connections
         self.app = OVERLOADED if busy and self.url != LIVENESS_PATH else self.config.loaded_app
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
+
+    def on_response_complete(self) -> None:
+        """Start the next request that waits."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """Subtract a part of the body and the framing that it allows; refuse a body that is too large to be read."""
