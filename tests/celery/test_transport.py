@@ -24,7 +24,7 @@ from onejob.celery.transport import NO_BROKER, name_of
 from onejob.errors import ConfigurationError
 from tests.celery.app import CONFIG
 from tests.celery.harness import DELIVERS, PATIENCE, House, await_, event_loop, program_environment
-from tests.quiet import provokes
+from tests.quiet import KILLED, provokes
 
 HOLD = 2.0
 """After how many seconds a test's dead worker is replaced."""
@@ -94,6 +94,14 @@ def test_events_are_received(served: House) -> None:
         served.plain.delay("x").get(PATIENCE)
         await_(lambda: received() >= {"worker-heartbeat", "task-received", "task-succeeded"})
     assert not [queue for _, _, queue in bindings(served) if queue.startswith("celeryev")]
+
+
+@provokes(logs=[KILLED], because="the body kills its process")
+def test_the_last_crash_is_an_event(served: House) -> None:
+    """A job that becomes a dead letter because its process died is a failed task for who listens to events."""
+    with listening(served) as received:
+        served.play.delay("poison", ["kill"])
+        await_(lambda: "task-failed" in received())
 
 
 @contextmanager

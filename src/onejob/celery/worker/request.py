@@ -19,6 +19,7 @@ from celery.worker import state as worker_state
 from celery.worker.state import task_ready
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
+from kombu.utils.encoding import safe_repr
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of, draining
@@ -248,7 +249,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.app_state.ledger.mark_canvas_notified(job)
 
     def report_failure(self, job: Job, error: Exception, exc_info: Any) -> None:
-        """Report a failed job to Celery's result backend, which notifies the canvas, and to the signal's receivers."""
+        """Report a failed job to Celery's result backend, which notifies the canvas, and to who listens."""
+        traceback = getattr(exc_info, "traceback", None)
         self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
         signals.task_failure.send(
             sender=self.task,
@@ -256,10 +258,11 @@ class Request(CeleryRequest):  # type: ignore[misc]
             exception=error,
             args=self.args,
             kwargs=self.kwargs,
-            traceback=getattr(exc_info, "traceback", None),
+            traceback=traceback,
             einfo=exc_info,
         )
         self.app_state.ledger.mark_canvas_notified(job)
+        self.send_event("task-failed", exception=safe_repr(error), traceback=traceback)
 
 
 signaled_requests: WeakSet[Request] = WeakSet()
