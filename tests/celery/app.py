@@ -65,6 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_keyed": {"requires_key": True},
     "play_newest": {"on_duplicate": "replace", "max_wait": 600},
     "play_again": {"on_duplicate": "run_again"},
+    "play_prepared": {"base": "with before_start"},
 }
 """Tasks with the same body and other options; of all, only the key is the identity."""
 
@@ -105,7 +106,22 @@ def _plays(app: celery.Celery, stage: Stage) -> None:
     define: Any = app.task  # the published types know no task that a base class gives options
     url = app.conf.get(WEBHOOK_URL)
     for name, options in (VARIANTS | ({"play_calling": {"webhook_url": url}} if url else {})).items():
-        define(_play(stage), name=name, shared=False, base=onejob.Task, bind=True, unique_on=["key"], **options)
+        given = options | {"base": _prepared(stage) if "base" in options else onejob.Task}
+        define(_play(stage), name=name, shared=False, bind=True, unique_on=["key"], **given)
+
+
+def _prepared(stage: Stage) -> type[onejob.Task]:
+    class Prepared(onejob.Task):
+        abstract = True
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            """Do what the data of a call says, in its first run."""
+            key, _, instruction = (*args, None)[:3]
+            if instruction is not None and onejob.current_job().attempt == 1:
+                stage.mark(key, "run", job=task_id, attempt=1)
+                act(self, stage, key, instruction, None)
+
+    return Prepared
 
 
 def _play(stage: Stage) -> Any:

@@ -72,6 +72,8 @@ ENDS: dict[str, Case] = {
     "keeps what cannot be stored": Case(["unstorable_step"], InvalidPayloadError, task="play_greedy", says="the value"),
     "fails for good by its class": Case(["lookup:no use"], LookupError, task="play_picky", says="no use"),
     "retries what fails for good": Case(["retry_caught:lookup"], LookupError, task="play_picky"),
+    "fails before its body": Case(["return"], ValueError, task="play_prepared", data="raise:early", says="early"),
+    "retries before its body": Case(["return"], "retry", 2, 1, task="play_prepared", data="retry"),
     **{f"ignores as {name}": Case(["ignore"], TaskRevokedError, task=name, says="Ignore") for name in ACKS},
     **{
         f"rejects as {name}": Case(["reject"], (Reject, JobFailedError), task=name, says="as the test requested")

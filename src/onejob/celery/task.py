@@ -27,7 +27,7 @@ from onejob.celery.run_end import record_retry
 from onejob.celery.submit import admit, admit_one, all_admitted, result_of, submit
 from onejob.celery.typed import check_pydantic
 from onejob.celery.worker.bootstep import LedgerStep
-from onejob.celery.worker.execute import execute_message, trace_message
+from onejob.celery.worker.execute import call_in_run, execute_message, execute_prepared, trace_message
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import Limits
 from onejob.observability import tracing
@@ -98,6 +98,9 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         """Check the options, and install the worker step that renews leases and sweeps the ledger."""
         super().on_bound(app)
         cls._onejob = _resolve_options(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
+        if cls.before_start is not CeleryTask.before_start and "_onejob_execute" not in vars(cls):
+            cls.before_start = call_in_run(cls.before_start)
+            cls._onejob_execute = execute_prepared
         app.steps["worker"].add(LedgerStep)
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
             cast("Any", app).AsyncResult = app.subclass_with_self(Result)
@@ -356,7 +359,10 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             return body(*given, **named)  # type: ignore[no-any-return]
         if typed is not None:
             body = typed.wrap(body)
-        return execute_message(self, request, body)  # type: ignore[no-any-return]
+        return self._onejob_execute(request, body)  # type: ignore[no-any-return]
+
+    _onejob_execute = execute_message
+    """With a `before_start` of its own, a task has that called in the run."""
 
 
 def _resolve_options(cls: type[Task[..., Any]], app: Celery) -> TaskOptions:

@@ -10,7 +10,7 @@ import logging
 import os
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import partial, wraps
 from signal import SIG_IGN, SIGINT, default_int_handler, getsignal
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from celery.exceptions import Ignore, WorkerLostError, WorkerShutdown, WorkerTer
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, is_from_beat
-from onejob.celery.current_job import RunningJob, claim_of, draining, set_current_job
+from onejob.celery.current_job import RunningJob, claim_of, current_job_or_none, draining, set_current_job
 from onejob.celery.option_names import is_priority
 from onejob.celery.options import options_of
 from onejob.celery.payload import (
@@ -133,6 +133,28 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     if isinstance(result, Ignored):
         raise Ignore(result.reason)
     return result
+
+
+def call_in_run(hook: Callable[..., object]) -> Callable[..., None]:
+    """Return a task's `before_start` as its tracer may call it: it waits until the run has begun, and can be ended."""
+
+    @wraps(hook)
+    def before_start(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        run, request = current_job_or_none(), task.request
+        if request.called_directly or request.is_eager or (run is not None and run.id == task_id):
+            hook(task, task_id, args, kwargs)
+
+    return before_start
+
+
+def execute_prepared(task: Any, request: Any, body: Callable[..., Any]) -> Any:
+    """Run the job of a message as `execute_message`, with the task's `before_start` as the beginning of the body."""
+
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        task.before_start(request.id, args, kwargs)
+        return body(*args, **kwargs)
+
+    return execute_message(task, request, prepared)
 
 
 def _execute(task: BoundTask, request: Any, app_state: AppState, body: Callable[..., Any]) -> Any:
