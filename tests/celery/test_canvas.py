@@ -223,6 +223,25 @@ def test_a_result_backend_that_is_away_repeats_no_link(house: House) -> None:
     assert len(house.marks("link", "plain")) == 1
 
 
+@provokes(
+    Transition.RELEASE,
+    Transition.PUBLISH,
+    logs=["network:ConnectionError", "Exception raised outside body", "Pool callback raised"],
+    because="the result backend is away",
+)
+def test_a_result_backend_that_is_away_costs_no_job(house: House) -> None:
+    """A job whose start Celery cannot record is tried again a lease later, and that is no crash."""
+    house.use_lease(LEASE)
+    retries = {"retry_policy": {"max_retries": 0, "timeout": 0.1}}
+    house.worker(
+        "-c", "1", result_backend=NOWHERE, result_backend_transport_options=retries, task_track_started=True
+    )  # fmt: skip
+    result = house.play.delay("unrecorded", ["return"])
+    job = await_(lambda: (job := house.job(result)).attempt >= 2 and job)
+    assert (job.crashes, house.events(result)[:3]) == (0, ["submit", "claim", "release"])
+    assert house.runs("unrecorded") == 0
+
+
 @pytest.mark.deep
 @provokes(
     Transition.NOTIFY_CANVAS,

@@ -426,20 +426,27 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
 
 
 def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
-    """Handle an error of Celery after a run, most often of the result backend: no hook of the task is called."""
+    """Handle an error of Celery before or after a run, most often of the result backend: no hook of the task is called.
+
+    A job whose run it has kept from beginning is tried again a lease later, which is no crash.
+    """
     if not hasattr(sender, "_onejob"):
         return
     try:
-        ledger = app_state_of(sender.app).ledger
+        app_state = app_state_of(sender.app)
+        ledger = app_state.ledger
         job = ledger.get_or_none(task_id)
+        if job is not None and job.state is State.RUNNING and job.claim == _claimed.get((None, ""))[1]:
+            reason = f"Celery could not begin its run: {describe(exception)}"
+            job = ledger.release(job, reason, wake_after=job.lease, withheld=app_state.publisher.delivers)
         if job is None or not (job.state.final and job.canvas_pending):
             return
         if _has_dispatched(job, exception):
             ledger.mark_canvas_notified(job)
         else:
             note_canvas_error(ledger, job, describe(exception))
-    except StoreError as error:
-        logger.warning("job %s: its canvas may be notified twice: %s", task_id, error)
+    except (StoreError, StaleTokenError) as error:
+        logger.warning("job %s recovers after its lease, or its canvas may be notified twice: %s", task_id, error)
 
 
 def _has_dispatched(job: Job, error: BaseException) -> bool:
