@@ -151,8 +151,8 @@ def retry_in(seconds: Any) -> Exception:
     return Retry(when=seconds)
 
 
-def retry_in_an_hour(_: Any) -> Any:
-    raise retry_in(datetime.now(UTC) + timedelta(hours=1))
+def retry_at_a_date(_: Any) -> Any:
+    raise retry_in(datetime.now(UTC) + timedelta(days=1000))
 
 
 def send_again(task: Any) -> Any:
@@ -201,7 +201,7 @@ ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
     (raised(JobReleased("x")), State.QUEUED, "release", "its worker is shutting down", 0, 0),
     (raised(retry_in(5)), State.RETRYING, "retry", "runs again in 5 s", 0, 1),
     (raised(retry_in(datetime(2026, 1, 1, tzinfo=UTC))), State.RETRYING, "retry", "runs again at once", 1, 1),
-    (retry_in_an_hour, State.RETRYING, "retry", "runs again in 3600 s", 0, 1),
+    (retry_at_a_date, State.RETRYING, "retry", "runs again in 8.64e+07 s", 0, 1),
     (raised(retry_in("soon")), State.FAILED, "fail", NO_DELAY, 0, 0),
     (raised(retry_in(0.5)), State.RETRYING, "retry", "runs again in 0.5 s", 0, 1),
     (raised(Retry()), State.RETRYING, "retry", "runs again at once", 1, 1),
