@@ -264,20 +264,21 @@ def test_the_length_of_a_silence_is_known_while_jobs_are_handed_over(house: Hous
 def test_a_busy_event_loop_is_no_silence(house: House) -> None:
     """A worker whose event loop is busy keeps its connection; one whose loop waits in one call for ever does not."""
     house.play.delay("busy", ["return"])
-    listener, stop = Listener(house), threading.Event()
+    listener, stop, turned = Listener(house), threading.Event(), threading.Event()
     silence = listener.silence
 
     def run(wait: Callable[[], object]) -> None:
         listener.consumer.create_task_handler()
         while not stop.is_set():
             wait()
+            turned.set()
 
     def work() -> None:
         json.dumps([{"key": number} for number in range(100)], indent=1)  # in Python, by many functions
 
     renewals = []
-    waits: list[Callable[[], object]] = [work, stop.wait]
-    for wait in waits:
+    waits: list[tuple[Callable[[], object], float]] = [(work, PATIENCE), (stop.wait, 0.01)]
+    for wait, pause in waits:
         stop.clear()
         thread = threading.Thread(target=run, args=(wait,))
         silence.look()
@@ -285,9 +286,10 @@ def test_a_busy_event_loop_is_no_silence(house: House) -> None:
         thread.start()
         await_(partial(lambda thread: silence._loop_thread == thread.ident, thread))
         for _ in range(20):
+            turned.clear()
             listener.now += STALL
             silence.look()
-            time.sleep(0.01)
+            turned.wait(pause)  # for a busy loop to go on, however busy the machine is
         renewals.append(silence._renewals)
         stop.set()
         thread.join()
