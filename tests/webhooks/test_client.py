@@ -3,6 +3,7 @@
 import re
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -205,6 +206,7 @@ def test_a_name_is_resolved_once(client: WebhookClient, receiver: Receiver, monk
     assert receiver.got()[0].headers["host"] == f"receiver.example:{receiver.port}"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second address of the loopback")
 def test_an_address_that_never_answers_leaves_time_for_the_next(
     client: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
