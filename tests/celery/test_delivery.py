@@ -414,12 +414,13 @@ def test_a_worker_that_was_full_takes_a_job_at_its_time(delivering: House, monke
     monkeypatch.setattr(state, "can_kill", True)
     monkeypatch.setattr(delivering.ledger.store.signals, "subscribe", lambda *_: lambda: None)
     with event_loop(delivering, received.append) as (hub, channel):
+        hub.timer.max_interval = LOOK_INTERVAL
         steps = hub.create_loop()
         while channel.connection._timer is None:  # it has looked, and waits
             next(steps)
         delivering.play.apply_async(("soon", ["return"]), countdown=0.3)
         wanted[0] = 1
-        hub.call_later(hub.timer.max_interval - 0.1, later.append, 1)
+        hub.call_later(LOOK_INTERVAL - 1, later.append, 1)
         await_(lambda: next(steps) or received)
     assert not later
 
