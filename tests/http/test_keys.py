@@ -145,7 +145,7 @@ def test_a_change_of_the_file_itself_is_noticed(file: KeyFile) -> None:
     os.utime(file.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert names(file) == ["pohs"]
     with file.path.open() as former:
-        mounted = KeyFile(f"/proc/self/fd/{former.fileno()}")
+        mounted = KeyFile(f"/dev/fd/{former.fileno()}")
         assert names(mounted) == ["pohs"]
         file.revoke("pohs")
         with pytest.raises(ConfigurationError, match="mount its directory"):
