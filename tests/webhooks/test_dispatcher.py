@@ -137,6 +137,7 @@ def test_a_slow_host_takes_few_threads() -> None:
     gate, queue = gated("slow")
     accepted = [queue.put(webhook_to(number, "slow")) for number in range(2 * QUEUE_LIMIT_PER_HOST)]
     assert sum(accepted) <= QUEUE_LIMIT_PER_HOST + THREADS_PER_HOST
+    eventually(lambda: gate.started.count("slow") >= THREADS_PER_HOST)
     for number in range(1000, 1010):
         assert queue.put(webhook_to(number, "quick"))
     eventually(lambda: gate.delivered.count("quick") == 10, 40)
