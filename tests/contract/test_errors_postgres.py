@@ -492,7 +492,7 @@ def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeyp
     before = signal.signal(signal.SIGUSR1, raise_once)
     with ThreadPoolExecutor(1) as aside:
         aside.submit(send_signals)
-        for _ in range(300):
+        while interrupted < 300:
             try:
                 armed.append(True)
                 read(store)
@@ -501,7 +501,6 @@ def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeyp
                 interrupted += 1
         over.set()
     signal.signal(signal.SIGUSR1, before)
-    assert interrupted > 30
     pool = store._connections._pool
     assert pool is None or pool._slots.free._value == connection.MAX_CONNECTIONS - 1
     warm(store, connection.MAX_CONNECTIONS)
