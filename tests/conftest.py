@@ -23,7 +23,7 @@ from onejob.stores.protocol import Store
 from tests.contract.support import ManualClock, StoreAddress
 from tests.services import PostgresServer, RedisServer, start_postgres, start_redis
 
-pytest_plugins = ["tests.quiet", "tests.tiers"]
+pytest_plugins = ["tests.quiet", "tests.tiers", "tests.webhooks.receiver"]
 settings.register_profile("search", deadline=None)  # a busy machine breaks no law
 settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
 settings.load_profile("tests")

@@ -20,7 +20,7 @@ from tests.celery.harness import PATIENCE, House, await_
 from tests.celery.reports import Span, reports_in, spans_in, trace_to
 from tests.quiet import provokes
 from tests.tiers import deep
-from tests.webhooks.receiver import SETTINGS, receiving
+from tests.webhooks.receiver import SETTINGS, Receiver
 
 # --- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
@@ -138,13 +138,12 @@ def test_each_attempt_is_in_the_trace_of_the_submission(traced: Traced) -> None:
     assert (failed["end"], failed.status, completed["end"]) == ("failed", "ERROR", "completed")
 
 
-def test_a_trace_goes_on_where_a_job_comes_from_and_goes_to(traced: Traced) -> None:
+def test_a_trace_goes_on_where_a_job_comes_from_and_goes_to(traced: Traced, receiver: Receiver) -> None:
     """A submission is a child of the span around it, or of the headers of its message; a webhook goes on with it."""
     traced.house.worker()
-    with receiving() as receiver:
-        inner = ["inner", ["return"]]
-        traced.house.play.apply_async(("outer", ["submit:play"], inner), webhook_url=receiver.url("/ok"))
-        (got,) = receiver.await_("/ok")
+    inner = ["inner", ["return"]]
+    traced.house.play.apply_async(("outer", ["submit:play"], inner), webhook_url=receiver.url("/ok"))
+    (got,) = receiver.await_("/ok")
     runs = traced.await_spans("run play", 2)
     submit, within = traced.spans("submit play")
     assert [within.parent] == [run.id for run in runs if run.parent == submit.id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +16,9 @@ from tests.celery.app import WEBHOOK_URL
 from tests.celery.harness import PATIENCE, House, await_
 from tests.quiet import provokes
 from tests.services import free_port
-from tests.webhooks.receiver import SETTINGS, Receiver, receiving
+from tests.webhooks.receiver import SETTINGS, Receiver
 
 QUICK = {"onejob_webhook_schedule": [0.2, 0.2]}
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture

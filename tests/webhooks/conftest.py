@@ -1,20 +1,12 @@
-"""Fixtures for webhooks: a receiver on loopback, settings that allow loopback, and a ledger on SQLite."""
-
-from collections.abc import Iterator
+"""Fixtures for webhooks: settings that allow loopback, and a ledger on SQLite."""
 
 import pytest
 
 from onejob.webhooks.settings import WebhookSettings
 from tests.conftest import on_stores
-from tests.webhooks.receiver import SETTINGS, Receiver, receiving
+from tests.webhooks.receiver import SETTINGS
 
 fresh_address = on_stores("sqlite")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from standardwebhooks import Webhook
 
 from tests.services import eventually
@@ -163,3 +164,9 @@ def receiving(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> Ite
         server.shutdown()
         thread.join(PATIENCE)
         server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
