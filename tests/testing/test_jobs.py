@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord, current_app, group
 
 import onejob
 from onejob.testing import Jobs, isolated
@@ -52,6 +52,15 @@ def test_a_failed_assertion_names_the_nearest_submission(jobs: Jobs) -> None:
         jobs.assert_submitted(shop.double, outcome="accepted")
     with pytest.raises(onejob.ConfigurationError, match="no ledger"):
         jobs.assert_submitted(shop.plain)
+
+
+def test_within_a_run_its_app_is_the_current_one(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body finds its own app as Celery's current one, as in its worker, and the test finds what it had before."""
+    found, before = [], current_app.main
+    monkeypatch.setattr(shop, "called", lambda *_: found.append(current_app.main))
+    jobs.run_job(shop.plan, "x", 0)
+    assert (found, current_app.main) == ([shop.app.main] * 2, before)
+    assert before != shop.app.main
 
 
 def test_countdowns_and_etas_become_due_on_the_clock(jobs: Jobs) -> None:

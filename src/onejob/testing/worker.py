@@ -7,7 +7,9 @@ from contextlib import suppress
 from contextvars import Context
 from datetime import datetime
 from typing import Any
+from unittest.mock import patch
 
+from celery import _state as celery_state
 from celery.utils.imports import symbol_by_name
 from kombu.transport import memory
 
@@ -110,9 +112,10 @@ class InProcessWorker:
     def execute_here(self, request: Any) -> None:
         """Run a request in this process, in a context of its own, as a worker has no context of a submitter.
 
+        The app is Celery's current one for the run, as in its worker: a canvas and a `shared_task` go on in that one.
         A run that loses its worker ends here, with nothing more in the ledger.
         """
-        with suppress(WorkerLost):
+        with patch.object(celery_state._tls, "current_app", self.app), suppress(WorkerLost):  # noqa: SLF001 - of Celery
             Context().run(request.execute)
         self.store.refuse = None if self.store.refuse is refuse_lost_worker else self.store.refuse
 
