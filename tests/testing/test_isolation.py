@@ -3,6 +3,7 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,17 @@ def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
     assert plain.get() == 5
     with pytest.raises(ValueError, match="no"):
         failed.get()
+
+
+def test_a_coroutine_of_the_test_waits_for_nobody_in_another_thread(jobs: Jobs) -> None:
+    """`aget()` raises at once, too, where a thread continues the test's context, as in async tests of Django."""
+    result = shop.double.delay(4)
+
+    async def wait() -> None:
+        await asyncio.wait_for(result.aget(), timeout=1)
+
+    with ThreadPoolExecutor() as pool, pytest.raises(onejob.OneJobError, match=r"aget\(\) would wait"):
+        pool.submit(copy_context().run, asyncio.run, wait()).result()
 
 
 def test_another_thread_may_wait_for_the_test(jobs: Jobs) -> None:

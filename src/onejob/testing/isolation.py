@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from threading import get_ident
@@ -46,6 +47,8 @@ ENVIRONMENT = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRI
 STATE = app_state_module._ATTRIBUTE  # noqa: SLF001 - the one place where an app has its state
 _active: dict[int, Jobs] = {}
 """The isolated apps, by their ids."""
+_thread: ContextVar[int] = ContextVar("onejob_thread_of_test")
+"""The thread of the test, in whose context its coroutines run also in another thread, as those of Django's tests."""
 
 
 @contextmanager
@@ -232,13 +235,14 @@ def replaced_state(app: Any, state: AppState) -> Iterator[None]:
 
 @contextmanager
 def _refused_waits(app: Any) -> Iterator[None]:
-    """Refuse to wait without a timeout, in the thread of the test, for the end of what this thread must run."""
+    """Refuse to wait without a timeout, in the thread or the context of the test, for what only the test can run."""
     of_jobs: Any = AsyncResult
     of_plain_tasks: Any = celery_result.AsyncResult
     thread = get_ident()
+    _thread.set(thread)
 
     def waits_for_ever(result: Any, timeout: float | None) -> bool:
-        is_own = timeout is None and get_ident() == thread and real_app(result.app) is app
+        is_own = timeout is None and thread in {get_ident(), _thread.get(None)} and real_app(result.app) is app
         return is_own and not any(each.failed() for each in result._parents()) and not result.ready()  # noqa: SLF001 - Celery's
 
     def refusing(original: Any) -> Any:
