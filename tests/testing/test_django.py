@@ -6,6 +6,7 @@ from tests.django.project import Project, sqlite
 
 CASE = """
 import logging
+import threading
 import unittest
 import onejob
 from django.db import connection, transaction
@@ -77,6 +78,24 @@ class InTransactionTestCase(Tests, JobsMixin, TransactionTestCase):
         self.assertEqual(self.jobs.run_all(), 3)
         self.assertEqual([invoice.get_result(each.id).return_value for each in (first, second)], ["R-1", "R-2"])
 
+    def test_a_transaction_of_another_thread_stays_open(self):
+        submitted, looked = threading.Event(), threading.Event()
+
+        def serve():
+            with transaction.atomic():
+                bare.submit(3, session=connection)
+                submitted.set()
+                looked.wait(10)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        submitted.wait(10)
+        self.jobs.assert_submitted(bare, 3)
+        looked.set()
+        thread.join()
+        self.assertEqual(self.jobs.run_all(), 1)
+
 
 @app.task(shared=False, base=onejob.Task)
 def charge(order, fail=False):
@@ -85,6 +104,11 @@ def charge(order, fail=False):
         onejob.current_job().complete_in(connection, {"order": order})
         if fail:
             raise ValueError(order)
+
+
+@app.task(shared=False, base=onejob.Task)
+def bare(order):
+    return order
 
 
 @app.task(shared=False, base=onejob.Task)
@@ -174,4 +198,4 @@ def test_jobs_are_a_part_of_the_transaction_of_a_test(tmp_path: Path) -> None:
         "DATABASES": {"default": sqlite(tmp_path / "shop.db")}, "CELERY_BROKER_URL": "redis://broker.invalid:1/0"
     })  # fmt: skip
     project.manage("migrate", "-v", "0", "--run-syncdb")
-    assert project.script(CASE) == [17, []]
+    assert project.script(CASE) == [18, []]

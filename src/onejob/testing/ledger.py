@@ -346,6 +346,6 @@ class SessionLedger(Ledger):
         return self._ledger.get_many(job_ids)
 
     def _await_end(self, write: PendingWrite) -> None:
+        self._transaction.after_commit(write)  # first: another thread takes what is not registered for rolled back
         self._ledger.pending.append(write)
-        self._transaction.after_commit(write)
         write.precede_callbacks()

@@ -224,6 +224,8 @@ class _Django(_Cursor):
     """A connection of Django: `django.db.connection` or one of `django.db.connections`."""
 
     def __init__(self, connection: Any) -> None:
+        if isinstance(connection, sys.modules["django.utils.connection"].ConnectionProxy):
+            connection = sys.modules["django.db"].connections[connection.alias]  # in other threads, too, this one
         super().__init__(connection)
         self.dialect = str(connection.vendor)
         # After `transaction.set_autocommit(False)`, outside `atomic()`, Django refuses callbacks.
