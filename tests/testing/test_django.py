@@ -164,12 +164,15 @@ class Charges(JobsMixin, TestCase):
 class Eager:
     jobs_settings = {"eager": True}
 
-    def test_a_job_runs_within_its_submission_or_after_its_block(self):
+    def test_a_job_runs_within_its_submission_or_at_the_end_of_its_block(self):
         charge.submit(1, session=connection)
         self.assertEqual(charges(), 1)
         with transaction.atomic():
             result = invoice.enqueue(2)
         self.assertEqual(invoice.get_result(result.id).return_value, "R-2")
+        with transaction.atomic(), transaction.atomic():
+            charge.submit(3, session=connection)
+        self.assertEqual(charges(), 2)
 
 
 class EagerInTestCase(Eager, JobsMixin, TestCase):

@@ -85,6 +85,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
         stack.enter_context(patch.object(app_state_module, "build_ledger", _refuse))
         stack.enter_context(_refused_waits(app))
+        stack.enter_context(_settled_blocks(jobs.ledger))
         jobs.is_eager = is_eager
         yield jobs
         jobs.check_faults()
@@ -218,6 +219,24 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
         stack.callback(_active.pop, id(app))
         stack.callback(setattr, store, "refuse", None)
         yield jobs
+
+
+@contextmanager
+def _settled_blocks(ledger: RecordingLedger) -> Iterator[None]:
+    """Settle what was submitted in a block of Django's `atomic` at its end, which calls nobody in a `TestCase`."""
+    transaction: Any = sys.modules.get("django.db.transaction")
+    if transaction is None:
+        yield
+        return
+    original = transaction.Atomic.__exit__
+
+    def leave(block: Any, *error: Any) -> None:
+        original(block, *error)
+        if ledger.pending:
+            ledger.settle()
+
+    with patch.object(transaction.Atomic, "__exit__", leave):
+        yield
 
 
 @contextmanager
