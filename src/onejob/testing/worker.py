@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 from unittest.mock import patch
 
-from celery import _state as celery_state
 from celery.utils.imports import symbol_by_name
 from kombu.transport import memory
 
@@ -115,7 +114,7 @@ class InProcessWorker:
         The app is Celery's current one for the run, as in its worker: a canvas and a `shared_task` go on in that one.
         A run that loses its worker ends here, with nothing more in the ledger.
         """
-        with patch.object(celery_state._tls, "current_app", self.app), suppress(WorkerLost):  # noqa: SLF001 - of Celery
+        with patch("celery._state._tls.current_app", self.app), suppress(WorkerLost):
             Context().run(request.execute)
         self.store.refuse = None if self.store.refuse is refuse_lost_worker else self.store.refuse
 
