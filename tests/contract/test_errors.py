@@ -1,8 +1,10 @@
 """Errors: a store raises onejob's exceptions only, and works again when the cause is gone."""
 
 import gc
+import itertools
 import pickle
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +175,32 @@ def test_an_interrupted_sqlite_operation_leaves_no_transaction(tmp_path: Path, m
                 store.record(duplicate(submission_nonce="nonce"))
         submit(store, "job-2")
         assert read(other, "job-2").state is State.QUEUED
+
+
+def test_an_interrupted_sqlite_operation_leaves_no_lock(tmp_path: Path) -> None:
+    """Wherever the exception of a signal ends a SQLite operation, the store is free for other threads and processes."""
+    store = SQLiteStore(tmp_path / "ledger.db")
+    submit(store)
+    with closing(SQLiteStore(store.path)) as other:
+        for moment in itertools.count():
+            sys.setprofile(partial(_interrupt, itertools.count(-moment)))
+            try:
+                store.record(duplicate(submission_nonce=f"nonce-{moment}"))
+            except KeyboardInterrupt:
+                assert not store._connection.lock.locked()
+                submit(other, f"job-of-{moment}")
+            else:
+                break
+            finally:
+                sys.setprofile(None)
+    assert moment > 20
+    store.close()
+
+
+def _interrupt(numbers: Iterator[int], _frame: object, event: str, _argument: object) -> None:
+    """Raise the exception of a signal at one of the moments at which Python calls handlers, as a profiler sees them."""
+    if event in {"call", "c_return"} and next(numbers) == 0:
+        raise KeyboardInterrupt
 
 
 LAST_STATEMENTS = {

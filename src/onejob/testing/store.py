@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.sqlite import SQLiteStore
-from onejob.stores.sqlite.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onejob.stores.sqlite.transaction import Transaction
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -58,25 +62,28 @@ class IsolatedStore(SQLiteStore):
 
     def rows_of(self, identity: str) -> dict[str, dict[str, Any]]:
         """Return the rows of the jobs with an identity, by their ids."""
-        with super()._statement() as statement:
-            found = statement.execute("select * from jobs where identity = ?", (identity,))
+
+        def read(tx: Transaction) -> dict[str, dict[str, Any]]:
+            found = tx.execute("select * from jobs where identity = ?", (identity,))
             names = [column[0] for column in found.description]
             rows = [dict(zip(names, row, strict=True)) for row in found]
-        return {row["id"]: row for row in rows}
+            return {row["id"]: row for row in rows}
+
+        return super()._statement(read)
 
     def put_back(self, row: Mapping[str, Any]) -> None:
         """Write a row of a job as it was."""
         columns = ", ".join(f"{name} = :{name}" for name in row)
-        with super()._statement() as statement:
-            statement.execute(f"update jobs set {columns} where id = :id", row)  # noqa: S608 - the table's own names
+        update = f"update jobs set {columns} where id = :id"  # noqa: S608 - the table's own names
+        super()._statement(lambda tx: tx.execute(update, row))
 
-    def _transaction(self, begin: str = "immediate") -> Transaction:
+    def _transaction(self, operation: Callable[[Transaction], T], begin: str = "immediate") -> T:
         self._check()
-        return super()._transaction(begin)
+        return super()._transaction(operation, begin)
 
-    def _statement(self) -> Transaction:
+    def _statement(self, operation: Callable[[Transaction], T]) -> T:
         self._check()
-        return super()._statement()
+        return super()._statement(operation)
 
     def _check(self) -> None:
         if self.refuse is not None:

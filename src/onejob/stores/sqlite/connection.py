@@ -48,14 +48,6 @@ class ForkSafeConnection:
             self._closing.atexit = False  # other threads may still use it, and the end of the process closes it
         return self.connection
 
-    def release_locked(self) -> None:
-        """Release the lock; roll back first what is open, also a transaction whose begin a signal has interrupted."""
-        try:
-            if self.connection is not None and self.connection.in_transaction:
-                self.connection.execute("rollback")
-        finally:
-            self.lock.release()
-
     def close(self) -> None:
         """Close the connection of this process."""
         with self.lock:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onejob.errors import ConfigurationError, PartlySubmittedError
 from onejob.jobs.lifecycle import State, Transition
@@ -40,13 +40,16 @@ from onejob.stores.sqlite.submission import (
     release_expired,
     submit_charged,
 )
-from onejob.stores.sqlite.transaction import JoinedTransaction, Transaction, check_same_file
+from onejob.stores.sqlite.transaction import check_same_file, run_alone, run_joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
+    from onejob.stores.sqlite.transaction import Transaction
     from onejob.transactions.sessions import OpenTransaction
+
+T = TypeVar("T")
 
 _PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
@@ -96,31 +99,31 @@ class SQLiteStore(SQLStore):
         due = WhenDue(wake_after, offers=message_of is not None)
         plain = len(submissions) == 1 and submissions[0].key is None and not submissions[0].charges
         if plain and self._holders.get(submissions[0].identity) is None:  # most likely a new job, and nothing else
-            with self._statement() as tx:
-                admission = admit(tx, submissions[0], due)
+            admission = self._statement(lambda tx: admit(tx, submissions[0], due))
             if admission is not None:
                 return [admission]
-        with self._transaction() as tx:
-            results = [submit_charged(tx, submission, due, self._holders) for submission in submissions]
-        return PartlySubmittedError.checked(results)
+        return PartlySubmittedError.checked(
+            self._transaction(lambda tx: [submit_charged(tx, each, due, self._holders) for each in submissions])
+        )
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        with self._transaction() as tx:
-            return follow(tx, submission, follows_id)
+        return self._transaction(lambda tx: follow(tx, submission, follows_id))
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
-        with self._transaction() as tx:
+        def record_all(tx: Transaction) -> None:
             for each in (duplicate, *(replace(duplicate, submission_nonce=nonce) for nonce in also)):
                 record(tx, each)
+
+        self._transaction(record_all)
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         values: dict[str, Any] = {"job_id": job_id, "nonce": nonce, "node": node, "target": target.value}
         values["sources"] = self._states(sources)
-        with self._statement() as tx:
-            job = tx.job("claim", is_first=True, **values)
+        job = self._statement(lambda tx: tx.job("claim", is_first=True, **values))
         if job is not None:
             return Applied(applied=True, job=job)
-        with self._transaction() as tx:
+
+        def claim(tx: Transaction) -> Applied:
             previous = tx.job("get", job_id=job_id)
             job = tx.job("claim", is_first=False, **values)
             if job is not None:
@@ -131,6 +134,8 @@ class SQLiteStore(SQLStore):
             is_current = earlier.applied and job is not None and job.claim == nonce and job.state is target
             return Applied(applied=is_current, job=job)
 
+        return self._transaction(claim)
+
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         rows = self._rows("renew", claims=json.dumps(claims), sources=self._states(sources))
         renewed = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
@@ -139,11 +144,11 @@ class SQLiteStore(SQLStore):
     def apply(self, change: Change) -> Applied:
         sources, completion = self._states(change.sources), completion_of(change)
         if completion is not None:
-            with self._statement() as tx:
-                job = tx.job("complete", sources=sources, **completion)
+            job = self._statement(lambda tx: tx.job("complete", sources=sources, **completion))
             if job is not None:
                 return Applied(applied=True, job=job)
-        with self._transaction() as tx:
+
+        def apply(tx: Transaction) -> Applied:
             if change.reopens:
                 release_expired(tx, change.identity)
             job = tx.job("apply", **values_of(change) | {"sources": sources, "offers": change.message is not None})
@@ -157,6 +162,8 @@ class SQLiteStore(SQLStore):
                 tx.rows("delete_steps", job_id=job.id)
             return Applied(applied=True, job=job)
 
+        return self._transaction(apply)
+
     def postpone(
         self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
     ) -> None:
@@ -168,8 +175,9 @@ class SQLiteStore(SQLStore):
         return self._clock()
 
     def history(self, job_id: str) -> list[Entry]:
-        with self._transaction("deferred") as tx:
-            job, rows = tx.job("get", job_id=job_id), tx.rows("history", job_id=job_id)
+        job, rows = self._transaction(
+            lambda tx: (tx.job("get", job_id=job_id), tx.rows("history", job_id=job_id)), "deferred"
+        )
         stored = [Entry(**row | {"state": State(row["state"])}) for row in rows]
         return full_history(job, stored)[-HISTORY_LIMIT:]
 
@@ -182,7 +190,8 @@ class SQLiteStore(SQLStore):
         tombstone_for: float = 0.0,
     ) -> list[str]:
         values = {"job_ids": json.dumps(list(job_ids)), "sources": self._states(sources)}
-        with self._transaction() as tx:
+
+        def delete(tx: Transaction) -> list[str]:
             if skip_referenced:
                 tx.rows("reschedule_referenced", **values)
             tx.rows("delete_tombstones", limit=2 * len(job_ids))
@@ -190,16 +199,21 @@ class SQLiteStore(SQLStore):
             rows = tx.rows("delete", skip_referenced=skip_referenced, **values)
             for row in rows:
                 tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)
-        return [row["id"] for row in rows]
+            return [row["id"] for row in rows]
+
+        return self._transaction(delete)
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         values = {"queues": self._encode(queues), "limit": limit}
         if not self._rows("find_ready", **values | {"limit": 1}):  # without the lock of a writer
             return []
-        with self._transaction() as tx:
+
+        def take(tx: Transaction) -> list[dict[str, Any]]:
             ids = self._encode(row["id"] for row in tx.rows("find_ready", **values))
             name = "take_messages" if hold else "receive_messages"
-            rows = tx.rows(name, ids=ids, consumer=consumer, hold=hold)
+            return tx.rows(name, ids=ids, consumer=consumer, hold=hold)
+
+        rows = self._transaction(take)
         rows.sort(key=lambda row: (-row.pop("priority"), row["id"]))
         return [Delivery(**row | {"redelivered": bool(row["redelivered"])}) for row in rows]
 
@@ -221,12 +235,12 @@ class SQLiteStore(SQLStore):
         self.signals.close()
         self._connection.close()
 
-    def _transaction(self, begin: str = "immediate") -> Transaction:
-        """Return a transaction that may write in several statements, or that reads in several ("deferred")."""
-        return Transaction(self._connection, self._clock, begin)
+    def _transaction(self, operation: Callable[[Transaction], T], begin: str = "immediate") -> T:
+        """Run an operation that may write in several statements, or that reads in several ("deferred")."""
+        return run_alone(self._connection, self._clock, begin, operation)
 
-    def _statement(self) -> Transaction:
-        return Transaction(self._connection, self._clock)
+    def _statement(self, operation: Callable[[Transaction], T]) -> T:
+        return run_alone(self._connection, self._clock, "", operation)
 
     @staticmethod
     def _encode(values: Iterable[Any]) -> str:
@@ -240,14 +254,11 @@ class SQLiteStore(SQLStore):
     def _rows(self, operation: str, /, **values: Any) -> list[dict[str, Any]]:
         parts = PARTS.get(operation)
         if parts is None:
-            with self._statement() as tx:
-                return tx.rows(operation, **values)
-        with self._transaction() as tx:
-            return [tx.rows(part, **values) for part in parts][-1]
+            return self._statement(lambda tx: tx.rows(operation, **values))
+        return self._transaction(lambda tx: [tx.rows(part, **values) for part in parts][-1])
 
     def _jobs(self, statement: str, /, **values: Any) -> list[Job]:
-        with self._statement() as tx:
-            return tx.jobs(statement, **values)
+        return self._statement(lambda tx: tx.jobs(statement, **values))
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Configure a new connection, and create the tables in an empty file. Raises `ConfigurationError`."""
@@ -281,11 +292,11 @@ class _JoinedStore(SQLiteStore):
     def close(self) -> None:
         """Do nothing: the connection belongs to the user."""
 
-    def _transaction(self, begin: str = "immediate") -> Transaction:
-        return JoinedTransaction(self._user_connection, self._clock, f"begin {begin}")
+    def _transaction(self, operation: Callable[[Transaction], T], begin: str = "immediate") -> T:
+        return run_joined(self._user_connection, self._clock, begin, operation)
 
-    def _statement(self) -> Transaction:
-        return JoinedTransaction(self._user_connection, self._clock)
+    def _statement(self, operation: Callable[[Transaction], T]) -> T:
+        return run_joined(self._user_connection, self._clock, "deferred", operation)
 
 
 def _wake_followers(tx: Transaction, ended: Job) -> None:

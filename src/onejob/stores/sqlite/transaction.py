@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.model import Applied
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.stores.sqlite.connection import ForkSafeConnection
     from onejob.transactions.sessions import OpenTransaction
+
+T = TypeVar("T")
 
 SQL = statements(__package__, ".sql")
 LOCKED_IN_MEMORY = (
@@ -42,52 +44,13 @@ def positional(statement: str) -> tuple[str, tuple[str, ...]]:
 
 
 class Transaction:
-    """A transaction of one operation, as a context manager; `now` is the same for all its statements.
+    """The statements of one operation; `now` is the same for all of them."""
 
-    `begin` is `immediate` or `deferred`, or "" for an operation of one statement, which is a transaction of its own:
-    SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
-    while another thread of this process holds the GIL.
-    """
+    __slots__ = ("execute", "now")
 
-    __slots__ = ("_begin", "_clock", "_connection", "_shared", "execute", "now")
-
-    def __init__(self, shared: ForkSafeConnection, clock: Callable[[], float], begin: str = "") -> None:
-        self._shared = shared
-        self._clock = clock
-        self._begin = begin
-
-    def __enter__(self) -> Self:
-        self._shared.lock.acquire()
-        try:
-            self._connection = self._shared.open_locked()
-            self.execute: Callable[..., Any] = self._connection.execute
-            if self._begin:
-                self.execute(f"begin {self._begin}")
-            self.now = self._clock()
-        except BaseException as error:
-            self._shared.release_locked()
-            if isinstance(error, sqlite3.Error):
-                raise self._store_error(error) from error
-            raise
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
-            if self._begin and error is None:
-                self.execute("commit")
-        except sqlite3.Error as failed:
-            error = failed
-        finally:
-            self._shared.release_locked()
-        if isinstance(error, _ERRORS):
-            raise self._store_error(error) from error
-
-    def _store_error(self, error: sqlite3.Error | UnicodeEncodeError) -> StoreError:
-        if isinstance(error, sqlite3.OperationalError):
-            hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
-            return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}{hint}")
-        refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
-        return refused(f"the SQLite store {self._shared.path} refused: {error}")
+    def __init__(self, execute: Callable[..., Any], now: float) -> None:
+        self.execute = execute
+        self.now = now
 
     def _run(self, statement: str, values: dict[str, Any]) -> Any:
         values["now"] = self.now
@@ -136,44 +99,63 @@ class Transaction:
         return Applied(applied=bool(repeated and repeated[0]["repeated"]), job=self.job("get", job_id=job_id))
 
 
+def run_alone(
+    shared: ForkSafeConnection, clock: Callable[[], float], begin: str, operation: Callable[[Transaction], T]
+) -> T:
+    """Run an operation as a transaction, and return what it returns. Raises `StoreError`.
+
+    `begin` is `immediate` or `deferred`, or "" for an operation of one statement, which is a transaction of its own:
+    SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
+    while another thread of this process holds the GIL.
+    """
+    try:
+        # Lock and connection are context managers in C: an exception of a signal handler cannot come between the call
+        # that takes the lock and the block, or before those that end the transaction and release the lock.
+        with shared.lock, shared.open_locked() as connection:
+            if begin:
+                connection.execute(f"begin {begin}")
+            return operation(Transaction(connection.execute, clock()))
+    except _ERRORS as error:
+        raise _store_error(error, shared.path) from error
+
+
+def _store_error(error: sqlite3.Error | UnicodeEncodeError, path: Path) -> StoreError:
+    if isinstance(error, sqlite3.OperationalError):
+        hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
+        return StoreUnavailableError(f"the SQLite store {path} did not answer: {error}{hint}")
+    refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
+    return refused(f"the SQLite store {path} refused: {error}")
+
+
 # --- in a user's transaction ----------------------------------------------------------------------------------------
 
 
-class JoinedTransaction(Transaction):
-    """One operation in a user's open transaction: a savepoint. Errors of the driver are not translated.
+def run_joined(connection: Any, clock: Callable[[], float], begin: str, operation: Callable[[Transaction], T]) -> T:
+    """Run an operation in a user's open transaction, as a savepoint. Errors of the driver are not translated.
 
     On a connection in autocommit mode, without a transaction, the operation is a transaction of its own. `begin`: how a
-    transaction begins that the user has not begun; one that reads before it writes must be `begin immediate`, which
-    waits for other writers, since SQLite refuses to write after them what it has read before.
+    transaction begins that the user has not begun; one that reads before it writes must be `immediate`, which waits for
+    other writers, since SQLite refuses to write after them what it has read before.
     """
 
-    __slots__ = ("_commits", "_user_connection")
+    def execute(sql: str, values: Sequence[Any] = ()) -> Any:
+        return _cursor_of(connection).execute(sql, values)
 
-    def __init__(self, connection: Any, clock: Callable[[], float], begin: str = "begin") -> None:
-        self._user_connection = connection
-        self._begin = begin
-        self._clock = clock
-
-    def __enter__(self) -> Self:
-        self.execute = self._execute
-        connection = self._user_connection
-        self._commits = False
-        if not connection.in_transaction:
-            # Python begins only before some statements, and the release of a savepoint would commit.
-            self.execute(self._begin)
-            self._commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
-        self.execute("savepoint onejob")
-        self.now = self._clock()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and self._user_connection.in_transaction:  # some errors have rolled everything back
-            self.execute("rollback to savepoint onejob")
-        if self._user_connection.in_transaction:
-            self.execute("commit" if self._commits else "release savepoint onejob")
-
-    def _execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
-        return _cursor_of(self._user_connection).execute(sql, values)
+    commits = False
+    if not connection.in_transaction:
+        # Python begins only before some statements, and the release of a savepoint would commit.
+        execute(f"begin {begin}")
+        commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+    execute("savepoint onejob")
+    try:
+        return operation(Transaction(execute, clock()))
+    except BaseException:
+        if connection.in_transaction:  # some errors have rolled everything back
+            execute("rollback to savepoint onejob")
+        raise
+    finally:
+        if connection.in_transaction:
+            execute("commit" if commits else "release savepoint onejob")
 
 
 def _cursor_of(connection: Any) -> Any:
