@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,20 @@ def _interrupt(numbers: Iterator[int], _frame: object, event: str, _argument: ob
     """Raise the exception of a signal at one of the moments at which Python calls handlers, as a profiler sees them."""
     if event in {"call", "c_return"} and next(numbers) == 0:
         raise KeyboardInterrupt
+
+
+def test_who_has_locked_a_sqlite_file_can_read_the_ledger(tmp_path: Path) -> None:
+    """A user with an open transaction reads the ledger while another thread waits for the end of the transaction."""
+    with closing(SQLiteStore(tmp_path / "ledger.db", busy_timeout=2.0)) as store, ThreadPoolExecutor() as threads:
+        submit(store)
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as user:
+            user.execute("begin immediate")
+            waiting = threads.submit(submit, store, "job-2")
+            for _ in range(20):
+                assert not wait([waiting], 0.01).done
+                assert read(store).state is State.QUEUED
+            user.execute("commit")
+            assert waiting.result().id == "job-2"
 
 
 LAST_STATEMENTS = {

@@ -32,7 +32,7 @@ class ForkSafeConnection:
 
     def __init__(self, path: Path, busy_timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self.path = path
-        self._busy_timeout = busy_timeout
+        self.busy_timeout = busy_timeout
         self._prepare = prepare
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
@@ -61,11 +61,12 @@ class ForkSafeConnection:
 
     def _connect(self) -> sqlite3.Connection:
         """Open a connection; retry while other processes open or close the file."""
-        deadline = time.monotonic() + self._busy_timeout
+        deadline = time.monotonic() + self.busy_timeout
         while True:
-            connection = connect(self.path, timeout=self._busy_timeout)
+            connection = connect(self.path, timeout=self.busy_timeout)
             try:
                 self._prepare(connection)
+                connection.execute("pragma busy_timeout = 0")  # an operation waits without the lock, see `run_alone`
             except BaseException as error:
                 connection.close()
                 # SQLite's busy timeout does not cover the switch to write-ahead logging.

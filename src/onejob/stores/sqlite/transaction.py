@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +35,8 @@ LOCKED_IN_MEMORY = (
 _REFUSED_WRITE = (sqlite3.DataError, sqlite3.IntegrityError, UnicodeEncodeError)
 _ERRORS = (sqlite3.Error, UnicodeEncodeError)
 """What the driver raises; the latter for a text with a lone surrogate."""
+RETRY_SECONDS = (0.001, 0.05)
+"""Seconds before an operation that found the file locked is tried again: at first, and at most."""
 _PARAMETER = re.compile(r":(\w+)")
 
 
@@ -108,15 +111,22 @@ def run_alone(
     SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
     while another thread of this process holds the GIL.
     """
-    try:
-        # Lock and connection are context managers in C: an exception of a signal handler cannot come between the call
-        # that takes the lock and the block, or before those that end the transaction and release the lock.
-        with shared.lock, shared.open_locked() as connection:
-            if begin:
-                connection.execute(f"begin {begin}")
-            return operation(Transaction(connection.execute, clock()))
-    except _ERRORS as error:
-        raise _store_error(error, shared.path) from error
+    deadline, pause = 0.0, RETRY_SECONDS[0]
+    while True:
+        try:
+            # Lock and connection are context managers in C: an exception of a signal handler cannot come between the
+            # call that takes the lock and the block, or before those that end the transaction and release the lock.
+            with shared.lock, shared.open_locked() as connection:
+                if begin:
+                    connection.execute(f"begin {begin}")
+                return operation(Transaction(connection.execute, clock()))
+        except _ERRORS as error:
+            deadline = deadline or time.monotonic() + shared.busy_timeout
+            if str(error) != "database is locked" or time.monotonic() > deadline:
+                raise _store_error(error, shared.path) from error
+        # Without the lock, since whoever has locked the file may be a thread of this process that reads the ledger.
+        time.sleep(pause)
+        pause = min(2 * pause, RETRY_SECONDS[1])
 
 
 def _store_error(error: sqlite3.Error | UnicodeEncodeError, path: Path) -> StoreError:
