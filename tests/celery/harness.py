@@ -362,6 +362,10 @@ def _close(app: celery.Celery) -> None:
     state.close()
     if "publisher" in vars(state):
         state.publisher.close()
+    local: Any = vars(app)["_local"]
+    backend = getattr(local, "backend", None)  # of this thread; Celery leaves it open
+    if backend is not None and isinstance(client := vars(backend).get("client"), redis.Redis):
+        client.connection_pool.disconnect()
     app.close()
 
 

@@ -1,5 +1,6 @@
 """Connections to Redis: a reply answers its own request, whatever interrupts a call."""
 
+import gc
 import itertools
 import signal
 import threading
@@ -48,6 +49,16 @@ def test_an_error_reply_is_raised_when_all_replies_are_read(connections: Connect
         connections.execute([("ECHO", "a"), ("FIRST",), ("SECOND",), ("ECHO", "b")])
     assert echo(connections, "c") == "c"
     assert connections.execute([("CLIENT", "ID")]) == [before]
+
+
+def test_what_nobody_closes_is_closed(redis_url: str) -> None:
+    """The idle connections of a store that is garbage are closed before the garbage collector finds their sockets."""
+    connections = Connections(ConnectionPool.from_url(redis_url, decode_responses=True))
+    echo(connections, "a")
+    ((idle, _),) = connections._idle
+    del connections
+    gc.collect()
+    assert idle._socket.fileno() == -1
 
 
 class Interruption(BaseException):

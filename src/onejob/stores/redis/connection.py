@@ -13,6 +13,7 @@ from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from hiredis import Reader, pack_command
 from redis import exceptions
@@ -55,6 +56,7 @@ class Connections:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._idle: list[tuple[Connection, float]] = []
+        finalize(self, _close_all, self._idle).atexit = False
         abandon_in_children(self)
 
     def execute(self, commands: Iterable[Sequence[str | bytes]], *, partial: bool = False) -> list[Any]:
@@ -80,13 +82,12 @@ class Connections:
 
     def close(self) -> None:
         """Close the connections that are not in use. The next call opens another one."""
-        for _ in range(len(self._idle)):
-            with suppress(IndexError):  # another thread has taken it
-                self._idle.pop()[0].close()
+        _close_all(self._idle)
 
     def abandon(self) -> object:
         """Drop the connections, unclosed: after a fork they are the parent's. Called in each forked child."""
-        idle, self._idle = self._idle, []
+        idle = [*self._idle]
+        self._idle.clear()
         return idle
 
     def _take(self) -> Connection:
@@ -99,6 +100,13 @@ class Connections:
             return connection
         connection.close()
         return Connection(self._pool)
+
+
+def _close_all(idle: list[tuple[Connection, float]]) -> None:
+    """Close connections. A store that nobody closes has this done when it is garbage, before its sockets are."""
+    for _ in range(len(idle)):
+        with suppress(IndexError):  # another thread has taken it
+            idle.pop()[0].close()
 
 
 def _raise_first(replies: Sequence[Any], kinds: type[Exception] | tuple[type[Exception], ...]) -> None:
