@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +14,7 @@ from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import COMPLETED, Period, Query
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade
-from onejob.stores.sqlite import SQLiteStore
+from onejob.stores.sqlite import SQLiteStore, connection
 from tests.contract.races import together
 from tests.contract.support import admission, apply, change, claim, not_none, read, run, start, submit
 
@@ -128,6 +130,20 @@ def test_a_file_stays_the_same_in_another_directory(tmp_path: Path, monkeypatch:
     assert read(store, "job-1").id == "job-1"
     store.close()
     assert not [*Path().iterdir()]
+
+
+def test_a_fork_that_a_signal_interrupts_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fork has locked before an exception of a signal handler is released after it, and nothing else."""
+    paths = [tmp_path / "one.db", tmp_path / "two.db"]
+    with closing(SQLiteStore(paths[0])) as first, closing(SQLiteStore(paths[1])) as second:
+        with monkeypatch.context() as patch:
+            patch.setattr(connection.ForkSafeConnection, "close_locked", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                connection._fork_handler.before()
+        connection._fork_handler.after_in_parent()
+        assert {first.get_many(["job"]).get("job"), second.get_many(["job"]).get("job")} == {None}
+        connection._fork_handler.before()
+        connection._fork_handler.after_in_parent()
 
 
 @pytest.mark.parametrize("rest", ["", "/", "/:memory:", "host/jobs.db", "/jobs#1.db", "/jobs.db?mode=ro"])

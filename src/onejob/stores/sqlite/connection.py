@@ -113,22 +113,20 @@ class _ForkHandler:
 
     def before(self) -> None:
         self._lock.acquire()
-        self._locked[:] = self._all
-        for connection in self._locked:
+        for connection in [*self._all]:
             connection.lock.acquire()
+            self._locked.append(connection)  # only now: a signal may end this, and the process forks all the same
             with suppress(sqlite3.Error):
                 connection.close_locked()
 
     def after_in_parent(self) -> None:
-        for connection in self._locked:
-            connection.lock.release()
-        self._locked.clear()
+        while self._locked:
+            self._locked.pop().lock.release()
         self._lock.release()
 
     def after_in_child(self) -> None:
-        for connection in self._locked:
-            connection.lock = threading.Lock()
-        self._locked.clear()
+        while self._locked:
+            self._locked.pop().lock = threading.Lock()
         self._lock = threading.Lock()
 
 
