@@ -24,19 +24,24 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except OneJobError as error:
+            if isinstance(error.__cause__, UnicodeEncodeError):  # of a store
+                raise _not_utf8(error.__cause__) from error
             one_line = " ".join(str(error).split())  # a driver's error may have several
             raise click.ClickException(clean(one_line)) from error
         except UnicodeEncodeError as error:
             if error.encoding != "utf-8":
                 raise
-            msg = f"an argument or an option is not valid UTF-8: {error.object!r:.100}"
-            raise click.UsageError(msg) from error
+            raise _not_utf8(error) from error
         except click.NoSuchOption as error:
             if error.ctx is ctx or not any(error.option_name in parameter.opts for parameter in self.params):
                 raise
             name, command = error.option_name, ctx.invoked_subcommand
             msg = f"{name} stands before the command: onejob {name} ... {command}"
             raise click.UsageError(msg, error.ctx) from error
+
+
+def _not_utf8(error: UnicodeEncodeError) -> click.UsageError:
+    return click.UsageError(f"an argument or an option is not valid UTF-8: {error.object!r:.100}")
 
 
 @click.group(cls=Commands)
