@@ -26,7 +26,7 @@ from onejob.celery.current_job import claim_of, draining
 from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Cancel
 from onejob.jobs.transitions import new_nonce
 
@@ -151,6 +151,11 @@ class Request(CeleryRequest):  # type: ignore[misc]
             return self.handle_lost_child(f"its worker process died ({error})", exc_info)
         if isinstance(error, TimeLimitExceeded) and not return_ok:
             return self.fail_timed_out(error)  # Celery calls `on_timeout` next, and would call the errbacks twice
+        if not return_ok and not ended and self._has_ended():
+            # Celery's tracer failed after the end, most likely at the result backend: a sweep has the canvas notified.
+            self._drop()
+            self.send_event("task-failed", exception=safe_repr(error), traceback=exc_info.traceback)
+            return None
         returned = super().on_failure(exc_info, send_failed_event, return_ok)
         if self._already_revoked:
             self.abandon("terminated on request")
@@ -159,6 +164,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
         elif isinstance(error, Reject):
             self._report_rejected(error, exc_info)
         return returned
+
+    def _has_ended(self) -> bool:
+        """Return whether the job of this message has ended; False if the store does not say so."""
+        job: Job | None = None
+        with log_errors(self.id):
+            job = self.app_state.ledger.get_or_none(self.id)
+        return job is not None and job.state in FINAL
 
     def _report_rejected(self, error: Reject, exc_info: Any) -> None:
         """Record that the canvas of a job that rejected its message was notified; before Celery 5.7, notify it."""
