@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from onejob.jobs.records import Backlog, NewMessage, Query, Registration
     from onejob.stores.protocol import GroupBy
 
+to_json = json.JSONEncoder(ensure_ascii=False).encode
+"""Returns JSON for a statement: PostgreSQL reads no escapes where a database has no encoding."""
+
 
 class SQLStore(ABC):
     """A part of a store in a SQL database. The operations are documented in `onejob.stores.protocol`."""
@@ -196,8 +199,7 @@ class SQLStore(ABC):
 
     def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
         given = [{"position": position, **values_of(each)} for position, each in enumerate(messages)]
-        text = json.dumps(given, ensure_ascii=False)  # PostgreSQL reads no escapes where a database has no encoding
-        rows = self._rows("put_messages", messages=text, durable=durable, wake=wake)
+        rows = self._rows("put_messages", messages=to_json(given), durable=durable, wake=wake)
         return sorted({row["queue"] for row in rows})
 
     def delete_messages(self, ids: Sequence[int], *, consumer: str) -> None:

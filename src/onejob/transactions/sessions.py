@@ -102,7 +102,7 @@ class _Connection(OpenTransaction):
     @property
     def autocommits(self) -> bool:
         driver = self._connection.connection.dbapi_connection
-        return _sqlite_autocommits(driver) if self.dialect == "sqlite" else bool(getattr(driver, "autocommit", False))
+        return sqlite_autocommits(driver) if self.dialect == "sqlite" else bool(getattr(driver, "autocommit", False))
 
     def watch(self) -> Callable[[], bool]:
         transaction = self._connection.get_transaction()
@@ -254,10 +254,11 @@ class _SQLite(_Cursor):
 
     @property
     def autocommits(self) -> bool:
-        return _sqlite_autocommits(self._connection)
+        return sqlite_autocommits(self._connection)
 
 
-def _sqlite_autocommits(connection: Any) -> bool:
+def sqlite_autocommits(connection: Any) -> bool:
+    """Return whether a connection of sqlite3 is in autocommit mode, without an open transaction."""
     # `autocommit` was added in Python 3.12; in legacy transaction mode it is LEGACY_TRANSACTION_CONTROL, a number.
     autocommit = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
     return autocommit and not connection.in_transaction

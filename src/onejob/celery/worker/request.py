@@ -26,7 +26,7 @@ from onejob.celery.current_job import claim_of, draining
 from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
-from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.jobs.transitions import new_nonce
 
@@ -170,7 +170,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         job: Job | None = None
         with log_errors(self.id):
             job = self.app_state.ledger.get_or_none(self.id)
-        return job is not None and job.state in FINAL
+        return job is not None and job.state.final
 
     def _report_rejected(self, error: Reject, exc_info: Any) -> None:
         """Record that the canvas of a job that rejected its message was notified; before Celery 5.7, notify it."""

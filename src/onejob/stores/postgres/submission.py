@@ -11,6 +11,7 @@ from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
 from onejob.jobs.transitions import new_job
 from onejob.stores.rows import job_in
+from onejob.stores.sql import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,7 +31,6 @@ _GIVEN = (
 )  # fmt: skip
 """The fields of a submission that its new job has, besides its tags: the columns of `given_many`."""
 _given = attrgetter(*_GIVEN)
-_to_json = json.JSONEncoder(ensure_ascii=False).encode  # the server reads no escapes if the database has no encoding
 SUBMIT_TRIES = 20
 """How often a submission is retried because the existing job changed while it waited for the row."""
 
@@ -174,7 +174,7 @@ def _admit_calls(submissions: Sequence[Submission], when_due: dict[str, Any]) ->
             dict(zip(_GIVEN, _given(each), strict=True)) | ({"tag_lines": each.tag_lines} if each.tag_lines else {})
             for each in submissions
         ]
-        call = charged_call("admit_many", when_due | {"submissions": _to_json(given)}, submissions)
+        call = charged_call("admit_many", when_due | {"submissions": to_json(given)}, submissions)
         return [*lock_quotas(submissions), call]
     return [("admit", values_of(each) | when_due) for each in submissions if not each.charges]
 
@@ -193,7 +193,7 @@ def charged_call(name: str, values: dict[str, Any], submissions: Sequence[Submis
         for each in submissions
         for number, charge in enumerate(each.charges)
     ]  # fmt: skip
-    return (f"{name}_charged", values | {"charges": _to_json(charges)}) if charges else (name, values)
+    return (f"{name}_charged", values | {"charges": to_json(charges)}) if charges else (name, values)
 
 
 def exceeded_quota(submission: Submission, quota: str) -> QuotaExceededError:

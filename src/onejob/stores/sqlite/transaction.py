@@ -15,6 +15,7 @@ from onejob.stores.rows import job_of
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sqlite.connection import is_uri_path
 from onejob.stores.statement_files import statements
+from onejob.transactions.sessions import sqlite_autocommits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,11 +152,10 @@ def run_joined(connection: Any, clock: Callable[[], float], begin: str, operatio
     def execute(sql: str, values: Sequence[Any] = ()) -> Any:
         return _cursor_of(connection).execute(sql, values)
 
-    commits = False
+    commits = sqlite_autocommits(connection)
     if not connection.in_transaction:
         # Python begins only before some statements, and the release of a savepoint would commit.
         execute(f"begin {begin}")
-        commits = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
     execute("savepoint onejob")
     try:
         return operation(Transaction(execute, clock()))
