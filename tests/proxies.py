@@ -28,7 +28,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open = ExitStack()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def carries(self) -> tuple[Carry, Carry]:
         """Return what carries the requests and the replies of a new connection."""
@@ -37,6 +38,7 @@ class Proxy:
     def close(self) -> None:
         """Close all connections, and accept no more."""
         _end(self._listener)
+        self._accepting.join(5)  # so that what it has accepted is closed, too
         self._open.close()
 
     def _accept(self) -> None:
@@ -48,8 +50,8 @@ class Proxy:
                     threading.Thread(target=_pass_on, args=(source, sink, by), daemon=True).start()
 
     def _connected(self, opened: socket.socket) -> socket.socket:
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open.callback(_end, opened)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened
 
 

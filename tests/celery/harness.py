@@ -365,6 +365,7 @@ def _close(app: celery.Celery) -> None:
     local: Any = vars(app)["_local"]
     backend = getattr(local, "backend", None)  # of this thread; Celery leaves it open
     if backend is not None and isinstance(client := vars(backend).get("client"), redis.Redis):
+        backend.result_consumer._pubsub = None  # a result that is garbage would connect it, to unsubscribe
         client.connection_pool.disconnect()
     app.close()
 
