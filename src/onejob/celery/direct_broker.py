@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import amqp
+from amqp.serialization import dumps
 from celery import signals
 from celery.utils.nodenames import anon_nodename
 from kombu.messaging import Producer
@@ -55,6 +56,8 @@ _OWN_HEADERS = ("id", *_PARENTS, "retries", "argsrepr", "kwargsrepr")
 """The headers in which jobs of one kind differ, besides our own one."""
 _OWN = (*_OWN_HEADERS, "reply_to")
 _HAS_OWN = re.compile(f'"({"|".join((*_PARENTS, *TRACE_CONTEXT))})"').search
+_SIZE = 4
+"""Of how many bytes the size of a table is, in AMQP 0-9-1."""
 _REPR_LEVELS = 3
 """How deep Celery shows arguments, unless it is configured."""
 
@@ -339,18 +342,23 @@ class AmqpBroker(DirectBroker):
         published: AmqpMessage = self._app.amqp.send_task_message(self._producer, task, message, **publication)
         return published
 
-    def _form_of(self, written: AmqpMessage, embedded: dict[str, Any]) -> tuple[AmqpMessage, dict[str, Any]]:
-        return written, embedded
+    def _form_of(self, written: AmqpMessage, embedded: dict[str, Any]) -> tuple[AmqpMessage, dict[str, Any], bytes]:
+        headers = {**written.message.properties["application_headers"]}
+        for name in (*_OWN_HEADERS, MARK):
+            headers.pop(name, None)
+        return written, embedded, _packed(headers)
 
-    def _fill(self, form: tuple[AmqpMessage, dict[str, Any]], own: dict[str, Any], call: Message) -> AmqpMessage:
-        written, embedded = form
+    def _fill(self, form: tuple[AmqpMessage, dict[str, Any], bytes], own: dict[str, Any], call: Message) -> AmqpMessage:
+        written, embedded, common = form
+        headers = {**{name: own[name] for name in _OWN_HEADERS}, MARK: own["id"]}
         properties = {**written.message.properties, "correlation_id": own["id"], "reply_to": own["reply_to"]}
-        headers = {**properties["application_headers"], **{name: own[name] for name in _OWN_HEADERS}, MARK: own["id"]}
-        body = to_json((call.args, call.kwargs, embedded))
-        return written._replace(message=amqp.Message(body, **{**properties, "application_headers": headers}))
+        properties["application_headers"] = {**properties["application_headers"], **headers}
+        message = _FilledMessage(to_json((call.args, call.kwargs, embedded)), **properties)
+        message.packed_headers = common + _packed(headers)
+        return written._replace(message=message)
 
     def _are_equal(self, one: AmqpMessage, other: AmqpMessage) -> bool:
-        return (one.message.properties, one.message.body) == (other.message.properties, other.message.body)
+        return (_received(one.message), one.message.body) == (_received(other.message), other.message.body)
 
     def _push(self, producer: Any, messages: Sequence[AmqpMessage]) -> None:
         channel = producer.channel
@@ -362,6 +370,37 @@ class AmqpBroker(DirectBroker):
                 self._routing.declare(route, producer)
                 declared.add(route)
             channel.basic_publish(message, exchange, routing_key)
+
+
+class _FilledMessage(amqp.Message):
+    """A message whose headers are packed already: those that are equal in all messages of its kind, once."""
+
+    packed_headers: bytes
+
+    def _serialize_properties(self) -> bytes:
+        """Return the properties for a frame: py-amqp packs the others, and the headers are behind the first two."""
+        others = _serialized(amqp.Message(**{**self.properties, "application_headers": {}}))
+        start = 2 + sum(1 + len(self.properties[name]) for name in ("content_type", "content_encoding"))
+        size = len(self.packed_headers).to_bytes(_SIZE, "big")
+        return others[:start] + size + self.packed_headers + others[start + _SIZE :]
+
+
+def _packed(headers: dict[str, Any]) -> bytes:
+    """Return headers as they are in a table of AMQP, without the size of the table."""
+    return dumps("F", (headers,))[_SIZE:]
+
+
+def _serialized(message: Any) -> bytes:
+    """Return the properties of a message as a consumer receives them."""
+    properties: bytes = message._serialize_properties()  # noqa: SLF001 - what py-amqp calls to write a frame
+    return properties
+
+
+def _received(message: Any) -> Any:
+    """Return the properties of a message as a consumer reads them."""
+    copy: Any = amqp.Message()
+    copy._load_properties(amqp.spec.Basic.CLASS_ID, _serialized(message), 0)  # noqa: SLF001 - as above
+    return copy.properties
 
 
 class _RecordingAmqpChannel:
