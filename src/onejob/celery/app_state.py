@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import proxy
 
+from celery import Celery
 from celery.app import utils
 
 from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
+from onejob.celery.slots import Slots
 from onejob.config import Settings, build_ledger
+from onejob.ledger.ledger import Ledger
 from onejob.stores.django_database import address_of, alias_of
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from celery import Celery
-
     from onejob.celery.batching import PerEventLoop
-    from onejob.celery.slots import Slots
-    from onejob.ledger.ledger import Ledger
 
 
 T = TypeVar("T")

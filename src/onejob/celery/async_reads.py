@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from threading import Event
+from typing import Any, TypeAlias, TypeVar
 
-from celery import states
+from celery import Celery, states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import Batcher, or_error
 from onejob.celery.payload import REPLACED
+from onejob.jobs.model import Job
+from onejob.ledger.ledger import Ledger
 from onejob.stores.signals import Channel
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from threading import Event
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
 T = TypeVar("T")

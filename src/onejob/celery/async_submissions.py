@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from contextvars import copy_context
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import Batcher, Pending, or_error
 from onejob.celery.call import Call, Prepared, checked_arguments, prepare
 from onejob.celery.current_job import current_job_or_none
+from onejob.celery.result import AsyncResult
 from onejob.celery.submit import admit, answer
 from onejob.errors import StoreBusyError
 from onejob.jobs.model import Admission
 from onejob.observability import tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextvars import Context
-
-    from celery import Celery
-
-    from onejob.celery.result import AsyncResult
-    from onejob.observability.tracing import SubmissionSpan
+from onejob.observability.tracing import SubmissionSpan
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import beat, schedules
+from celery import Celery, beat, schedules
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
@@ -33,18 +34,22 @@ from onejob.errors import (
     StoreUnavailableError,
     describe,
 )
+from onejob.jobs.records import ScheduleState
 from onejob.jobs.timestamps import format_timestamp
-from onejob.ledger.schedules import Timetable, advance, due_ticks, follow, forget, latest_moment, pause, tick_id, write
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.schedules import (
+    Missed,
+    Timetable,
+    advance,
+    due_ticks,
+    follow,
+    forget,
+    latest_moment,
+    pause,
+    tick_id,
+    write,
+)
 from onejob.observability.logs import log_warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from celery import Celery
-
-    from onejob.jobs.records import ScheduleState
-    from onejob.ledger.ledger import Ledger
-    from onejob.ledger.schedules import Missed
 
 LOOK_INTERVAL = 10.0
 """After how many seconds an entry is looked at again at the latest: it may have been paused or resumed."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp.exceptions import FrameSyntaxError
+from celery import Celery
 from celery.app.amqp import AMQP
 from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.messaging import Producer
 from kombu.pools import ProducerPool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from celery import Celery
 
 _OUTAGES = frozenset({
     "ConnectionError", "TimeoutError",

@@ -7,33 +7,25 @@ the check for duplicates, messages that others have sent, and the test kit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from celery import Signature
+from celery import Celery, Signature
 
+from onejob.celery.app_state import AppState
 from onejob.celery.option_names import check_call_options, merge_tags
+from onejob.celery.options import BoundTask
 from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
-from onejob.celery.routing import is_unpublishable
+from onejob.celery.routing import Plan, is_unpublishable
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError, OneJobError
-from onejob.jobs.model import Submission
+from onejob.jobs.model import Admission, Submission
 from onejob.jobs.on_duplicate import conflict_policy_of
 from onejob.jobs.submitter import NAME_LIMIT, NO_QUOTAS, NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
 from onejob.webhooks.settings import check_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from celery import Celery
-
-    from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask
-    from onejob.celery.routing import Plan
-    from onejob.jobs.model import Admission
 
 PROMISED = "reply_to"
 """The option that `Signature.freeze` adds, which returns the id of a call before it is submitted."""

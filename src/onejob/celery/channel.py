@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from amqp.protocol import queue_declare_ok_t
@@ -17,17 +18,11 @@ from kombu.utils.json import dumps, loads
 from onejob.celery.delivery import JobMessages, Taken
 from onejob.celery.option_names import is_priority
 from onejob.errors import StoreError
-from onejob.jobs.records import NewMessage
+from onejob.jobs.records import Delivery, NewMessage
+from onejob.stores.protocol import MessageStore
 from onejob.stores.signals import MESSAGE
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
-    from onejob.jobs.records import Delivery
-    from onejob.stores.protocol import MessageStore
-
-    Source: TypeAlias = "PlainMessages | JobMessages"
+Source: TypeAlias = "PlainMessages | JobMessages"
 
 BATCH = 100
 """How many messages are taken together, at most."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
 
 from celery.result import ResultBase
 
 from onejob.celery.payload import dumps, loads
-from onejob.celery.typed import Codec, convert_result, result_codec
+from onejob.celery.typed import Codec, TypedBody, convert_result, result_codec
 from onejob.errors import (
     ConfigurationError,
     InvalidArgumentsError,
@@ -24,18 +25,12 @@ from onejob.errors import (
     StaleTokenError,
 )
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel
+from onejob.jobs.model import Cancel, Job, Retention
+from onejob.jobs.policy import Limits
 from onejob.jobs.submitter import check_name
+from onejob.ledger.ledger import Ledger
 from onejob.observability import tracing
 from onejob.transactions.sessions import transaction_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob.celery.typed import TypedBody
-    from onejob.jobs.model import Job, Retention
-    from onejob.jobs.policy import Limits
-    from onejob.ledger.ledger import Ledger
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
+from onejob.jobs.model import Job
 from onejob.ledger.sweep import note_publication
+from onejob.stores.protocol import DeliveringStore
 from onejob.stores.signals import JOB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from celery import Celery
-
     from onejob.celery.worker.heartbeat import Loop
-    from onejob.jobs.model import Job
-    from onejob.stores.protocol import DeliveringStore
 
 logger = logging.getLogger("onejob")
 

@@ -6,11 +6,14 @@ import json
 import logging
 import shlex
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import queue_length, timeout_options
@@ -32,13 +35,14 @@ from onejob.errors import (
     describe,
 )
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Admission, Outcome
+from onejob.jobs.model import Admission, BrokerMessage, Job, Outcome, Submission
 from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import Query
 from onejob.jobs.submitter import NO_QUOTAS, Submitter, submitting_as
 from onejob.jobs.timestamps import format_timestamp
-from onejob.ledger.bulk import bulk_apply
-from onejob.ledger.reader import edit_key
+from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.reader import JobReader, edit_key
 from onejob.ledger.search import WINDOW, search
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
@@ -46,17 +50,7 @@ from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.observability.tracing import trace_of
 from onejob.webhooks.job import WebhookPayload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from celery import Celery
-
-    from onejob.jobs.model import BrokerMessage, Job, Submission
-    from onejob.ledger.bulk import BulkResult, Selection
-    from onejob.ledger.ledger import Ledger
-    from onejob.ledger.reader import JobReader
-
-    CheckArguments = Callable[[str, Any, Sequence[Any], Mapping[str, Any]], None]
+CheckArguments = Callable[[str, Any, Sequence[Any], Mapping[str, Any]], None]
 
 
 NEWER_LIMIT = 100_000

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from celery.schedules import BaseSchedule
 from kombu import Exchange, Queue
 
 from onejob.config import NAMES
 from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.uniqueness.identity import UniqueOn
+from onejob.uniqueness.window import UniqueFor
 from onejob.webhooks.settings import WebhookSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from onejob.uniqueness.identity import UniqueOn
-    from onejob.uniqueness.window import UniqueFor
 
 
 class TaskDefaults:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, getattr_static, iscoroutinefunction
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
+from celery import Celery
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
@@ -19,27 +21,15 @@ from onejob.celery.option_names import (
     merge_tags,
 )
 from onejob.celery.typed import TypedBody
-from onejob.config import check_lease
+from onejob.config import Settings, check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
-from onejob.jobs.on_duplicate import conflict_policy_of
-from onejob.jobs.policy import check_seconds
+from onejob.jobs.model import Admission, Job, Retention
+from onejob.jobs.on_duplicate import ConflictPolicy, conflict_policy_of
+from onejob.jobs.policy import Limits, check_seconds
 from onejob.observability.metrics import WEBHOOK_TASK
-from onejob.uniqueness.identity import Identifier
-from onejob.uniqueness.window import window_of
-from onejob.webhooks.settings import check_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from celery import Celery
-
-    from onejob.config import Settings
-    from onejob.jobs.model import Admission, Job, Retention
-    from onejob.jobs.on_duplicate import ConflictPolicy
-    from onejob.jobs.policy import Limits
-    from onejob.uniqueness.identity import UniqueOn
-    from onejob.uniqueness.window import UniqueFor, Window
-    from onejob.webhooks.settings import WebhookSettings
+from onejob.uniqueness.identity import Identifier, UniqueOn
+from onejob.uniqueness.window import UniqueFor, Window, window_of
+from onejob.webhooks.settings import WebhookSettings, check_url
 
 _DUMP = "_dump_pydantic_arguments"
 """What Celery gives to a task with `pydantic=True`."""

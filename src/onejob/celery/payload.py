@@ -11,11 +11,11 @@ import re
 import sys
 import traceback
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from json import JSONDecoder
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
@@ -23,14 +23,9 @@ from kombu.utils import json
 
 from onejob.celery.option_names import CALL_OPTIONS
 from onejob.errors import InvalidPayloadError, JobFailedError, clean, message_of
+from onejob.jobs.model import Job
+from onejob.jobs.policy import Limits
 from onejob.uniqueness.canonical_json import plain_encoder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.policy import Limits
-
 
 # --- calls -----------------------------------------------------------------------------------------------------------
 

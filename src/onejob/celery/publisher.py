@@ -8,34 +8,28 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from redis.crc import key_slot
 
 from onejob.celery.broker import SCHEME, TRIES, Broker, is_reset, queue_length
-from onejob.celery.direct_broker import AmqpBroker, RedisBroker, has_receivers
+from onejob.celery.direct_broker import AmqpBroker, AmqpMessage, RedisBroker, has_receivers
 from onejob.celery.payload import MARK, Message, decode, loads
+from onejob.celery.routing import Routing
 from onejob.errors import BrokerUnavailableError, StoreError, describe
-from onejob.jobs.model import BrokerMessage, Job, is_plain
+from onejob.jobs.model import BrokerMessage, Job, Submission, is_plain
+from onejob.ledger.ledger import Ledger, NextRun
 from onejob.ledger.sweep import note_unsent
 from onejob.observability.logs import log_warning
 from onejob.observability.tracing import TRACE_CONTEXT
 from onejob.stores.protocol import MessagePushingStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from celery import Celery
-
-    from onejob.celery.direct_broker import AmqpMessage
-    from onejob.celery.routing import Routing
-    from onejob.jobs.model import Submission
-    from onejob.ledger.ledger import Ledger, NextRun
 
 T = TypeVar("T")
 logger = logging.getLogger("onejob")

@@ -7,10 +7,11 @@ or to a task that the ledger does not run: then the job waits for that task's me
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
@@ -18,23 +19,15 @@ from celery.canvas import _chain, chord
 from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
-from onejob.celery.app_state import app_state_of
-from onejob.celery.options import options_of
+from onejob.celery.app_state import AppState, app_state_of
+from onejob.celery.current_job import RunningJob
+from onejob.celery.options import BoundTask, options_of
 from onejob.celery.payload import REPLACED, Ignored, decode, dumps, encode_failure, loads, replacement_depth, to_json
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Admission, Outcome
+from onejob.jobs.model import Admission, Applied, Job, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.ledger import NextRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.celery.app_state import AppState
-    from onejob.celery.current_job import RunningJob
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Applied, Job, Submission
-    from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger, NextRun
 
 PAUSE = 0.05
 """Seconds between two tries to pass a job on whose run has not ended yet."""

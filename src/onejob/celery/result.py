@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,17 +22,13 @@ from onejob.celery.options import options_of
 from onejob.celery.payload import REPLACED, decode_failure, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, Outcome, values_of
+from onejob.jobs.model import Admission, Job, Outcome, values_of
 from onejob.jobs.model import value as value_type
+from onejob.stores.protocol import Store
 from onejob.stores.signals import BACKSTOP, POLL, Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from typing_extensions import TypeVar
-
-    from onejob.jobs.model import Admission
-    from onejob.stores.protocol import Store
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
     Untyped: Any = object

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from celery import Celery
 from celery.app.routes import MapRoute
 from celery.utils.nodenames import gethostname
 from kombu import Exchange, Queue
@@ -17,13 +19,7 @@ from onejob.celery.option_names import check_option_values
 from onejob.celery.payload import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
 from onejob.jobs.model import Route
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from celery import Celery
-
-    from onejob.jobs.policy import Limits
+from onejob.jobs.policy import Limits
 
 DESTINATION = ("queue", "exchange", "routing_key", "exchange_type")
 """The options that a route replaces."""

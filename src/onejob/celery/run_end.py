@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, delay_of, dump_models, merge_options, retries_of
 from onejob.celery.current_job import RunningJob, draining
+from onejob.celery.options import BoundTask
 from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
 from onejob.celery.replacement import replace_and_publish
 from onejob.celery.submit import check_task
@@ -28,15 +30,10 @@ from onejob.errors import (
     describe,
 )
 from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Job
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job
 
 T = TypeVar("T")
 logger = logging.getLogger("onejob")

@@ -6,12 +6,10 @@ So no process waits for the next job, and a job that was taken waits `AHEAD_SECO
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from celery.worker import state as worker_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
 
 T = TypeVar("T")
 AHEAD_SECONDS = 0.1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from onejob.celery.call import prepare
+from onejob.celery.app_state import AppState
+from onejob.celery.call import Call, Prepared, prepare
+from onejob.celery.options import BoundTask
 from onejob.celery.payload import decode, replacement_depth
 from onejob.celery.replacement import resume
 from onejob.celery.result import AsyncResult
@@ -23,24 +26,16 @@ from onejob.errors import (
     TooManyWebhooksError,
     describe,
 )
-from onejob.jobs.model import Admission, Duplicate, Outcome
+from onejob.jobs.model import Admission, Duplicate, Job, MessageOf, Outcome, Submission
 from onejob.jobs.submitter import MAX_PERIOD, Charge, Quota
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import fail_unpublishable
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 from onejob.webhooks.job import webhook_submission
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from onejob.celery.app_state import AppState
-    from onejob.celery.call import Call, Prepared
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job, MessageOf, Submission
-    from onejob.ledger.ledger import Ledger
-
-    Results = list[Admission | Exception]
+Results = list[Admission | Exception]
 
 _BY_ANOTHER = frozenset({Outcome.ATTACHED, Outcome.REPLAYED})
 """The outcomes of submissions that are answered by a job with arguments of its own."""

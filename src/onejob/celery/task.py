@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, cast, overload
@@ -33,8 +34,6 @@ from onejob.jobs.policy import Limits
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
     from onejob.celery.call_types import CallOptions, CeleryTask, Item, Link, Signature, SubmissionOptions, TaskKeywords

@@ -13,33 +13,27 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import kombu
-from celery import current_app
+from celery import Celery, current_app
 from celery.app.amqp import AMQP
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import SCHEME
-from onejob.celery.channel import Channel, PlainMessages
+from onejob.celery.channel import Channel, PlainMessages, Source
 from onejob.celery.delivery import JobMessages
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.jobs.records import NewMessage
 from onejob.stores.protocol import LOOK_INTERVAL, MessageStore
 from onejob.stores.signals import BACKSTOP
 from onejob.stores.signals import Channel as Signal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from celery import Celery
-
-    from onejob.celery.channel import Source
-    from onejob.jobs.records import NewMessage
 
 HOLD = 30.0
 """Seconds after which a dead consumer's messages are delivered again: the transport option `visibility_timeout`."""

@@ -9,17 +9,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from inspect import Parameter
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from inspect import Parameter, Signature
+from typing import Any, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from inspect import Signature
 
 POSITIONAL = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
 NAMED = frozenset({Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY})

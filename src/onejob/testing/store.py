@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.sqlite import SQLiteStore
-
-if TYPE_CHECKING:
-    from onejob.stores.sqlite.transaction import Transaction
+from onejob.stores.sqlite.transaction import Transaction
 
 T = TypeVar("T")
 

@@ -9,23 +9,25 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from celery import bootsteps, current_app, current_task, signals
+from celery import Celery, bootsteps, current_app, current_task, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
-from onejob.celery.app_state import app_state_of
+from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
 from onejob.celery.slots import Slots
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
-from onejob.celery.worker.request import Revocations
+from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
 from onejob.errors import ConfigurationError, OneJobError, StoreError
+from onejob.jobs.model import Job
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.logs import JsonFormatter
@@ -35,14 +37,7 @@ from onejob.stores import display_url, kind_of
 from onejob.stores.signals import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from celery import Celery
-
-    from onejob.celery.app_state import AppState
     from onejob.celery.worker.metrics import MetricsServer
-    from onejob.celery.worker.request import Request
-    from onejob.jobs.model import Job
     from onejob.webhooks.delivery import Delivery, DeliveryQueue
 
 logger = logging.getLogger("onejob")

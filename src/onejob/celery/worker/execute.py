@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from signal import SIG_IGN, SIGINT, default_int_handler, getsignal
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from billiard.process import current_process
 from celery import signals
 from celery.exceptions import Ignore, WorkerLostError, WorkerShutdown, WorkerTerminate
 
-from onejob.celery.app_state import app_state_of
+from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import Call, build, is_from_beat
 from onejob.celery.current_job import RunningJob, claim_of, current_job_or_none, draining, set_current_job
 from onejob.celery.option_names import is_priority
-from onejob.celery.options import options_of
+from onejob.celery.options import BoundTask, options_of
 from onejob.celery.payload import (
     MARK,
     REPLACED,
     Ignored,
+    Message,
     decode,
     decode_failure,
     encode_failure,
@@ -48,19 +50,11 @@ from onejob.errors import (
     describe,
 )
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Duplicate, Outcome
+from onejob.jobs.model import Applied, Duplicate, Job, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import note_canvas_error
 from onejob.observability import tracing
 from onejob.observability.events import transition_event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask
-    from onejob.celery.payload import Message
-    from onejob.jobs.model import Applied, Job, Submission
 
 logger = logging.getLogger("onejob")
 OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})

@@ -8,12 +8,13 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from celery import Celery
 from celery.worker import state as worker_state
 
 from onejob.celery.app_state import app_state_of
@@ -23,17 +24,9 @@ from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
-from onejob.observability.events import HEARTBEAT_LATE, JobEvent, one_line
+from onejob.jobs.records import Registration
+from onejob.observability.events import HEARTBEAT_LATE, JobEvent, Value, one_line
 from onejob.stores.forks import ForkLocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery import Celery
-
-    from onejob.jobs.records import Registration
-    from onejob.observability.events import Value
-
 
 logger = logging.getLogger("onejob")
 PAUSES = (2.0, 60.0)

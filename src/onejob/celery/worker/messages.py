@@ -16,8 +16,9 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import signals
 from celery.worker import state as worker_state
@@ -28,13 +29,8 @@ from onejob.celery.payload import MARK
 from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR
 from onejob.errors import StoreError
-from onejob.jobs.records import RESERVED_LIMIT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import WorkerInfo
+from onejob.jobs.model import Job
+from onejob.jobs.records import RESERVED_LIMIT, WorkerInfo
 
 logger = logging.getLogger("onejob")
 RedisQoS: Any = redis.QoS  # the published types know a part of the class only

@@ -6,26 +6,19 @@ import errno
 import logging
 import socket
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from onejob.celery.batching import TTLCache
 from onejob.celery.worker.heartbeat import Loop
 from onejob.errors import ConfigurationError
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.stats import accumulate, read_metrics
-from onejob.observability.metrics import PREFIX, SERIES, SUM, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from prometheus_client.core import Metric
-
-    from onejob.ledger.ledger import Ledger
-    from onejob.observability.metrics import Key, Series
+from onejob.observability.metrics import PREFIX, SERIES, SUM, Key, Kind, Series
 
 logger = logging.getLogger("onejob")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import celery
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined] # missing in the published types
-from celery import signals
+from celery import Celery, signals
 from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
 from celery.worker import request as celery_request
 from celery.worker import state as worker_state
@@ -27,17 +28,9 @@ from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel
+from onejob.jobs.model import Cancel, Job
 from onejob.jobs.transitions import new_nonce
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from celery import Celery
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-
+from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
 CANCELED_BY_CELERY = "its worker canceled the run"

@@ -14,9 +14,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 from weakref import WeakSet
 
 from celery.worker.consumer.control import Control
@@ -29,14 +31,9 @@ from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR, active_requests
 from onejob.celery.worker.request import LedgerMessage, log_errors, message_of_job
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.observability.events import WORKER_SILENT, JobEvent, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
-
-    from onejob.jobs.model import Job
 
 logger = logging.getLogger("onejob")
 WAITING = frozenset({State.QUEUED, State.RETRYING})
