@@ -217,6 +217,22 @@ def test_a_refused_redrive_shows_no_job_that_may_not_be_read(celery_app: Celery)
             users[user].completed(other)
 
 
+@for_each("task", ["invoice", "strict"])
+def test_a_run_of_a_schedule_shows_no_job_that_may_not_be_read(
+    celery_app: Celery, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """A run of a schedule entry that another's job answers says nothing of that job; a new job has an id."""
+    users = Users(celery_app, as_named, may=lambda _caller, action, _job: action != "read")
+    entry = {"task": f"shop.{task}", "schedule": 3600.0, "args": [7]}
+    monkeypatch.setitem(celery_app.conf, "beat_schedule", {"daily": entry})
+    mine = users["bob"].post("/schedules/daily/run").json()["job_id"]
+    response = users["bob"].post("/schedules/daily/run")
+    assert problem(response, 409, "duplicate-job").keys() == {"type", "title", "status", "detail", "outcome"}
+    assert mine not in response.text
+    app_state_of(celery_app).ledger.cancel(mine)
+    assert users["bob"].post("/schedules/daily/run").json()["job_id"] != mine
+
+
 @for_each("path, headers", [("/events", {}), ("", {"prefer": "wait=30"})])
 def test_a_stream_ends_with_the_access(
     celery_app: Celery, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]

@@ -358,14 +358,14 @@ def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> Sched
     raise StoreUnavailableError(f"the schedule entry {name!r} changes all the time: try again")
 
 
-def run_entry(app: Celery, name: str) -> str:
-    """Submit the call of an entry now, besides its ticks, and return the id of the job that answers.
+def run_entry(app: Celery, name: str) -> Any:
+    """Submit the call of an entry now, besides its ticks, and return the result of the job that answers.
 
     An equal job that is live answers, as for any call. Raises `ScheduleEntryNotFoundError`, and as `apply_async` does.
     """
     entry = _entry_of(app, name)
     try:
-        return str(send(app, entry).id)
+        return send(app, entry)
     except OneJobError:
         raise
     except Exception as error:

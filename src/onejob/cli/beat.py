@@ -62,7 +62,7 @@ def run(access: Access, entry: str) -> None:
 
     app, ledger = access.submitting(SCHEDULE)
     with audited(ledger, "beat run", entry):
-        job_id = run_entry(app, entry)
+        job_id = run_entry(app, entry).id
     echo(f"Submitted: job {job_id}.")
 
 

@@ -222,7 +222,7 @@ def _operate_schedule(context: Context, _user: User, form: Form, path: Mapping[s
             set_paused(context.app, context.ledger, entry, paused=operation == "pause")
             return Redirect(SCHEDULES.path, f"{entry} is paused." if operation == "pause" else f"{entry} goes on.")
         case "run":
-            return Redirect(SCHEDULES.path, f"{entry} is submitted: job {run_entry(context.app, entry)}.")
+            return Redirect(SCHEDULES.path, f"{entry} is submitted: job {run_entry(context.app, entry).id}.")
     raise Problem("invalid-request", "the operation must be one of pause, resume, run")
 
 
