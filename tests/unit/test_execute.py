@@ -373,6 +373,19 @@ def test_a_job_goes_on_as_its_replacement(house: House, sends: int) -> None:
         house.brief.apply_async((7,), task_id=job.id)
 
 
+@for_each("name, value", [
+    ("webhook_url", "https://shop.example/"), ("tags", ["late"]), ("idempotency_key", "a"), ("session", 1),
+])  # fmt: skip
+def test_a_job_goes_on_with_the_options_of_its_submission(house: House, name: str, value: object) -> None:
+    """A retry, or a replacement, with an option that belongs to a submission fails, and names it."""
+    for act in (
+        lambda task: task.replace(task.app.tasks["echo"].s(7).set(**{name: value})),
+        lambda task: task.retry(countdown=0, **{name: value}),
+    ):
+        job = house.run(act)
+        assert (job.state, f"{name}={value!r} is not used" in job.reason) == (State.FAILED, True)
+
+
 def test_a_job_goes_on_as_the_end_of_a_chain(house: House, caplog: pytest.LogCaptureFixture) -> None:
     """A job that is replaced by a chain waits for its end, which goes on under its id, and has that result."""
     echo = house.echo

@@ -156,11 +156,18 @@ def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | Non
     return app_state.publisher.run_next(job, next_run, retry)
 
 
-def record_retry(run: RunningJob, call: Call) -> Job:
+def record_retry(run: RunningJob, call: Call, session: object = None) -> Job:
     """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
 
-    Within `Task.replace` the job goes on as the call's task; otherwise another task raises `TaskIdReusedError`.
+    Within `Task.replace` the job goes on as the call's task; otherwise another task raises `TaskIdReusedError`. Raises
+    `InvalidArgumentsError` for options of a submission: this is none, and the job keeps its own.
     """
+    tags = call.options.get("tags")
+    of_submission = {"session": session, "idempotency_key": call.key, "webhook_url": call.webhook_url, "tags": tags}
+    for name, given in of_submission.items():
+        if given is not None:
+            msg = f"{name}={given!r:.100} is not used by Task.retry and Task.replace: the job goes on with its own"
+            raise InvalidArgumentsError(msg)
     if not run.replaced:
         check_task(run.job, str(call.task.name))
     change = partial(_replace if run.replaced else _retry, call, run.job)

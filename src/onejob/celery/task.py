@@ -171,7 +171,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             )
             return EagerResult(*ran.__reduce_args__())  # type: ignore[return-value] # what both results have is typed
         if task_id is not None and (run := current_job_or_none()) is not None and run.id == task_id:
-            return Result(record_retry(run, call).id, app=self.app)
+            return Result(record_retry(run, call, session).id, app=self.app)
         if "headers" in given and is_from_beat(given["headers"]):
             from onejob.celery.beat import find_tick
 
