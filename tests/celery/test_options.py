@@ -205,10 +205,13 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
     ],
 )  # fmt: skip
 def test_a_value_that_no_message_can_have_is_refused_by_name(app: celery.Celery, name: str, value: object) -> None:
-    """A value of an option with which no message could be sent, or no job stored, raises an error that names both."""
+    """A value with which no message could be sent, or no job stored, is refused by name, also by an eager call."""
     task: Any = app.tasks.get("defined") or define(app)
-    with pytest.raises(InvalidArgumentsError, match=f"^{name}={re.escape(repr(value))} is "):
-        task.apply_async((1,), **{name: value})
+    for is_eager in (False, True):
+        app.conf.task_always_eager = is_eager
+        with pytest.raises(InvalidArgumentsError, match=f"^{name}={re.escape(repr(value))} is "):
+            task.apply_async((1,), **{name: value})
+    app.conf.task_always_eager = False
     assert jobs(app) == []
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from celery import Celery, Signature
 
 from onejob.celery.app_state import AppState
-from onejob.celery.option_names import check_call_options, merge_tags
+from onejob.celery.option_names import check_call_options, check_option_values, merge_tags
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
 from onejob.celery.routing import Plan, is_unpublishable
@@ -219,19 +219,28 @@ def _terms_of(
     options, tags = merge_options(call, args, kwargs, caller.parent), call.task._onejob.tags
     if "tags" in options:
         tags = merge_tags(tags, options["tags"])
-    delay, expires = delay_of(options), options.get("expires")
+    delay, expires_in, retries = times_of(options)
     own = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}  # not those of its plan
     if tracing.tracer is not tracing.NO_TRACER:
         own = {**tracing.tracer.context(), **own}
-    retries = retries_of(options)
     plan = app_state.routing.plan(call.task, args, kwargs, options, scope)
     return _Terms(
         plan, to_json(loads(plan.options) | own) if own else plan.options, delay,
-        None if expires is None else seconds_until(expires, "expires"), retries, "\n".join(tags) if tags else None,
+        expires_in, retries, "\n".join(tags) if tags else None,
     )  # fmt: skip
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_eager(call: Call) -> None:
+    """Check what a call says for itself, without a ledger. Raises as `prepare` does."""
+    check_call_options(call.options)
+    check_option_values(call.options)
+    times_of(call.options)
+    check_key(call)
+    if call.task_id is not None:
+        _check_id(call.task_id)
 
 
 def check_key(call: Call) -> None:
@@ -247,17 +256,21 @@ def _check_webhook_url(app_state: AppState, caller: Caller, url: str) -> None:
 
 def _check_task_id(app_state: AppState, caller: Caller, task_id: str) -> None:
     """Raise `InvalidArgumentsError` for what is no id, and for another submitter's job if this one has own jobs."""
-    if not isinstance(task_id, str) or not 0 < len(task_id) <= NAME_LIMIT or not task_id.isprintable():
-        msg = (
-            f"task_id={task_id!r:.100} is not the id of a job: write printable text, at most {NAME_LIMIT} characters, "
-            "such as str(uuid.uuid4())"
-        )
-        raise InvalidArgumentsError(msg)
+    _check_id(task_id)
     if not caller.submitter.own_jobs:
         return
     job = app_state.ledger.get_or_none(task_id)
     if job is not None and job.submitter != caller.submitter.name:
         msg = f"task_id {task_id!r} cannot be used for a new job: omit it, or choose a random one"
+        raise InvalidArgumentsError(msg)
+
+
+def _check_id(task_id: object) -> None:
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= NAME_LIMIT or not task_id.isprintable():
+        msg = (
+            f"task_id={task_id!r:.100} is not the id of a job: write printable text, at most {NAME_LIMIT} characters, "
+            "such as str(uuid.uuid4())"
+        )
         raise InvalidArgumentsError(msg)
 
 
@@ -327,6 +340,12 @@ def merge_options(call: Call, args: Any, kwargs: Any, parent: Any) -> Mapping[st
 
 
 # --- times ------------------------------------------------------------------------------------------------------
+
+
+def times_of(options: Mapping[str, Any]) -> tuple[float, float | None, int]:
+    """Return what `delay_of` does, the seconds until the expiry, and what `retries_of` does. Raises as these do."""
+    expires = options.get("expires")
+    return delay_of(options), None if expires is None else seconds_until(expires, "expires"), retries_of(options)
 
 
 def delay_of(options: Mapping[str, Any]) -> float:

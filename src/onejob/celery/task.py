@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, check_items, check_key, checked_arguments, is_from_beat, parse_item, prepare_items
-from onejob.celery.current_job import current_job_or_none
-from onejob.celery.option_names import (
-    TASK_OPTIONS,
-    TaskDefaults,
-    check_call_options,
-    check_definition_names,
-    check_task_options,
+from onejob.celery.call import (
+    Call,
+    check_eager,
+    check_items,
+    checked_arguments,
+    is_from_beat,
+    parse_item,
+    prepare_items,
 )
+from onejob.celery.current_job import current_job_or_none
+from onejob.celery.option_names import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
 from onejob.celery.options import TaskOptions, resolve_definition
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
@@ -162,8 +164,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             args, kwargs = checked_arguments(args, kwargs)
         call = Call(self, args, kwargs, given, task_id=task_id, key=idempotency_key, webhook_url=webhook_url)
         if app_state.is_eager:
-            check_call_options(options)
-            check_key(call)
+            check_eager(call)
             if (typed := self._onejob.typed) is not None:
                 args, kwargs = typed.dump_arguments(args, kwargs)
             ran = super().apply_async(
