@@ -232,7 +232,10 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         return self._get_task_meta()["status"] in states.READY_STATES
 
     def revoke(self, connection: Any = None, terminate: bool = False, signal: Any = None, **options: Any) -> None:  # noqa: FBT001, FBT002 - Celery's signature
-        """Cancel the job in the ledger, and broadcast the revocation to the workers; `terminate` kills a run."""
+        """Cancel the job in the ledger, and broadcast the revocation to the workers; `terminate` kills a run.
+
+        As in Celery, it tells nothing of the job, and one that has ended stays as it is.
+        """
         with suppress(JobNotFoundError):
             app_state_of(self.app).ledger.cancel(self.id, force=terminate, reason="revoked")
         super().revoke(connection=connection, terminate=terminate, signal=signal, **options)
