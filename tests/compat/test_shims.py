@@ -172,6 +172,7 @@ class KeyedOnce(QueueOnce):
     (Singleton, {"unique_onn": ["a"]}, "did you mean unique_on"),
     (onejob.Task, {"lock_expiry": 1}, "another library's"),
     (QueueOnce, {"once": {"key": ["a"]}}, "has key; its keys are graceful, keys, timeout, unlock_before_run"),
+    (QueueOnce, {"once": {"keys": ["value"]}, "unique_on": []}, "has unique_on and the keys of once"),
     (Keyed, {}, "generate_lock of task .* set unique_on to a function"),
     (KeyedOnce, {"once": {"keys": ["value"]}}, "get_key of task .* and remove get_key"),
     (onejob.Task, {"unlock_before_run": True}, "unlock_before_run, which is another library's: unique_until"),

@@ -54,8 +54,11 @@ class QueueOnce(LockSharingTask):
         setting = app.conf.get("ONCE") or {}
         if setting.get("settings", {}).get("blocking") and not shares_locks(app):
             notice_once(BLOCKING)
-        if cls.once.get("keys") is not None:
-            cls.unique_on = list(cls.once["keys"])
+        if (keys := cls.once.get("keys")) is not None:
+            if cls.unique_on not in (None, [*keys]):  # a class may be bound again
+                msg = f"task {cls.name} has unique_on and the keys of once: keep unique_on, and remove the keys"
+                raise ConfigurationError(msg)
+            cls.unique_on = [*keys]
         cls._check_locks(app, "ONCE", QueueOnce.get_key, has_place={"backend", "settings"} <= setting.keys())
         if cls.once.get("unlock_before_run"):
             cls.unique_until = "started"
