@@ -141,7 +141,11 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         try:
             user.check(Role.OPERATE)
             form = Form([(name, text) for name, texts in request.POST.lists() for text in texts])
-            result = action.run(page_context(), user, form, names)
+            context = page_context()
+            try:
+                result = action.run(context, user, form, names)
+            finally:
+                context.stats.clear()
         except (Problem, OneJobError) as error:
             problem = problem_from(error)
             self._record(request, user, action, names, form, problem.slug)
@@ -149,8 +153,6 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
                 raise PermissionDenied(problem.detail) from error
             messages.error(request, problem.detail)
             return HttpResponseRedirect(self._back(form, names))
-        finally:
-            page_context().stats.clear()
         self._record(request, user, action, names, form, "done")
         if isinstance(result, Redirect):
             messages.success(request, result.notice)
@@ -169,7 +171,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
             actor=user.name, source=SOURCE, address=request.META.get("REMOTE_ADDR", ""), action=action.name,
             target=target, outcome=outcome, detail=detail, count=count, kind=kind,
         )  # fmt: skip
-        record_audit(page_context().ledger.append_audit, entry)
+        record_audit(lambda each: page_context().ledger.append_audit(each), entry)  # noqa: PLW0108 - it may raise
         if outcome != DONE:
             return
         operation = Operation(form.text("operation"))

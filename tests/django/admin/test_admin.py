@@ -53,6 +53,20 @@ def call(*words, **options):
 print(json.dumps([call(*words) for words in json.loads(sys.argv[1])]))
 """
 
+MISCONFIGURED = """
+import logging
+from django.contrib.auth.models import User
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.test.utils import override_settings
+logging.disable()
+client = Client(headers={"host": "127.0.0.1"})
+client.force_login(User.objects.get(username="root"))
+with override_settings(ONEJOB_CELERY_APP="nowhere:app"):
+    found = [client.post(path, {"operation": "cancel", "id": "x"}) for path in json.loads(sys.argv[1])]
+print(json.dumps([[each.status_code, *{*map(str, get_messages(each.wsgi_request))}] for each in found]))
+"""
+
 
 def change(job_id: str) -> str:
     return f"{LIST}{job_id}/change/"
@@ -212,6 +226,12 @@ def test_a_form_needs_the_token_of_django(shop: Shop) -> None:
         assert "elect 1 to 1000 jobs" in olga.notice(olga.post(PREVIEW, operation="cancel"))
         assert "NUL" in olga.notice(olga.post(PREVIEW, operation="cancel", id="a\x00b"))
     assert shop.sample.ledger.get(job_id).state == "queued"
+
+
+def test_a_wrong_setting_is_a_message(shop: Shop) -> None:
+    """An action in a project whose settings name no Celery app responds with a message, as for any other error."""
+    for status, notice in shop.project.script(MISCONFIGURED, [f"{LIST}any/operate/", PREVIEW, RUN]):
+        assert (status, notice) == (302, "an unexpected error occurred on the server")
 
 
 @on_every_store
