@@ -151,10 +151,7 @@ def audit(access: Access, since: float | timedelta | None, limit: int, *, as_jso
 @json_access
 def workers(access: Access, *, as_json: bool) -> None:
     """List the workers whose latest heartbeat is still valid."""
-    found = [
-        fields_of(worker) | {name: None for name in ("silent_since", "started_at") if not getattr(worker, name)}
-        for worker in access.ledger().store.workers()
-    ]
+    found = [*map(fields_of, access.ledger().store.workers())]
     rows = (
         (each["name"], each["seen_at"], each["pool"], each["concurrency"], " ".join(each["queues"]), len(each["tasks"]))
         for each in found

@@ -58,10 +58,10 @@ _IS_TIME = re.compile(r"(?:^|_)(?:at|until|since|begin|end)$")
 
 
 def fields_of(value: Any, *names: str) -> dict[str, Any]:
-    """Return fields of a value of the ledger, all without names; times, which it has in seconds, as `datetime`."""
+    """Return fields of a value of the ledger, all without names; times in seconds as `datetime`, and 0 as None."""
     found = {name: getattr(value, name) for name in names} if names else values_of(value)
     return {
-        name: to_datetime(each) if isinstance(each, float | int) and _IS_TIME.search(name) else each
+        name: (to_datetime(each) if each else None) if isinstance(each, float | int) and _IS_TIME.search(name) else each
         for name, each in found.items()
     }
 
