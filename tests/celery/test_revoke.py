@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -88,6 +89,21 @@ def test_a_message_without_a_use_runs_nothing(house: House) -> None:
     assert house.job(sent).cancel is Cancel.NO
     house.open("copied")
     house.assert_ran(house.play.AsyncResult(sent), State.COMPLETED, "copied", 1)
+    house.assert_quiet()
+
+
+def test_a_revoked_stamp_is_for_jobs_that_have_not_started(house: House) -> None:
+    """A revocation by a stamp cancels the jobs with it that wait or come later, and none whose copy runs."""
+    house.worker("-c", "2")
+    stamps: Any = {"stamped_headers": ["tenant"], "tenant": "ada"}
+    running = house.play.apply_async(("running", ["hold"]), **stamps)
+    house.await_mark("running")
+    house.app.control.revoke_by_stamped_headers({"tenant": ["ada"]}, reply=True)
+    house.app.send_task("play", ("running", ["hold"]), task_id=running.id, **stamps)
+    house.assert_ran(house.play.apply_async(("later", ["return"]), **stamps), State.CANCELED, "later", 0)
+    assert house.job(running).cancel is Cancel.NO
+    house.open("running")
+    house.assert_ran(running, State.COMPLETED, "running", 1)
     house.assert_quiet()
 
 

@@ -27,7 +27,7 @@ from onejob.celery.current_job import claim_of, draining
 from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -86,7 +86,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
         return (job is None or job.state is State.CANCELED) and self._report_revoked()
 
     def _report_revoked(self) -> bool:
-        """Have Celery report a revoked message; if it does, cancel the job, and tell so."""
+        """Have Celery report a revoked message, unless its copy runs; if it does, cancel the job, and tell so."""
+        if not worker_state.revoked_stamps.keys().isdisjoint(self.stamped_headers) and self._is_in(State.RUNNING):
+            return False
         revoked = bool(super().revoked())
         if revoked:
             with log_errors(self.id):
@@ -144,7 +146,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
             return self.handle_lost_child(f"its worker process died ({error})", exc_info)
         if isinstance(error, TimeLimitExceeded) and not return_ok:
             return self.fail_timed_out(error)  # Celery calls `on_timeout` next, and would call the errbacks twice
-        if not return_ok and not ended and self._has_ended():
+        if not return_ok and not ended and self._is_in(*FINAL):
             # Celery's tracer failed after the end, most likely at the result backend: a sweep has the canvas notified.
             self._drop()
             self.send_event("task-failed", exception=safe_repr(error), traceback=exc_info.traceback)
@@ -158,12 +160,12 @@ class Request(CeleryRequest):  # type: ignore[misc]
             self._report_rejected(error, exc_info)
         return returned
 
-    def _has_ended(self) -> bool:
-        """Return whether the job of this message has ended; False if the store does not say so."""
+    def _is_in(self, *states: State) -> bool:
+        """Return whether the job of this message is in one of these states; False if the store does not say so."""
         job: Job | None = None
         with log_errors(self.id):
             job = self.app_state.ledger.get_or_none(self.id)
-        return job is not None and job.state.final
+        return job is not None and job.state in states
 
     def _report_rejected(self, error: Reject, exc_info: Any) -> None:
         """Record that the canvas of a job that rejected its message was notified; before Celery 5.7, notify it."""
