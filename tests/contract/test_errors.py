@@ -45,7 +45,7 @@ from tests.contract.support import (
     take_due,
     untouched,
 )
-from tests.services import free_port, start_redis
+from tests.services import eventually, free_port, start_redis
 
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "submit": lambda store, job: submit_one(store, submission(), wake_after=LEASE),
@@ -288,13 +288,40 @@ def test_a_part_of_a_batch_whose_script_redis_has_is_not_repeated(redis_url: str
 
 @pytest.mark.parametrize("refusal", ["--maxmemory 1 --maxmemory-policy noeviction", "--requirepass other"])
 def test_a_redis_that_refuses_is_no_outage(tmp_path: Path, refusal: str) -> None:
-    """A server without memory, or that refuses the connection, is a `StoreError`, no outage; nothing is written."""
+    """A server without memory, or that refuses the connection, is a `StoreError`, not of the value, and no outage."""
     with start_redis(tmp_path, *refusal.split()) as server:
         with closing(RedisStore.from_url(server.url)) as store, pytest.raises(StoreError) as caught:
             submit(store)
-        assert not isinstance(caught.value, StoreUnavailableError)
+        assert type(caught.value) is StoreError
         with redis.Redis.from_url(server.url, password="other" if "requirepass" in refusal else None) as client:
             assert client.dbsize() == 0
+
+
+def test_a_missing_right_is_no_refused_value(tmp_path: Path) -> None:
+    """A write that a user has no right to is repeated when the user has it: it is no `StoreRefusedError`."""
+    with start_redis(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">pw", "~*", "+@all", "-hsetnx")
+        with closing(RedisStore.from_url(server.url.replace("//", "//shop:pw@"))) as store:
+            job = run(store)
+            keep = partial(store.keep_step, job.id, job.token, "step", "1", sources=RUNNING)
+            with pytest.raises(StoreError) as caught:
+                keep()
+            assert type(caught.value) is StoreError
+            client.execute_command("ACL", "SETUSER", "shop", "+hsetnx")
+            assert keep() == "1"
+
+
+def test_a_node_without_the_ledger_names_the_one_that_has_it(tmp_path: Path) -> None:
+    """In a cluster, a node that does not have the slot of the ledger is an error that names the node that has it."""
+    servers = [start_redis(tmp_path, "--cluster-enabled", "yes") for _ in range(2)]
+    with servers[0] as other, servers[1] as owner, redis.Redis.from_url(owner.url) as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        client.execute_command("CLUSTER", "MEET", "127.0.0.1", str(other.port))
+        with redis.Redis.from_url(other.url) as node:
+            eventually(lambda: b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO"))
+        with closing(RedisStore.from_url(other.url)) as store:
+            with pytest.raises(StoreError, match=f"node of a cluster.* 127.0.0.1:{owner.port}"):
+                submit(store)
 
 
 def test_a_value_that_a_store_can_never_hold_is_refused(store: Store, store_address: StoreAddress) -> None:

@@ -35,8 +35,8 @@ _BACKOFF = EqualJitterBackoff(cap=0.5, base=0.05)
 
 _UNAVAILABLE = (*RETRYABLE, exceptions.ClusterDownError, exceptions.TryAgainError, OSError)
 _UNAVAILABLE_MESSAGES = ("BUSY Redis", "MISCONF ", "NOREPLICAS Not")
-_REFUSED_WRITE = re.compile("WRONGTYPE |Protocol error|(?![A-Z]+ ).*user_script")
-"""The replies that concern the keys and values of one command, not the state of the server (`CODE ...`)."""
+_REFUSED_WRITE = re.compile("WRONGTYPE |Protocol error(?!: unauth)|(?![A-Z]+ |The user |Script killed ).*user_script")
+"""The replies that concern the keys and values of one command, not the server (`CODE ...`) or the rights of the user."""
 # For redis-py these are ConnectionErrors, but the server has answered, and nothing was written.
 _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
@@ -118,6 +118,11 @@ class Client:
             )
         elif "compiling script" in str(error):
             translated = StoreError(f"{store} is too old: onejob needs Redis 7.0 or later")
+        elif isinstance(error, exceptions.AskError):  # or its subclass, MovedError
+            translated = StoreError(
+                f"{store} is a node of a cluster, and does not have the keys of the ledger: "
+                f"name the node that has, {error.host}:{error.port}"
+            )
         elif not isinstance(error, _REFUSED) and (
             isinstance(error, _UNAVAILABLE) or any(message in str(error) for message in _UNAVAILABLE_MESSAGES)
         ):
