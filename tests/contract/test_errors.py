@@ -16,10 +16,11 @@ from unittest.mock import Mock
 import pytest
 import redis
 
-from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Job
 from onejob.jobs.records import Period, Query
+from onejob.stores import open_store
 from onejob.stores.protocol import GroupBy, Store
 from onejob.stores.redis import RedisStore
 from onejob.stores.redis.rows import Keys
@@ -297,6 +298,17 @@ def test_a_redis_that_refuses_is_no_outage(tmp_path: Path, refusal: str) -> None
             assert client.dbsize() == 0
 
 
+@for_each("place, words", [
+    ("host/shop", "database numbers"), ("host/1/2", "database numbers"), (":6379/s3cret@host/0", "percent-encoded"),
+    ("host?socket_timeout=-1", "socket_timeout"), ("host?socket_connect_timeout=0", "socket_connect_timeout"),
+])  # fmt: skip
+def test_a_redis_url_means_what_it_says(place: str, words: str) -> None:
+    """A database that is no number, and a timeout that is no time, are refused when the store is opened."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        open_store(f"redis://{place}")
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_missing_right_is_no_refused_value(tmp_path: Path) -> None:
     """A write that a user has no right to is repeated when the user has it: it is no `StoreRefusedError`."""
     with start_redis(tmp_path) as server, redis.Redis.from_url(server.url) as client:
@@ -319,9 +331,9 @@ def test_a_node_without_the_ledger_names_the_one_that_has_it(tmp_path: Path) -> 
         client.execute_command("CLUSTER", "MEET", "127.0.0.1", str(other.port))
         with redis.Redis.from_url(other.url) as node:
             eventually(lambda: b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO"))
-        with closing(RedisStore.from_url(other.url)) as store:
-            with pytest.raises(StoreError, match=f"node of a cluster.* 127.0.0.1:{owner.port}"):
-                submit(store)
+        words = f"node of a cluster.* 127.0.0.1:{owner.port}"
+        with closing(RedisStore.from_url(other.url)) as store, pytest.raises(StoreError, match=words):
+            submit(store)
 
 
 def test_a_value_that_a_store_can_never_hold_is_refused(store: Store, store_address: StoreAddress) -> None:

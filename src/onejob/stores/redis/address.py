@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from redis import ConnectionPool, SSLConnection, exceptions
 from redis.backoff import NoBackoff
@@ -10,6 +11,9 @@ from redis.retry import Retry
 
 from onejob.errors import ConfigurationError
 from onejob.stores.redis.connection import RETRYABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
@@ -30,6 +34,7 @@ def pool_of(url: str) -> ConnectionPool:
     try:
         pool = ConnectionPool.from_url(url, **DEFAULTS)
         options = pool.connection_kwargs
+        _check(url, options)
         # The URL of the store is often that of the broker, in Celery's spelling of two options.
         if isinstance(options.get("ssl_cert_reqs"), str):
             options["ssl_cert_reqs"] = options["ssl_cert_reqs"].lower().removeprefix("cert_")
@@ -45,6 +50,19 @@ def pool_of(url: str) -> ConnectionPool:
         reason = str(error) if is_safe else "are its port and database numbers, and is its password percent-encoded?"
         raise ConfigurationError(f"the URL of the Redis store is invalid: {reason}") from None
     return pool
+
+
+def _check(url: str, options: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for what redis-py ignores, or finds when it connects."""
+    parts = urlsplit(url)
+    number = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
+    if number and not number.isdecimal():
+        msg = "no number of a database"  # which redis-py would take for 0
+        raise ValueError(msg)
+    for name in DEFAULTS:
+        if options[name] is not None and not options[name] > 0:
+            msg = f"Invalid value for {name!r}"
+            raise ValueError(msg)
 
 
 def location_of(pool: ConnectionPool) -> str:

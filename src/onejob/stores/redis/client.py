@@ -36,7 +36,7 @@ _BACKOFF = EqualJitterBackoff(cap=0.5, base=0.05)
 _UNAVAILABLE = (*RETRYABLE, exceptions.ClusterDownError, exceptions.TryAgainError, OSError)
 _UNAVAILABLE_MESSAGES = ("BUSY Redis", "MISCONF ", "NOREPLICAS Not")
 _REFUSED_WRITE = re.compile("WRONGTYPE |Protocol error(?!: unauth)|(?![A-Z]+ |The user |Script killed ).*user_script")
-"""The replies that concern the keys and values of one command, not the server (`CODE ...`) or the rights of the user."""
+"""The replies that concern the keys and values of one command, not the server (`CODE ...`) or a user's rights."""
 # For redis-py these are ConnectionErrors, but the server has answered, and nothing was written.
 _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
