@@ -23,6 +23,10 @@ OPERATIONS = frozenset(
 )
 """The operations that are statements or scripts in every store: there each has the same name."""
 
+COMMAND = re.compile(r"""call\('([A-Z]+)'|\("([A-Z]+)",""")
+"""A command of Redis in a script, or in a module that sends it."""
+REDIS_KEYS = "docs/decisions/0001-redis-keys.md"
+
 
 class Statement(NamedTuple):
     """A statement, a script or a fragment, with its comments."""
@@ -72,6 +76,19 @@ def statement_uses(project: Project) -> Iterator[str]:
     for each, code in _in_their_code(project):
         if not re.search(rf"""["'{{]{each.name}["'}}]""", code):
             yield f"{each.place}:{each.line}: nothing uses {each.name}"
+
+
+@check
+def redis_rights(project: Project) -> Iterator[str]:
+    """The page about the keys in Redis names all commands that a user needs the right to."""
+    page = project[REDIS_KEYS]
+    start = page.index("The user of an ACL")
+    named = set(re.findall(r"[a-z]+", page[start : page.index("\n\n", start)]))
+    texts = project.under(f"{SOURCE}stores/redis/", ".lua", ".py").values()
+    sent = {found[1] or found[2] for text in texts for found in COMMAND.finditer(text)}
+    for command in sorted(sent):
+        if command.lower() not in named:
+            yield f"{REDIS_KEYS}:{page.count(chr(10), 0, start) + 1}: the rights of a user lack {command.lower()}"
 
 
 def _in_their_code(project: Project) -> Iterator[tuple[Statement, str]]:

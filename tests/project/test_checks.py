@@ -47,6 +47,10 @@ FAULTS = [
     ("statement_operations", {f"{STORE}claim.lua": ""}, "is named submit"),
     ("statement_headers", {f"{STORE}claim.lua": "return 1\n"}, "claim.lua:1: claim: say what goes in"),
     ("statement_uses", {f"{STORE}core.sql": "-- name: one\na\n-- name: two\nb\n", f"{STORE}a.py": "'one'"}, ".sql:3: "),
+    ("redis_rights", {
+        f"{SOURCE}stores/redis/a.lua": "redis.call('GET', 'a')\nredis.call('SET', 'a')\n",
+        "docs/decisions/0001-redis-keys.md": "\nThe user of an ACL needs `get`\n\nset\n",
+    }, "0001-redis-keys.md:2: the rights of a user lack set"),
     ("own_words", {"x.py": "open('{}home/ann/ledger.db')".format("/")}, "x.py:1: a folder"),
     ("own_words", {"x.py": "C:{}Users".format("\\")}, "a drive"),
     ("own_words", {"x.py": "\nredis://192.168{}1.7:6379".format(".")}, "x.py:2: an address"),

@@ -67,6 +67,10 @@ NOT_CHECKED = Check("redis-config-hidden", "redis", Level.INFO,
     when="the server refuses CONFIG and INFO does not have the value, as managed services do",
     meaning="`appendfsync` and `min-replicas-to-write` could not be checked",
     remedy="look them up in the settings of the service: `appendfsync` should be `everysec` or `always`")
+INFO_REFUSED = Check("redis-info-refused", "redis", Level.INFO,
+    when="the user of the ledger has no right to INFO",
+    meaning="persistence, eviction, memory and replication could not be checked",
+    remedy="`ACL SETUSER USER +info +config|get`, or run the command with the URL of another user as --store")
 BROKER_EVICTION = Check("broker-eviction", "broker", Level.WARNING,
     when="`maxmemory-policy` of a Redis broker that is not the ledger is not `noeviction`",
     meaning="a full broker drops whole queues silently: no job is lost, since a sweep publishes it again after a "
@@ -77,7 +81,7 @@ BROKER_EVICTION = Check("broker-eviction", "broker", Level.WARNING,
 
 @dataclass(frozen=True, kw_only=True)
 class RedisFacts:
-    """What a server says about itself: its INFO, and its CONFIG (None: it refuses that)."""
+    """What a server says about itself: its INFO (empty: it refuses that), and its CONFIG (None: likewise)."""
 
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
@@ -96,7 +100,9 @@ def examine(installation: Installation) -> Iterator[Finding]:
 
     url = installation.settings.store
     if kind_of(url) == "redis":
-        found = with_address(check_ledger(read_facts(url)), "-u URL", cli_options(url))
+        facts = read_facts(url)
+        findings = check_ledger(facts) if facts.info else [INFO_REFUSED.found("INFO is refused")]
+        found = with_address(findings, "-u URL", cli_options(url))
         yield from or_ok(found, "redis", f"the server of {display_url(url)} keeps a ledger")
     broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
     if not broker or scheme_of(broker) not in REDIS_SCHEMES:
@@ -136,9 +142,12 @@ def connected(url: str) -> Iterator[Redis]:
 def read_facts(url: str) -> RedisFacts:
     """Ask a server about itself. Raises redis-py's exceptions."""
     from redis import ResponseError
+    from redis.exceptions import NoPermissionError
 
     with connected(url) as client:
-        info: Any = client.info("everything")
+        info: Any = {}
+        with suppress(NoPermissionError):
+            info = client.info("everything")
         names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write")
         config: Any = None
         with suppress(ResponseError):
