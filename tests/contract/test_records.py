@@ -46,6 +46,16 @@ def test_concurrent_records_are_all_kept(store_address: StoreAddress, store: Sto
     assert len({each.id for each in found}) == len(found) == PROCESSES * ADDITIONS
 
 
+def test_a_clock_that_was_set_back_hides_no_entry(store: Store, clock: ManualClock) -> None:
+    """A page of the audit log is full though entries are among its newest that are expired by their times."""
+    for seconds in (0.0, 0.0, -9000.0, 0.0, 0.0, 9000.0):
+        clock.advance(seconds)
+        store.append_audit(ENTRY, keep=1000, keep_for=5000.0)
+    newest = store.audit(limit=2, before=None, keep_for=5000.0)
+    assert [each.at for each in newest] == [START, START]
+    assert len(store.audit(limit=2, before=newest[-1].id, keep_for=5000.0)) == 1
+
+
 def test_amounts_lose_nothing(store: Store) -> None:
     """A total is the sum of its amounts, within the precision of floating-point numbers."""
     amounts = [0.1] * 10 + [1e6, 1 / 3, 1e-6]

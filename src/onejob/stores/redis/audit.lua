@@ -26,14 +26,25 @@ end
 -- KEYS: the entries of each kind
 -- ARGV: clock, before (an id, or ''), limit, keep_for (seconds)
 -- returns: id, time and JSON of each, separated by spaces
-local now, keep_for = clock(), number(ARGV[4])
-local newest = ARGV[2] == '' and '+inf' or '(' .. ARGV[2]
+local now, limit, keep_for = clock(), number(ARGV[3]), number(ARGV[4])
 local found = {}
-for _, key in ipairs(KEYS) do
-  for _, entry in ipairs(redis.call('ZREVRANGEBYSCORE', key, newest, '-inf', 'LIMIT', 0, ARGV[3])) do
-    if tonumber(string.match(entry, ' (%S+) ')) >= now - keep_for then
-      found[#found + 1] = entry
+
+-- Add the newest entries of a kind. An expired one may be newer than others, if the clock was set back when it was made.
+local function read_entries(key)
+  local newest, count = ARGV[2] == '' and '+inf' or '(' .. ARGV[2], 0
+  repeat
+    local entries = redis.call('ZREVRANGEBYSCORE', key, newest, '-inf', 'LIMIT', 0, ARGV[3])
+    for _, entry in ipairs(entries) do
+      local id, at = string.match(entry, '(%S+) (%S+) ')
+      newest = '(' .. id
+      if count < limit and tonumber(at) >= now - keep_for then
+        found[#found + 1], count = entry, count + 1
+      end
     end
-  end
+  until count == limit or #entries < limit
+end
+
+for _, key in ipairs(KEYS) do
+  read_entries(key)
 end
 return found
