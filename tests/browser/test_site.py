@@ -46,7 +46,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 @deep
 def test_the_site_is_read_without_another_host(browser: Browser, address: str) -> None:
     """A reader finds a page by a word, copies code and changes the colours, also on a phone, without another host."""
-    page = browser.new_page()
+    page = browser.new_page(permissions=["clipboard-read", "clipboard-write"])
     requests: list[str] = []
     faults: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -61,6 +61,9 @@ def test_the_site_is_read_without_another_host(browser: Browser, address: str) -
     page.keyboard.type("tombstone")
     page.locator("dialog a[href*='settings.html']").first.click()
     page.wait_for_url(f"{address}settings.html**")
+    page.goto(f"{address}start/first-job.html")
+    page.locator(".language-console", has_text="Hello, Ada").get_by_role("button").click()
+    page.wait_for_function("async () => await navigator.clipboard.readText() == 'python first.py'")
     assert requests
     assert [url for url in requests if not url.startswith(address)] == []
     assert faults == []
