@@ -138,11 +138,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name, or a module of this package, when it is used for the first time."""
     if name in _IN_EXTRAS:
         module, extra, what = _IN_EXTRAS[name]
-        try:
+        with import_module("onejob.errors").needs_extra(extra, what):
             return getattr(import_module(module), name)
-        except ImportError as error:
-            msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
-            raise ImportError(msg, name=error.name) from error
     if name in __all__:
         value = globals()[name] = getattr(import_module(_MODULES.get(name, "onejob.errors")), name)
         return value

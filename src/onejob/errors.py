@@ -6,8 +6,12 @@ that neither `except Exception` in the task nor Celery's `autoretry_for=(Excepti
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class OneJobError(Exception):
@@ -310,6 +314,16 @@ class LeaseLost(JobInterrupted):
 
 class JobReleased(JobInterrupted):
     """This worker is shutting down; the job returns to the queue, and its completed steps are kept."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Raise `ImportError` with the command that helps, if a package is missing that `what` imports in this block."""
+    try:
+        yield
+    except ImportError as error:
+        msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
+        raise ImportError(msg, name=error.name) from error
 
 
 def describe(error: BaseException) -> str:

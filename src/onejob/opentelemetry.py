@@ -16,14 +16,10 @@ from urllib.parse import urlsplit
 
 from celery import Celery, signals
 from celery.exceptions import Ignore, Reject, Retry
-from opentelemetry import metrics, trace
-from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import TTLCache
-from onejob.errors import DuplicateJobError, JobInterrupted, describe
+from onejob.errors import DuplicateJobError, JobInterrupted, describe, needs_extra
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Admission, Job
 from onejob.ledger.stats import accumulate, read_metrics
@@ -31,6 +27,12 @@ from onejob.observability import tracing
 from onejob.observability.events import EVENT_NAMES, JobEvent, one_line
 from onejob.observability.metrics import PREFIX, SERIES, SUM, Key, Kind, end_of
 from onejob.observability.tracing import EMPTY, SubmissionSpan, Tracer, WebhookSpan, trace_of
+
+with needs_extra("opentelemetry", __name__):
+    from opentelemetry import metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 LINK_LIMIT = 128
 """How many links one span gets, which is the default limit of SDKs."""

@@ -115,7 +115,8 @@ def test_an_app_has_the_tasks_of_the_modules_that_it_names(tmp_path: Path, app_s
 
 
 def test_an_app_that_is_none_is_named() -> None:
-    """`-A` with the name of another object says of which class that is, and stands before the command."""
+    """`-A` with the name of another object says its class, of none what is missing, and stands before the command."""
+    assert "module 'tests.cli.command' has no attribute 'ap'" in call("-A", "tests.cli.command:ap", "doctor").output
     told = call("-A", "tests.cli.command:APP", "doctor").output
     assert "'tests.cli.command:APP' is of class str, not a Celery app" in told
     assert "-A stands before the command: onejob -A ... doctor" in call("doctor", "-A", "shop").output

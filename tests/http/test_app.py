@@ -31,6 +31,8 @@ from website.blocks import read
 PACKAGES = "fastapi starlette jinja2 uvicorn pydantic prometheus_client httpcore2 h11 standardwebhooks".split()
 NEEDS = (
     *((package, "onejob.dashboard", "server") for package in ("fastapi", "jinja2", "starlette")),
+    ("fastapi", "__import__('onejob.api')", "server"),
+    ("opentelemetry", "__import__('onejob.opentelemetry')", "opentelemetry"),
     ("a2wsgi", "onejob.wsgi_dashboard", "wsgi"), ("uvicorn", "run('serve', 'shop:app')", "server"),
     ("prometheus_client", "run('--store', 'sqlite:///none.db', 'metrics')", "metrics"),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from onejob import errors
 from onejob.celery.options import BoundTask, tasks_of
 from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError, describe
@@ -262,7 +263,9 @@ def find_app(name: str) -> Any:
     try:
         app = utils.find_app(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise click.ClickException(f"no Celery app found at {name!r}: {error}") from error
+        # Celery also tries `module:attribute` as the name of a module, which hides why the attribute was not found.
+        reason = error.__context__ if isinstance(error, ModuleNotFoundError) and error.name == name else error
+        raise click.ClickException(f"no Celery app found at {name!r}: {reason or error}") from error
     if not hasattr(app, "conf"):
         msg = f"{name!r} is of class {type(app).__name__}, not a Celery app: name it with -A module:attribute"
         raise click.ClickException(msg)
@@ -273,10 +276,10 @@ def find_app(name: str) -> Any:
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Raise `click.ClickException` if a package that this extra installs, and that `what` imports, is missing."""
     try:
-        yield
+        with errors.needs_extra(extra, what):
+            yield
     except ImportError as error:
-        msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
-        raise click.ClickException(msg) from error
+        raise click.ClickException(str(error)) from error
 
 
 @contextmanager
