@@ -40,7 +40,6 @@ from chaos.testbed import NAMESPACE, start_testbed
 from onejob.api import create_app
 from onejob.api.routes.jobs import JobRoutes
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import options_of
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ class Asker:
     async def submit_job(self) -> None:
         """Submit a new job, submit it again, read it, and wait for it briefly."""
         number = next(self._numbers)
-        identity = options_of(self._task).identifier.identity((), {"number": number})
+        identity = self._task._onejob.identifier.identity((), {"number": number})
         body = {"task": TASK, "kwargs": {"number": number}}
         first = (await self._sent("POST", "/jobs", identity, json=body))["job"]["id"]
         again = (await self._sent("POST", "/jobs", identity, json=body))["job"]["id"]

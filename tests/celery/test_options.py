@@ -17,7 +17,6 @@ import pytest
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, State
 from onejob.celery.app_state import MASK, app_state_of
-from onejob.celery.options import options_of
 from onejob.celery.payload import loads
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
@@ -164,7 +163,7 @@ def test_settings_that_cannot_work_are_refused(why: str, settings: dict[str, Any
 
 def test_settings_of_another_application_are_not_read() -> None:
     """In a namespace the settings without its prefix belong to others."""
-    assert options_of(define(configured({"CELERY_ONEJOB_LEASE": 60, "ONEJOB_TITLE": "another's"}))).lease == 60
+    assert define(configured({"CELERY_ONEJOB_LEASE": 60, "ONEJOB_TITLE": "another's"}))._onejob.lease == 60
 
 
 @for_each(
@@ -408,7 +407,8 @@ def test_a_class_is_a_task_too(app: celery.Celery) -> None:
 
     class Second(First): ...
 
-    one, two = (options_of(app.register_task(each())).identifier.identity for each in (First, Second))
+    tasks: list[Any] = [app.register_task(each()) for each in (First, Second)]
+    one, two = (each._onejob.identifier.identity for each in tasks)
     assert one((1,), {}) != two((1,), {})
 
 
@@ -423,12 +423,13 @@ def test_a_task_that_is_being_bound_has_its_options() -> None:
 
         @classmethod
         def on_bound(cls, app: celery.Celery) -> None:
-            seen.append(options_of(cls()))
+            seen.append(cls()._onejob)
             super().on_bound(app)
 
         def run(self) -> None: ...
 
-    bound = options_of(app_with().register_task(Early()))
+    registered: Any = app_with().register_task(Early())
+    bound = registered._onejob
     assert (bound.conflict_policy.rejects, bound.window) == (True, Window(seconds=60))
     assert [replace(early, identifier=bound.identifier) for early in seen] == [bound]
 

@@ -12,7 +12,6 @@ import pytest
 
 from onejob.api import checked_request
 from onejob.api.response_models import SubmitResponse, submit_response
-from onejob.celery.options import options_of
 from onejob.celery.submit import ADDED_QUOTA
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
@@ -145,7 +144,7 @@ def test_an_idempotency_key_makes_retries_safe(shop: Shop) -> None:
 def test_arguments_are_not_coerced(shop: Shop) -> None:
     """Arguments are validated and passed on unchanged, nothing added or coerced; `validate_only` stores nothing."""
     response = shop.submit(validate_only=True, idempotency_key="k")
-    expected = options_of(shop.task).identifier.identity((7,), {})
+    expected = shop.task._onejob.identifier.identity((7,), {})
     assert (response.status_code, response.json()["identity"]) == (200, expected)
     problem(shop.submit(kwargs={}, validate_only=True), 422, "invalid-request")
     assert shop.ledger.find(Query()) == []

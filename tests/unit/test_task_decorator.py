@@ -17,7 +17,6 @@ from checks.project import PACKAGE
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import parse_item
 from onejob.celery.option_names import CELERY_OPTIONS
-from onejob.celery.options import options_of
 from tests.cases import for_each
 from tests.contract.races import together
 
@@ -46,7 +45,7 @@ def test_a_task_is_the_app_s_task(app: Any) -> None:
 
     registered = app.tasks["add"]
     assert isinstance(add, onejob.Task)
-    assert (add.name, add.max_retries, options_of(registered).lease) == ("add", 7, 60)
+    assert (add.name, add.max_retries, registered._onejob.lease) == ("add", 7, 60)
     assert add(1) == 2
     first, second = add.delay(1), add.delay(1, b=2)
     assert (first.outcome, second.outcome, second.id) == (onejob.Outcome.ADMITTED, onejob.Outcome.ATTACHED, first.id)
@@ -60,7 +59,7 @@ def test_a_bound_task_gets_itself(app: Any) -> None:
         return self.name + suffix
 
     assert whoami("!") == "whoami!"
-    assert list(options_of(app.tasks["whoami"]).identifier.signature.parameters) == ["suffix"]
+    assert list(app.tasks["whoami"]._onejob.identifier.signature.parameters) == ["suffix"]
 
 
 def test_a_task_without_an_app_belongs_to_every_app(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from onejob.api.checked_request import INLINE_BYTES, CheckedRequest, parse_json
 from onejob.api.problems import MAX_ERRORS, Problem
 from onejob.celery.app_state import app_state_of
 from onejob.celery.option_names import TAG_COUNT, TAG_LENGTH
-from onejob.celery.options import body_of, options_of, tasks_of
+from onejob.celery.options import body_of, tasks_of
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.submitter import NAME_LIMIT
@@ -119,7 +119,7 @@ def exposed_tasks(app: Celery) -> dict[str, Task]:
     """Return the tasks with `expose=True`, by name. Raises `ConfigurationError` if there is none."""
     app.loader.import_default_modules()
     app.finalize(auto=True)
-    tasks = {name: task for name, task in tasks_of(app).items() if options_of(task).expose}
+    tasks = {name: task for name, task in tasks_of(app).items() if task._onejob.expose}
     if not tasks:
         msg = "the app exposes no task: use @app.task(base=onejob.Task, expose=True), and import the task's module"
         raise ConfigurationError(msg)
@@ -167,10 +167,10 @@ class RequestReader:
 
 def check_arguments(name: str, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise `InvalidArgumentsError` for arguments that an exposed task does not accept over HTTP."""
-    if not options_of(task).expose:
+    if not task._onejob.expose:
         return
     try:
-        bound = options_of(task).identifier.signature.bind(*args, **kwargs).arguments
+        bound = task._onejob.identifier.signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise InvalidArgumentsError(str(error)) from None
     try:
@@ -190,7 +190,7 @@ def _build_model(name: str, task: Task, base: type[CallRequest]) -> type[BaseMod
         __doc__=inspect.getdoc(body_of(type(task))[0]) or f"A submission of {name}.",
         task=(literal[name], ...),
         kwargs=(arguments, ...) if is_required else (arguments, Field(default_factory=dict)),
-        requires_key=(ClassVar[bool], options_of(task).requires_key),
+        requires_key=(ClassVar[bool], task._onejob.requires_key),
         sends_webhooks=(ClassVar[bool], app_state_of(task.app).webhooks.has_secrets),
     )
 
@@ -205,7 +205,7 @@ def _arguments_of(task: Task) -> tuple[Any, bool]:
             msg = f"task {task.name} is exposed, but its type hints cannot be read: {error!r}"
             raise ConfigurationError(msg) from error
         fields, is_required = dict[str, Any](), False
-        for parameter in options_of(task).identifier.signature.parameters.values():
+        for parameter in task._onejob.identifier.signature.parameters.values():
             hint = hints.get(parameter.name, Any)
             is_optional = parameter.default is not Parameter.empty
             is_required = is_required or not is_optional

@@ -20,7 +20,7 @@ from celery import Celery, beat, schedules
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.call import Call
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.celery.submit import submit
 from onejob.config import check_missed
 from onejob.errors import (
@@ -130,7 +130,7 @@ def entries_of(app: Celery) -> dict[str, Entry]:
     """
     scheduler: Any = beat.Scheduler(app, schedule={}, lazy=True)
     scheduler.install_default_entries({})
-    given = {name: options_of(task).schedule for name, task in tasks_of(app).items()}
+    given = {name: task._onejob.schedule for name, task in tasks_of(app).items()}
     of_tasks = {
         name: {**(schedule if isinstance(schedule, dict) else {"schedule": schedule}), "task": name}
         for name, schedule in given.items()
@@ -276,7 +276,7 @@ def as_tick(call: Call, entry: Entry, tick: float) -> Call:
     identity = tick_id(entry.name, tick)
     options = {name: value for name, value in call.options.items() if name not in OWN_OPTIONS}
     call = call._replace(options=with_tick(options, tick), source=SOURCE, key=identity)
-    task = options_of(call.task)
+    task = call.task._onejob
     has_own_rule = call.task._onejob_has_own_rule or task.unique_on is not None or task.unique_for is not None
     if entry.identity == "task" or (entry.identity is None and has_own_rule):
         return call

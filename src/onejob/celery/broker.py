@@ -88,11 +88,11 @@ class Broker:
         key = (os.getpid(), confirms)
         pool = self._pools.get(key)
         if pool is None:
-            connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            given = timeout_options(connection, self._timeout) | (connection.transport_options or {}) | TRIES
-            if connection.transport.driver_name == "py-amqp":
-                given["confirm_publish"] = confirms or given.get("confirm_publish", False)
-            connection.transport_options = given
+            connection: Any = self._app.connection_for_write(connect_timeout=self._timeout)
+            set_timeouts(connection, self._timeout)
+            connection.transport_options |= TRIES
+            if connection.transport.driver_name == "py-amqp" and confirms:
+                connection.transport_options["confirm_publish"] = True
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[key] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
@@ -122,13 +122,14 @@ def queue_length(connection: Any, name: str) -> int | None:
         return None
 
 
-def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
-    """Return the transport's own socket timeouts, so that a connection without answers fails."""
+def set_timeouts(connection: Any, seconds: float) -> None:
+    """Set the transport's own socket timeouts, if the app sets none, so that a connection without answers fails."""
     names = {
         "redis": ("socket_timeout", "socket_connect_timeout"),
         "py-amqp": ("read_timeout", "write_timeout"),
     }
-    return dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)
+    timeouts = dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)
+    connection.transport_options = timeouts | (connection.transport_options or {})
 
 
 def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:

@@ -95,14 +95,6 @@ class PlainMessages:
         self._store.renew_messages([*self._held], queues, consumer=self._consumer, hold=self._hold)
         return bool(self._held)
 
-    def size(self, queue: str) -> int | None:
-        """Return how many messages of a queue nobody has taken; None if there is no such queue."""
-        return self._store.queue_size(queue)
-
-    def purge(self, queue: str) -> int:
-        """Delete the messages of a queue that nobody has taken, and return how many there were."""
-        return self._store.purge_queue(queue)
-
     def _held_of(self, tags: Sequence[str]) -> list[int]:
         return [int(tag) for tag in tags if tag.isdecimal() and int(tag) in self._held]
 
@@ -202,7 +194,7 @@ class Channel(VirtualChannel):  # type: ignore[misc]
     def queue_declare(self, queue: str | None = None, *, passive: bool = False, **options: Any) -> queue_declare_ok_t:
         """Create a queue; with `passive` only look for it. Raises `ChannelError` 404 if there is none."""
         name = queue or f"amq.gen-{uuid4()}"
-        size = self.connection.plain.size(name)
+        size = self.connection.store.queue_size(name)
         if not passive:
             given = options.get("arguments") or {}
             expires, ttl = given.get("x-expires"), given.get("x-message-ttl")
@@ -220,11 +212,11 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         return queue_declare_ok_t(name, size or 0, 0)
 
     def _purge(self, queue: str) -> int:
-        return int(self.connection.plain.purge(queue))
+        return int(self.connection.store.purge_queue(queue))
 
     def queue_delete(self, queue: str, *_: Any, if_empty: bool = False, **__: Any) -> None:
         """Delete a queue."""
-        if not (if_empty and self.connection.plain.size(queue)):
+        if not (if_empty and self.connection.store.queue_size(queue)):
             self.connection.store.delete_queue(queue)
 
     def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "", **_: Any) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Self
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.broker import queue_length, timeout_options
+from onejob.celery.broker import queue_length, set_timeouts
 from onejob.celery.call import Call, Caller, Prepared, build, dump_models, unique_on_reported
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.submit import admit, check_accepted, create_webhooks
 from onejob.errors import (
@@ -275,7 +275,7 @@ def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool,
     sweeper publishes the message unless the store pushes it, as that of `app` can.
     """
     task = None if app is None else tasks_of(app).get(job.task)
-    if task is not None and options_of(task).conflict_policy.queue_next and job.state is State.FAILED:
+    if task is not None and task._onejob.conflict_policy.queue_next and job.state is State.FAILED:
         query = Query(
             task=job.task, identity=job.identity, states=frozenset(State) - {State.FAILED, State.CANCELED},
             since=job.created_at, limit=1, light=True,
@@ -300,8 +300,7 @@ def push_message(app: Celery | None, ledger: Ledger, job: Job) -> BrokerMessage 
 def connect_to_broker(app: Celery) -> Iterator[Any]:
     """Yield a connection to the broker. Raises the transport's error if there is none within `BROKER_TIMEOUT`."""
     with app.connection_for_write(connect_timeout=BROKER_TIMEOUT) as connection:
-        timeouts = timeout_options(connection, BROKER_TIMEOUT)
-        connection.transport_options = timeouts | (connection.transport_options or {})
+        set_timeouts(connection, BROKER_TIMEOUT)
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_TIMEOUT))
         yield connection
 
@@ -408,7 +407,7 @@ def check_duplicate(
         with unique_on_reported():
             submission = build(app_state, call, caller)
         plain, named = dump_models(task, call.args, call.kwargs, {})
-        text = options_of(task).identifier.describe(plain, named, caller.submitter.scope)
+        text = task._onejob.identifier.describe(plain, named, caller.submitter.scope)
     existing, outcome = _resolve(ledger or app_state.ledger, submission)
     reason = SENTENCES[outcome]
     if existing is not None:

@@ -132,11 +132,6 @@ class TaskOptions:
         return None if self.window is None else self.window.keep(job.created_at)
 
 
-def options_of(task: BoundTask) -> TaskOptions:
-    """Return the resolved options of a task."""
-    return task._onejob
-
-
 def tasks_of(app: Celery) -> dict[str, BoundTask]:
     """Return the tasks of an app that are of class `onejob.Task`, by name."""
     tasks: Mapping[str, Any] = app.tasks

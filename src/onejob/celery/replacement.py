@@ -21,7 +21,7 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import RunningJob
-from onejob.celery.options import BoundTask, options_of
+from onejob.celery.options import BoundTask
 from onejob.celery.payload import REPLACED, Ignored, decode, dumps, encode_failure, loads, replacement_depth, to_json
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
@@ -168,7 +168,7 @@ def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
     ledger, limits = app_state.ledger, app_state.settings.limits
     meta = {} if isinstance(task.backend, DisabledBackend) else task.backend.get_task_meta(job.id)
     if meta.get("status") == states.SUCCESS:
-        keep = options_of(task).retention_of(job)
+        keep = task._onejob.retention_of(job)
         ended = ledger.complete(job, dumps(meta["result"], "the result", limits), keep=keep)
     elif meta.get("status") in states.EXCEPTION_STATES:
         ended = ledger.fail(job, encode_failure(meta["result"]), "the task that replaced it failed")

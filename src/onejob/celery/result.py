@@ -18,7 +18,6 @@ from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the
 from vine import promise
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import options_of
 from onejob.celery.payload import REPLACED, decode_failure, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
@@ -412,7 +411,7 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
     status, result = CELERY_STATES[job.state], error
     if job.state is State.COMPLETED and job.result is not None:
         task, result = app.tasks.get(job.task), loads(job.result)
-        if hasattr(task, "_onejob") and (typed := options_of(task).typed) is not None:
+        if hasattr(task, "_onejob") and (typed := task._onejob.typed) is not None:
             result = typed.build_result(result)
     elif job.state is State.CANCELED:
         result = TaskRevokedError(job.reason)

@@ -126,16 +126,16 @@ class Routing:
     def priority_rank(self, options: Mapping[str, Any]) -> int:
         """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
         priority = options.get("priority")
-        return priority * self._priority_sign if isinstance(priority, int) else 0
+        return priority * self.priority_sign if isinstance(priority, int) else 0
 
     def with_priority(self, options: dict[str, Any], priority_rank: int) -> dict[str, Any]:
         """Return options with the priority of a job, which an equal submission may have raised."""
         if self.priority_rank(options) == priority_rank:
             return options
-        return {**options, "priority": priority_rank * self._priority_sign}
+        return {**options, "priority": priority_rank * self.priority_sign}
 
     @cached_property
-    def _priority_sign(self) -> int:
+    def priority_sign(self) -> int:
         """1, or -1 on Redis, where 0 is the highest priority."""
         transport = self._app.connection_for_write().transport_cls
         return -1 if transport in {"redis", "rediss", "sentinel"} else 1

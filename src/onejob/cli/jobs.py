@@ -11,7 +11,6 @@ import click
 
 from onejob.celery import operations
 from onejob.celery.operations import Operation, Operator
-from onejob.celery.options import options_of
 from onejob.cli.access import NEWEST, Access, at_times, audited, filter_options, json_access, together
 from onejob.cli.printing import (
     clean,
@@ -150,7 +149,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_
 
     ARGS are JSON values or plain text; name=value is a keyword argument.
     """
-    identifier = options_of(access.task(task)).identifier
+    identifier = access.task(task)._onejob.identifier
     positional, keywords = _parse(args)
     found: dict[str, str | None] = {
         "hashed": identifier.describe(positional, keywords), "identity": identifier.identity(positional, keywords),

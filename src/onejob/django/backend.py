@@ -11,7 +11,6 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils import timezone
 
 from onejob.celery.call import PROMISED
-from onejob.celery.options import options_of
 from onejob.django import check_options, conf, framework
 from onejob.django.celery_tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
 from onejob.django.framework import signals
@@ -22,7 +21,6 @@ from onejob.transactions.sessions import transaction_of
 
 DEFAULT_QUEUE = "default"
 """Django's name of the default queue, which is Celery's default queue here."""
-REDIS = frozenset({"redis", "rediss", "sentinel"})
 HIGHEST = 9
 """The largest number of a priority in Celery."""
 
@@ -132,7 +130,7 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
 
     def _options_of(self, task: Any) -> dict[str, Any]:
         level = round((task.priority + 100) * HIGHEST / 200)  # of a priority from -100 to 100
-        options: dict[str, Any] = {"priority": HIGHEST - level if self._is_redis else level}
+        options: dict[str, Any] = {"priority": HIGHEST - level if conf.app_state().routing.priority_sign < 0 else level}
         if task.queue_name != DEFAULT_QUEUE:
             options["queue"] = task.queue_name
         if task.run_after is not None:
@@ -141,11 +139,6 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         if headers := headers_of(task):
             options["headers"] = headers
         return options
-
-    @cached_property
-    def _is_redis(self) -> bool:
-        """Whether a lower number is a higher priority."""
-        return self._app.connection_for_write().transport_cls in REDIS
 
 
 def _check_transactions(where: str, store: str | None, alias: str | None) -> Iterator[Any]:
@@ -180,6 +173,6 @@ def _check_definitions() -> Iterator[Any]:
     try:
         tasks = conf.celery_app().tasks
         for path in sorted(defined_tasks):
-            options_of(tasks[path])
+            _ = tasks[path]._onejob
     except ConfigurationError as error:
         yield checks.Error(f"The options of a task are invalid: {error}.", id="onejob.E006")

@@ -13,7 +13,7 @@ from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.operations import connect_to_broker
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.config import Settings
 from onejob.doctor.finding import Check, Finding, Installation, Level, names_text, or_ok
 from onejob.jobs.lifecycle import State
@@ -187,7 +187,7 @@ def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
     if not conf.result_backend or conf.task_ignore_result:
         yield BACKEND.found("task_ignore_result is True" if conf.result_backend else "there is no result_backend")
         return
-    windows = [options.window.longest for task in tasks_of(app).values() if (options := options_of(task)).window]
+    windows = [options.window.longest for task in tasks_of(app).values() if (options := task._onejob).window]
     kept = max([settings.retention.get(State.COMPLETED, RETENTION[State.COMPLETED]), *windows])
     expires = conf.result_expires
     seconds = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or 0)
@@ -216,7 +216,7 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
 
 
 def _check_tasks(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
-    options = {name: options_of(task) for name, task in tasks_of(app).items()}
+    options = {name: task._onejob for name, task in tasks_of(app).items()}
     if not settings.shutdown_grace and seen.longest >= LONG_RUN:
         yield GRACE.found(f"{seen.text}, and onejob_shutdown_grace is 0")
     shortest = min([settings.lease, *(each.lease for each in options.values())])

@@ -8,7 +8,7 @@ from typing import Any
 
 from onejob.api.job_reads import COUNT_LIMIT
 from onejob.celery.operations import check_duplicate, parse_arguments
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
@@ -140,7 +140,7 @@ def _groups(context: Context, by: GroupBy) -> list[dict[str, Any]]:
 
 def uniqueness_rule(task: Any) -> dict[str, Any]:
     """Return what makes two calls of a task equal, for how long, and what happens to a duplicate."""
-    options, unique_on = options_of(task), task.unique_on
+    options, unique_on = task._onejob, task.unique_on
     if unique_on is None:
         arguments = "all arguments"
     elif callable(unique_on):

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 
 from onejob.api.app import Keys, ProtectionMiddleware, create_app
 from onejob.api.problems import handle_exception
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.jobs.model import Job
 from onejob.pages.access import PAGE_HEADERS, Access, Authorize
 from onejob.pages.actions import ACTIONS
@@ -83,7 +83,7 @@ def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: 
 
     For a Celery app that exposes no task it is the dashboard alone.
     """
-    if any(options_of(task).expose for task in tasks_of(celery_app).values()):
+    if any(task._onejob.expose for task in tasks_of(celery_app).values()):
         app = create_app(celery_app, keys, **options)
     else:
         app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from onejob.api.api_keys import Role
 from onejob.api.problems import Problem, problem_from
 from onejob.celery.operations import Operation, curl_call, python_call
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.celery.payload import loads, read_message
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
@@ -89,8 +89,8 @@ def _fields(context: Context, job: Job) -> dict[str, Any]:
     task, as_python, as_curl = tasks_of(context.app).get(job.task), None, None
     if context.redact is None and read_message(job) is not None:
         as_python = python_call(job)
-        if task is not None and options_of(task).expose:
-            names = [*options_of(task).identifier.signature.parameters]
+        if task is not None and task._onejob.expose:
+            names = [*task._onejob.identifier.signature.parameters]
             as_curl = curl_call(job, "http://127.0.0.1:8000", parameters=names)
     return fields | fields_of(job, *SHOWN) | {
         "arguments": context.arguments(job), "worker": job.node,

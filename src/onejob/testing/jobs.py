@@ -12,7 +12,6 @@ from celery import current_app, signals
 
 from onejob.celery.app_state import AppState
 from onejob.celery.call import Call, build, dump_models
-from onejob.celery.options import options_of
 from onejob.celery.payload import dumps, loads
 from onejob.celery.result import JobWithValues
 from onejob.errors import ConfigurationError, OneJobError
@@ -452,7 +451,7 @@ class Wanted:
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name, as they arrive in a worker. Raises `InvalidArgumentsError`."""
         args, kwargs = dump_models(self.task, args, kwargs, {})
-        named = options_of(self.task).identifier.arguments(args, kwargs)
+        named = self.task._onejob.identifier.arguments(args, kwargs)
         decoded: dict[str, Any] = loads(dumps(named, "the arguments", Limits()))
         return decoded
 

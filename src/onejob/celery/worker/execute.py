@@ -24,7 +24,7 @@ from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import Call, build, is_from_beat
 from onejob.celery.current_job import RunningJob, claim_of, current_job_or_none, draining, set_current_job
 from onejob.celery.option_names import is_priority
-from onejob.celery.options import BoundTask, options_of
+from onejob.celery.options import BoundTask
 from onejob.celery.payload import (
     MARK,
     REPLACED,
@@ -296,17 +296,17 @@ def _run(
 
 def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message: Message) -> RunningJob:
     """Give the request what the job's run is to see, and return the handle of the run."""
-    if options_of(task).webhook_url is not None:
+    if task._onejob.webhook_url is not None:
         wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
     if job.attempt > job.retries + 1:  # as the broker says of a message that it delivers again
         request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
     request.args, request.kwargs = message.args, message.kwargs
     own: Any = task.app.tasks.get(job.task)  # also when another task has replaced it
-    options = options_of(own if hasattr(own, "_onejob") else task)
+    options = (own if hasattr(own, "_onejob") else task)._onejob
     if options.unique_until == "started" and job.holds_identity:
         job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
-    limits, typed = app_state.settings.limits, options_of(task).typed
+    limits, typed = app_state.settings.limits, task._onejob.typed
     return RunningJob(job, app_state.ledger, limits, options.retention_of(job), typed)
 
 

@@ -18,7 +18,7 @@ from celery import Celery
 from celery.worker import state as worker_state
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import options_of, tasks_of
+from onejob.celery.options import tasks_of
 from onejob.celery.slots import members_of
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.errors import ConfigurationError, StoreError
@@ -158,7 +158,7 @@ class Heartbeat:
         self._next_renewal = self._next_heartbeat = 0.0
         self._registered: Registration | None = None
         self.probe_file = ProbeFile(app_state.settings.probe_file)
-        leases = [options_of(task).lease for task in tasks_of(app).values()]
+        leases = [task._onejob.lease for task in tasks_of(app).values()]
         lease = app_state.settings.lease
         self.contact = StoreContact(settling=lease / 2, shortest=min([lease, *leases]), interval=self._interval)
         ticks = math.ceil(self._interval / CHILD_CHECK_INTERVAL)

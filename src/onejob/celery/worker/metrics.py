@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -35,9 +35,7 @@ def cached_metrics(ledger: Ledger) -> TTLCache[bytes]:
 
 def render_metrics(ledger: Ledger) -> bytes:
     """Return the text: the totals of all processes, and gauges computed from the ledger."""
-    registry = CollectorRegistry()
-    registry.register(_Metrics(ledger))
-    return generate_latest(registry)
+    return generate_latest(_Metrics(ledger))
 
 
 class _Metrics(Collector):

@@ -24,7 +24,7 @@ from weakref import WeakSet
 from celery.worker.consumer.control import Control
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.broker import timeout_options
+from onejob.celery.broker import set_timeouts
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
 from onejob.celery.slots import members_of
@@ -223,7 +223,7 @@ class Silence:
 
 def _connect(ensure: Callable[[Any], Any], connections: WeakSet[Any], timeout: float, connection: Any) -> Any:
     """Connect as Celery does, with timeouts in place of none: a read that never ends would stop the event loop."""
-    connection.transport_options = timeout_options(connection, timeout) | (connection.transport_options or {})
+    set_timeouts(connection, timeout)
     connections.add(connection)
     return ensure(connection)
 
