@@ -22,9 +22,8 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, prepare
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import connection
-from onejob.stores.redis.address import pool_of
 from onejob.stores.redis.client import Client, commands_of
-from onejob.stores.redis.connection import Connections
+from onejob.stores.redis.connection import Connections, pool_of
 from onejob.stores.redis.rows import Keys
 from onejob.stores.redis.submission import Submitting
 

@@ -33,7 +33,7 @@ from onejob.pages.app import dashboard
 from tests.contract.support import StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from starlette.applications import Starlette
 
@@ -157,10 +157,7 @@ def fill(broker: str, store: str, jobs: int) -> None:
 
 
 def _metered(ledger: Ledger) -> Meter:
-    def increment(amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
-        ledger.increment(amounts, recent=recent)
-
-    meter = Meter(increment, 86_400.0, lambda _task: True)
+    meter = Meter(ledger.store.increment, 86_400.0, lambda _task: True)
     ledger.emit = meter.count
     return meter
 

@@ -62,7 +62,7 @@ def _printed() -> dict[str, set[str]]:
         for name, series in SERIES.items():
             if series.kind is not Kind.GAUGE:
                 bucket = ["+Inf"] if series.kind is Kind.HISTOGRAM else []
-                ledger.increment({json.dumps([name, *("x" for _ in series.labels), *bucket]): 1.0})
+                ledger.store.increment({json.dumps([name, *("x" for _ in series.labels), *bucket]): 1.0})
         ledger.store.heartbeat("x", lasts=60.0, registration=Registration(queues=("x",)))
         families = text_string_to_metric_families(render_metrics(ledger).decode())
         ledger.close()

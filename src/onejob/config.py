@@ -203,13 +203,8 @@ def build_ledger(
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
         return kind(store, policy, emit_to(*listeners))
-
-    def increment(amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
-        ledger.increment(amounts, recent=recent)
-
-    meter = Meter(increment, settings.metrics_interval, is_known_task or (lambda _task: False))
-    ledger = kind(store, policy, emit_to(*listeners, meter.count), at_close=meter.close)
-    return ledger
+    meter = Meter(store.increment, settings.metrics_interval, is_known_task or (lambda _task: False))
+    return kind(store, policy, emit_to(*listeners, meter.count), at_close=meter.close)
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

@@ -17,8 +17,7 @@ import trustme
 from redis import ConnectionPool, exceptions
 
 from onejob.stores.redis import connection as connection_module
-from onejob.stores.redis.address import pool_of
-from onejob.stores.redis.connection import PAUSE, SEND_SIZE, SPIN, Connections
+from onejob.stores.redis.connection import PAUSE, SEND_SIZE, SPIN, Connections, pool_of
 from tests.contract.processes import in_child
 from tests.contract.races import together
 from tests.services import MissingServiceError, RedisServer, ServiceError, free_port, start_redis

@@ -167,7 +167,7 @@ def test_a_worker_whose_runs_are_not_listed_is_not_idle(
 def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> None:
     """A job waits also on the pages of an app that lacks its task, when no worker is left that has it."""
     waiting = sample.ledger.submit(submission("elsewhere", task="other.task", route="other")).job
-    sample.ledger.increment({total_name(("submissions_total", "other.task", "admitted")): 1.0})
+    sample.ledger.store.increment({total_name(("submissions_total", "other.task", "admitted")): 1.0})
     assert [each["waiting"] for each in browser.json("/tasks")["tasks"] if each["task"] == waiting.task] == [1]
     assert "other" in {each["queue"] for each in browser.json("/workers")["queues"]}
 
@@ -175,7 +175,7 @@ def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> No
 def test_a_chart_has_its_numbers_in_full(browser: Browser, sample: Sample) -> None:
     """The title of a bar, and the number above all of them, have every digit of a million."""
     name = total_name(("submissions_total", "shop.study_plan", "rejected"))
-    sample.ledger.increment({name: 1.0}, recent={name: 1_234_567.0})
+    sample.ledger.store.increment({name: 1.0}, recent={name: 1_234_567.0})
     source = browser.page("/").source
     assert "1,234,567 rejected</title>" in source
     assert re.search(r'class="top-value" aria-hidden="true">1,234,\d{3}</span>', source)

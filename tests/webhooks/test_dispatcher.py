@@ -4,14 +4,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
+from onejob.jobs.model import Job, Submission
+from onejob.jobs.transitions import new_job
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores import open_store
@@ -102,9 +102,11 @@ def test_slow_resolvers_delay_no_other_submitter(
 
 def webhook_to(number: int, host: str, submitter: str = "", retries: int = 0) -> Job:
     """Return the job of a webhook to a host; it is in no ledger."""
-    values = {"id": str(number), "state": "queued", "submitter": submitter, "retries": retries}
-    job = Job.from_row(dict.fromkeys(Job.__dataclass_fields__, 0) | values)
-    return replace(job, payload=json.dumps({"kwargs": WebhookPayload("job", f"https://{host}/")._asdict()}))
+    submission = Submission(
+        id=str(number), task=WEBHOOK_TASK, identity="", fingerprint="", nonce="", lease=1.0, submitter=submitter,
+        retries=retries, payload=json.dumps({"kwargs": WebhookPayload("job", f"https://{host}/")._asdict()}),
+    )  # fmt: skip
+    return new_job(submission, now=0.0, wake_after=0.0)
 
 
 class Gate:

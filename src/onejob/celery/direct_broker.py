@@ -31,8 +31,7 @@ from onejob.celery.broker import TRIES, Broker, is_writable
 from onejob.celery.payload import MARK, Message, decode, loads, to_json
 from onejob.jobs.model import BrokerMessage, Job
 from onejob.observability.tracing import TRACE_CONTEXT
-from onejob.stores.redis.address import address_of
-from onejob.stores.redis.connection import Connections
+from onejob.stores.redis.connection import Connections, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -129,7 +129,7 @@ def connected(url: str) -> Iterator[Redis]:
     """Yield a client for a URL that Celery or the ledger has. Raises `ConfigurationError` and redis-py's exceptions."""
     from redis import Redis
 
-    from onejob.stores.redis.address import pool_of
+    from onejob.stores.redis.connection import pool_of
 
     pool = pool_of(url.replace("redis+socket://", "unix://", 1))
     pool.connection_kwargs["encoding_errors"] = "replace"

@@ -12,11 +12,10 @@ from enum import IntEnum, StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, dataclass_transform
 
-from onejob.jobs.lifecycle import State, Transition
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from onejob.jobs.lifecycle import State, Transition
     from onejob.jobs.submitter import Charge
 
 
@@ -192,25 +191,9 @@ class Job:
         """How long the last run of an ended job took; None before the end, and without a run."""
         return self.finished_at - self.started_at if self.finished_at and self.started_at else None
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a job from a store's row of strings or numbers; for optional fields, "" means None."""
-        return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
-
 
 LARGE_FIELDS = ("payload", "options", "progress", "result")
 """The fields that may have hundreds of kilobytes each, which a list of jobs rarely needs."""
-_BY_ANNOTATION: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda value: bool(int(value)),
-    "State": State,
-    "Cancel": lambda value: Cancel(int(value)),
-    "str | None": lambda value: None if value is None or value == "" else str(value),
-    "float | None": lambda value: None if value is None or value == "" else float(value),
-}
-_CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
 
 
 class BrokerMessage(NamedTuple):

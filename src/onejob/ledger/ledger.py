@@ -27,7 +27,7 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, value, values_of
 from onejob.jobs.policy import Policy
-from onejob.jobs.records import COMPLETED, NO_AMOUNTS, UNREGISTERED
+from onejob.jobs.records import COMPLETED, UNREGISTERED
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, retention
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
@@ -482,10 +482,6 @@ class Ledger(JobReader):
         Returns the stored body, or None without one.
         """
         return self.store.keep_event(event_id, body, keep_for=keep_for)
-
-    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
-        """Add to the metrics that all processes share, by name: to the totals, and `recent` to those by time."""
-        self.store.increment(amounts, recent=recent)
 
     def append_audit(self, entry: AuditEntry) -> None:
         """Append an entry to the audit log, which keeps the newest ones."""

@@ -90,7 +90,7 @@ def _observe(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
 
 
 class Increment(Protocol):
-    """Adds amounts to the metrics in the store, as `Ledger.increment` does."""
+    """Adds amounts to the metrics in the store, as `Metrics.increment` of a store does."""
 
     def __call__(self, amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
         """Add to the totals, and `recent` to the metrics by time."""

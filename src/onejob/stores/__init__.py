@@ -81,10 +81,10 @@ def display_url(url: str, *, with_user: bool = False) -> str:
         connection = postgres_driver()
         info = connection.conninfo_of(url)
         return f"postgresql://{connection.user_of(info) if with_user else ''}{connection.address_of(info)}"
-    from onejob.stores.redis import address
+    from onejob.stores.redis import connection as redis_connection
 
     url = url.replace("redis+socket://", "unix://", 1)
-    return f"{scheme_of(url)}://{address.location_of(address.pool_of(url))}"
+    return f"{scheme_of(url)}://{redis_connection.location_of(redis_connection.pool_of(url))}"
 
 
 def sqlite_path(url: str) -> str:

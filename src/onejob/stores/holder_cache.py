@@ -13,7 +13,3 @@ class HolderCache(dict[str, str]):
         if len(self) >= LIMIT:
             self.clear()
         self[identity] = job_id
-
-    def discard(self, identity: str) -> None:
-        """Remove a holder that is outdated."""
-        self.pop(identity, None)

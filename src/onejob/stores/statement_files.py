@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from onejob.jobs.model import LARGE_FIELDS, Job
+from onejob.jobs.model import LARGE_FIELDS, Job, Submission
 from onejob.jobs.records import REDELIVERED
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOOK_INTERVAL, OTHER_SUBMITTERS, WINDOW_OVER
 
@@ -26,6 +26,18 @@ JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
 """The fragment `job_columns`: the columns of a job, in the order of its fields."""
 LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
 """The fragment `light_columns`: the same, with the large ones empty."""
+_OTHER_NAMES = {"nonce": "submission_nonce", "canvas": "canvas_pending"}
+NEW_JOB = {
+    each.name: column
+    for each in fields(Submission)
+    if (column := _OTHER_NAMES.get(each.name, each.name)) in Job.__dataclass_fields__
+}
+"""The fields of a submission that its new job has, with the columns for them: the fragment `new_job_columns`."""
+NEW_VALUES = (
+    "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
+    "reason",
+)  # fmt: skip
+"""The fields of a change that are values for the columns of the same names, unless they are None."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _VARIANTS = re.compile(r"^-- variants: (.*)\n", re.MULTILINE)
 _CHARGED = re.compile(r"/\* charged:(.*?)\*/", re.DOTALL)
@@ -35,10 +47,14 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 
 
 @cache
-def statements(package: str, suffix: str) -> dict[str, str]:
-    """Return the statements in the folder of a package by name, without header comments and with fragments inserted."""
+def statements(package: str, suffix: str, **more: str) -> dict[str, str]:
+    """Return the statements in the folder of a package by name, without header comments and with fragments inserted.
+
+    `more`: further fragments, by name.
+    """
     fragments = {name: repr(constant) for name, constant in CONSTANTS.items()}
     fragments |= {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
+    fragments |= {"new_job_columns": ", ".join(NEW_JOB.values()), **more}
     texts: dict[str, str] = {}
     for file in files(package).iterdir():
         stem = file.name.removesuffix(suffix)

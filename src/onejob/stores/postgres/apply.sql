@@ -33,22 +33,13 @@ changed as (
     end,
     run_at = coalesce(now + cast(:run_in as float8), jobs.run_at),
     finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,
-    payload = coalesce(cast(:payload as text), jobs.payload),
-    options = coalesce(cast(:options as text), jobs.options),
-    route = coalesce(cast(:route as text), jobs.route),
-    retries = coalesce(cast(:retries as integer), jobs.retries),
-    crashes = coalesce(cast(:crashes as integer), jobs.crashes),
-    published = coalesce(cast(:published as integer), jobs.published),
     published_at = case
       when cast(:publishes as boolean) and not (cast(:offers as boolean) and {is_plain}) then now
       when cast(:publishes as boolean) is null then jobs.published_at
     end,
-    publish_error = coalesce(cast(:publish_error as text), jobs.publish_error),
-    cancel = coalesce(cast(:cancel as integer), jobs.cancel),
-    canvas_pending = coalesce(cast(:canvas_pending as boolean), jobs.canvas_pending),
     result = coalesce(cast(:result as text), case when not cast(:reopens as boolean) then jobs.result end),
     error = coalesce(cast(:error as text), case when not cast(:reopens as boolean) then jobs.error end),
-    reason = coalesce(cast(:reason as text), jobs.reason),
+    {new_values},
     requests = left(cast(:request_id as text) || ' ' || jobs.requests, 136),
     entries = jobs.entries + cast(:keeps_entry as boolean)::integer
   from job, clock

@@ -50,32 +50,10 @@ places as (
 )
 -- name: given
 -- in: the fields of the submission
-given as (
-  select cast(:id as text) as id, cast(:task as text) as task, cast(:identity as text) as identity,
-    cast(:fingerprint as text) as fingerprint, cast(:nonce as text) as nonce, cast(:submitter as text) as submitter,
-    cast(:source as text) as source, cast(:payload as text) as payload, cast(:options as text) as options,
-    cast(:route as text) as route, cast(:priority_rank as integer) as priority_rank,
-    cast(:retries as integer) as retries, cast(:lease as float8) as lease, cast(:canvas as boolean) as canvas,
-    cast(:publisher_task as text) as publisher_task, cast(:tag_lines as text) as tag_lines, cast(:delay as float8) as delay,
-    cast(:expires_in as float8) as expires_in
-)
+given as (select {given_fields})
 -- name: given_many
 -- in: :submissions (JSON: an array of objects with the same fields), in a quarter of the client's time for arrays
-given as (
-  select * from json_to_recordset(cast(:submissions as json)) as given (
-    id text, task text, identity text, fingerprint text, nonce text, submitter text, source text, payload text,
-    options text, route text, priority_rank integer, retries integer, lease float8, canvas boolean, publisher_task text,
-    tag_lines text, delay float8, expires_in float8
-  )
-)
--- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
-    canvas_pending, publisher_task, tag_lines
--- name: new_job_values
--- in: `given`
-given.id, given.task, given.identity, given.fingerprint, given.nonce, given.submitter, given.source, given.payload,
-    given.options, given.route, given.priority_rank, given.retries, given.lease, given.canvas, given.publisher_task,
-    given.tag_lines
+given as (select * from json_to_recordset(cast(:submissions as json)) as given ({given_record}))
 -- name: holder_columns
 {new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
 -- name: holder_values

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from onejob.jobs.model import values_of
+from onejob.jobs.model import Job, Submission, values_of
 from onejob.stores.protocol import SUBMITTER_LIMIT
-from onejob.stores.rows import COLUMNS
 from onejob.stores.schema import in_schema
 from onejob.stores.signals import Channel
-from onejob.stores.statement_files import statements
+from onejob.stores.sql import COLUMNS
+from onejob.stores.statement_files import NEW_JOB, NEW_VALUES, statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
-SQL = statements(__package__, ".sql")
+_TYPES = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "Cancel": "integer"}
+"""The types of values, by the annotations of the fields that have them."""
+
+
+def _types_of(kind: Any, names: Collection[str]) -> dict[str, str]:
+    """Return the types of some fields of a dataclass, by name."""
+    return {each.name: _TYPES[str(each.type).removesuffix(" | None")] for each in fields(kind) if each.name in names}
+
+
+GIVEN = _types_of(Submission, {*NEW_JOB, "delay", "expires_in"})
+"""The types of the fields of a submission that make its new job: the columns of `given`."""
+SQL = statements(
+    __package__, ".sql",
+    given_fields=", ".join(f"cast(:{name} as {kind}) as {name}" for name, kind in GIVEN.items()),
+    given_record=", ".join(f"{name} {kind}" for name, kind in GIVEN.items()),
+    new_job_values=", ".join(f"given.{name}" for name in NEW_JOB),
+    new_values=", ".join(
+        f"{name} = coalesce(cast(:{name} as {kind}), jobs.{name})" for name, kind in _types_of(Job, NEW_VALUES).items()
+    ),
+)  # fmt: skip
 MAY_WAIT = frozenset(
     (
         "admit admit_many admit_many_charged attach take_keys lock_quotas submit submit_charged follow follow_charged "

@@ -26,9 +26,8 @@ from onejob.stores.postgres.signals import PostgresFeed
 from onejob.stores.postgres.statements import Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT
-from onejob.stores.rows import completion_of, job_in
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
-from onejob.stores.sql import SQLStore
+from onejob.stores.sql import SQLStore, completion_of, job_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
 from onejob.jobs.transitions import new_job
-from onejob.stores.rows import job_in
-from onejob.stores.sql import to_json
+from onejob.stores.postgres.statements import GIVEN
+from onejob.stores.sql import job_in, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,12 +25,7 @@ Call: TypeAlias = "tuple[str, dict[str, Any]]"
 Result: TypeAlias = "Admission | QuotaExceededError"
 LOCK_TIMEOUT = 250
 """Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
-_GIVEN = (
-    "id", "task", "identity", "fingerprint", "nonce", "submitter", "source", "payload", "options", "route",
-    "priority_rank", "retries", "lease", "canvas", "publisher_task", "delay", "expires_in",
-)  # fmt: skip
-"""The fields of a submission that its new job has, besides its tags: the columns of `given_many`."""
-_given = attrgetter(*_GIVEN)
+_given = attrgetter(*GIVEN)
 SUBMIT_TRIES = 20
 """How often a submission is retried because the existing job changed while it waited for the row."""
 
@@ -73,7 +68,7 @@ class Submitting:
         results = [self._results[number] for number in range(len(submissions))]
         for submission, result in zip(submissions, results, strict=True):
             if isinstance(result, Admission) and result.outcome is Outcome.ADMITTED:
-                self._holders.discard(submission.identity)
+                self._holders.pop(submission.identity, None)
             elif isinstance(result, Admission):
                 self._holders.put(submission.identity, result.job.id)
         return PartlySubmittedError.checked(results)
@@ -170,10 +165,7 @@ def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
 def _admit_calls(submissions: Sequence[Submission], when_due: dict[str, Any]) -> list[Call]:
     """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
     if len(submissions) > 1:
-        given = [
-            dict(zip(_GIVEN, _given(each), strict=True)) | ({"tag_lines": each.tag_lines} if each.tag_lines else {})
-            for each in submissions
-        ]
+        given = [dict(zip(GIVEN, _given(each), strict=True)) for each in submissions]
         call = charged_call("admit_many", when_due | {"submissions": to_json(given)}, submissions)
         return [*lock_quotas(submissions), call]
     return [("admit", values_of(each) | when_due) for each in submissions if not each.charges]

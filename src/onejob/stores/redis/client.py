@@ -13,8 +13,7 @@ from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
 from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
-from onejob.stores.redis.address import address_of, location_of, pool_of
-from onejob.stores.redis.connection import RETRYABLE, Connections
+from onejob.stores.redis.connection import RETRYABLE, Connections, address_of, location_of, pool_of
 from onejob.stores.redis.rows import CONSTANTS, PARTS, job_of
 from onejob.stores.statement_files import CONSTANTS as SHARED_CONSTANTS
 from onejob.stores.statement_files import statements

@@ -21,6 +21,7 @@ from onejob.stores.redis.records import Records
 from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_of
 from onejob.stores.redis.signals import RedisFeed
 from onejob.stores.redis.submission import Submitting, arguments_of, exceeded_quota, limits_of, quota_keys, split_batch
+from onejob.stores.statement_files import NEW_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
 
 COUNTED = " ".join((*Outcome, REDELIVERED))
 """All that duplicates are counted by."""
-_NEW_VALUES = (
-    "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
-    "result", "error", "reason",
-)  # fmt: skip
-"""The fields of a change that are fields of the job."""
 
 
 class RedisStore(Queries, Records):
@@ -230,7 +226,8 @@ class RedisStore(Queries, Records):
 def _change_values(change: Change, indexed: str) -> tuple[str, ...]:
     event = "" if row_implies_entry(change) else change.event
     conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
-    values = [(POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None]
+    given_values = ((name, getattr(change, name)) for name in (*NEW_VALUES, "result", "error"))
+    values = [(POSITIONS[name], value) for name, value in given_values if value is not None]
     if change.publishes is not None:
         values.append((POSITIONS["published_at"], "now" if change.publishes else "0"))
     return (

@@ -199,7 +199,7 @@ class Submitting:
             answer = yield from self._answer(submission, reply)
             if answer is not None:
                 return answer
-            self.holder_cache.discard(identity)
+            self.holder_cache.pop(identity, None)
             request = None
         return StoreError(f"the holder of identity {identity} changed {SUBMIT_TRIES} times during one submission")
 
@@ -268,7 +268,7 @@ class Submitting:
     def _answer_duplicate(self, submission: Submission, found: Sequence[Any]) -> Calls[Admission]:
         outcome, rescheduled, key_reused, answered_by, job_id, parts, own = found
         if submission.queue_next and answered_by != self.holder_cache.get(submission.identity):
-            self.holder_cache.discard(submission.identity)  # which does not know the job queued next
+            self.holder_cache.pop(submission.identity, None)  # which does not know the job queued next
         job = job_of(job_id, parts)
         if job_id != answered_by:  # a repeated submission, which the job queued next has answered
             job = (yield from self._read(answered_by)) or job

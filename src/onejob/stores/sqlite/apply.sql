@@ -15,22 +15,13 @@ update jobs set
   end,
   run_at = coalesce(:now + :run_in, run_at),
   finished_at = case when :ends then :now when not :reopens then finished_at end,
-  payload = coalesce(:payload, payload),
-  options = coalesce(:options, options),
-  route = coalesce(:route, route),
-  retries = coalesce(:retries, retries),
-  crashes = coalesce(:crashes, crashes),
-  published = coalesce(:published, published),
   published_at = case
     when :publishes and not (:offers and substr(route, 1, 1) not in ('', '[')) then :now
     when :publishes is null then published_at
   end,
-  publish_error = coalesce(:publish_error, publish_error),
-  cancel = coalesce(:cancel, cancel),
-  canvas_pending = coalesce(:canvas_pending, canvas_pending),
   result = coalesce(:result, case when not :reopens then result end),
   error = coalesce(:error, case when not :reopens then error end),
-  reason = coalesce(:reason, reason),
+  {new_values},
   requests = substr(:request_id || ' ' || requests, 1, 136)
 where id = :job_id
   and {in_sources}

@@ -1,10 +1,3 @@
--- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
-    canvas_pending, publisher_task, tag_lines
--- name: new_job_values
--- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :source, :payload, :options, :route, :priority_rank, :retries, :lease,
-    :canvas, :publisher_task, :tag_lines
 -- name: in_sources
 -- in: :sources (names of states, each between spaces)
 instr(:sources, ' ' || state || ' ')

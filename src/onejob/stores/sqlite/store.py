@@ -27,9 +27,8 @@ from onejob.stores.protocol import (
     HISTORY_LIMIT,
     SUBMITTER_LIMIT,
 )
-from onejob.stores.rows import completion_of
 from onejob.stores.schema import LedgerSchema, check_version
-from onejob.stores.sql import SQLStore
+from onejob.stores.sql import SQLStore, completion_of
 from onejob.stores.sqlite.connection import ForkSafeConnection, is_uri_path
 from onejob.stores.sqlite.signals import SQLiteSignals
 from onejob.stores.sqlite.submission import (

@@ -78,7 +78,7 @@ def _try_all(tx: Transaction, submission: Submission, when_due: WhenDue, holders
     else:
         admission = _resolve_duplicate(tx, submission, when_due) or admit(tx, submission, when_due)
     if admission is not None and admission.outcome is Outcome.ADMITTED:
-        holders.discard(submission.identity)
+        holders.pop(submission.identity, None)
     elif admission is not None:
         holders.put(submission.identity, admission.job.id)
     return admission

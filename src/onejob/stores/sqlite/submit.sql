@@ -1,14 +1,8 @@
 -- name: submit
 -- Write a new job that holds its identity; nothing when its id exists or another job holds its identity.
 -- in: the fields of the job
-insert into jobs
-  (id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries,
-   lease, canvas_pending, publisher_task, tag_lines, holds_identity, created_at, run_at, expires_at, published_at,
-   wake_at, reason)
-values
-  (:id, :task, :identity, :fingerprint, :submission_nonce, :submitter, :source, :payload, :options, :route,
-   :priority_rank, :retries, :lease, :canvas_pending, :publisher_task, :tag_lines, :holds_identity, :created_at, :run_at,
-   :expires_at, :published_at, :wake_at, :reason)
+insert into jobs ({new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason)
+values ({new_row_values}, :holds_identity, :created_at, :run_at, :expires_at, :published_at, :wake_at, :reason)
 on conflict do nothing
 -- name: queue_next
 -- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.model import Applied
 from onejob.jobs.records import claim_detail
-from onejob.stores.rows import job_of
 from onejob.stores.schema import LedgerSchema, check_version
+from onejob.stores.sql import job_of
 from onejob.stores.sqlite.connection import is_uri_path
-from onejob.stores.statement_files import statements
+from onejob.stores.statement_files import NEW_JOB, NEW_VALUES, statements
 from onejob.transactions.sessions import sqlite_autocommits
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SQL = statements(__package__, ".sql")
+SQL = statements(
+    __package__, ".sql",
+    new_job_values=", ".join(f":{name}" for name in NEW_JOB),
+    new_row_values=", ".join(f":{column}" for column in NEW_JOB.values()),
+    new_values=", ".join(f"{name} = coalesce(:{name}, {name})" for name in NEW_VALUES),
+)  # fmt: skip
 LOCKED_IN_MEMORY = (
     ". Another connection of this process has an open transaction on this database in memory: pass it as session=, or "
     "isolate the test with onejob.testing.JobsMixin"
