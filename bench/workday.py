@@ -157,7 +157,7 @@ def fill(broker: str, store: str, jobs: int) -> None:
 
 
 def _metered(ledger: Ledger) -> Meter:
-    meter = Meter(ledger.store.increment, 86_400.0, lambda _task: True)
+    meter = Meter(ledger.store, 86_400.0, lambda _task: True)
     ledger.emit = meter.count
     return meter
 

@@ -203,7 +203,7 @@ def build_ledger(
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
         return kind(store, policy, emit_to(*listeners))
-    meter = Meter(store.increment, settings.metrics_interval, is_known_task or (lambda _task: False))
+    meter = Meter(store, settings.metrics_interval, is_known_task or (lambda _task: False))
     return kind(store, policy, emit_to(*listeners, meter.count), at_close=meter.close)
 
 

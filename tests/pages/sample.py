@@ -157,7 +157,7 @@ def open_sample(address: StoreAddress, **settings: Any) -> Sample:
     """Return the sample without jobs, on a store whose schema exists."""
     app, clock = build_app(address.url, address.namespace, **settings), JumpingClock()
     ledger = Ledger(address.open(clock))
-    meter = Meter(ledger.store.increment, 3600.0, lambda _task: True)
+    meter = Meter(ledger.store, 3600.0, lambda _task: True)
     ledger.emit = meter.count
     app_state_of(app)._ledger = ledger
     return Sample(app, clock, ledger, meter)

@@ -106,7 +106,7 @@ NEVER = 1e6
 
 
 def meter(store: Store, interval: float = NEVER) -> Meter:
-    return Meter(store.increment, interval, lambda task: task == "known")
+    return Meter(store, interval, lambda task: task == "known")
 
 
 @pytest.fixture
@@ -165,14 +165,15 @@ def test_many_threads_count(store: Store) -> None:
 def test_an_unavailable_store_loses_only_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts that cannot be written are lost without an error, also if nothing can be logged; later ones count them."""
     monkeypatch.setattr(meter_module.logger, "debug", Mock(side_effect=OSError("no room for a log")))
-    increment = Mock(side_effect=[StoreUnavailableError("away"), StoreUnavailableError("away"), None])
-    counter = Meter(increment, NEVER, lambda _: True)
+    store = Mock()
+    store.increment.side_effect = [StoreUnavailableError("away"), StoreUnavailableError("away"), None]
+    counter = Meter(store, NEVER, lambda _: True)
     for _ in range(2):
         counter.count(CLAIMED)
         counter.write()
     counter.count(CLAIMED)
     counter.close()
-    assert increment.call_args.args == ({CLAIMS: 1.0, '["store_errors_total"]': 2.0},)
+    assert store.increment.call_args.args == ({CLAIMS: 1.0, '["store_errors_total"]': 2.0},)
 
 
 def test_a_hanging_store_blocks_nothing(threads: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_a_hanging_store_blocks_nothing(threads: Callable[[], object], monkeypat
         resume.wait(10)
         returned.set()
 
-    counter = Meter(increment, 0.01, lambda _: True)
+    counter = Meter(Mock(increment=increment), 0.01, lambda _: True)
     counter.count(CLAIMED)
     assert called.wait(60)
     counter.count(CLAIMED)

@@ -7,9 +7,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError, describe
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import AuditEntry, Query
-from onejob.jobs.timestamps import parse_duration, parse_timestamp
+from onejob.jobs.timestamps import parse_duration, parse_time, seconds_of
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import FILTERS
 from onejob.observability.logs import record_audit
@@ -60,15 +59,6 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _parse_time(text: str) -> float | timedelta:
-    with suppress(ValueError):
-        return timedelta(seconds=parse_duration(text))
-    try:
-        return parse_timestamp(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, nor a duration such as 90m, 1h or 1d") from error
-
-
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not seconds > 0:  # nor is NaN
@@ -80,13 +70,8 @@ SECONDS = Parsed("seconds", _parse_seconds)
 """A number of seconds, above 0."""
 DURATION = Parsed("duration", parse_duration)
 """A duration such as `90d` or `12h`, in seconds."""
-TIME = Parsed("time", _parse_time)
+TIME = Parsed("time", parse_time)
 """A time with a time zone, in seconds since the epoch, or a duration before or after now, such as `1h`."""
-
-
-def seconds_of(at: float | timedelta | None, now: float, sign: int = -1) -> float | None:
-    """Return a time in seconds since the epoch: a duration before now, or after it with a positive sign."""
-    return now + sign * at.total_seconds() if isinstance(at, timedelta) else at
 
 
 def filter_options(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from onejob.celery.payload import preview, read_message
-from onejob.cli.access import TIME, Access, access, json_access, needs_extra, seconds_of
+from onejob.cli.access import TIME, Access, access, json_access, needs_extra
 from onejob.cli.printing import duplicate_fields, echo, print_json, print_list, print_table
 from onejob.jobs.model import Outcome
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import Period, Query
-from onejob.jobs.timestamps import local_text
+from onejob.jobs.timestamps import local_text, seconds_of
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import AUDIT_LIMIT
 from onejob.ledger.search import search

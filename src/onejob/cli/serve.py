@@ -20,12 +20,11 @@ from onejob.cli.access import (
     find_app,
     json_option,
     needs_extra,
-    seconds_of,
 )
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.submitter import Quotas
-from onejob.jobs.timestamps import format_timestamp
+from onejob.jobs.timestamps import format_timestamp, seconds_of
 
 ROLES = ("read", "submit", "operate", "edit")
 KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")

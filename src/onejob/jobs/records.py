@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome, Route, value
+from onejob.jobs.model import Outcome, Route, value, values_of
 from onejob.jobs.policy import DAY
 
 if TYPE_CHECKING:
@@ -255,10 +255,6 @@ def group_backlog(rows: Iterable[Iterable[Any]]) -> list[Backlog]:
     return [Backlog(*group, *numbers) for group, numbers in sorted(found.items())]
 
 
-FILTERS = ("task", "tasks", "identity", "reason", "submitter", "queue", "node", "arguments", "tag")
-"""The fields of a query that leave out jobs unless they are None, besides `states`, `unsettled` and the times."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A filter and a page of jobs. They are sorted by `created_at`, then by id, both descending."""
@@ -299,8 +295,12 @@ class Query:
     @property
     def filters(self) -> frozenset[str]:
         """The names of the filters that are set, besides the time range."""
-        given = {name for name in FILTERS if getattr(self, name) is not None}
-        return frozenset(given | {name for name in ("states", "unsettled") if getattr(self, name)})
+        return frozenset(name for name, value in values_of(self).items() if value != _EVERYTHING[name]) - _PAGE
+
+
+_PAGE = frozenset({"since", "until", "before", "before_id", "offset", "limit", "light"})
+"""The fields of a query that are no filters."""
+_EVERYTHING = values_of(Query())
 
 
 # --- the history of a job ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -31,6 +31,21 @@ def parse_duration(text: str) -> float:
         msg = f"{text!r:.100} is not a duration: write a number and one of {', '.join(UNITS)}, such as 90d or 24h"
         raise ValueError(msg)
     return float(int(match[1]) * UNITS[match[2]])
+
+
+def parse_time(text: str) -> float | timedelta:
+    """Return a time, or a duration before or after now. Raises `ValueError` for any other text."""
+    with suppress(ValueError):
+        return timedelta(seconds=parse_duration(text))
+    try:
+        return parse_timestamp(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, nor a duration such as 90m, 1h or 1d") from error
+
+
+def seconds_of(at: float | timedelta | None, now: float, sign: int = -1) -> float | None:
+    """Return a time in seconds since the epoch: a duration before now, or after it with a positive sign."""
+    return now + sign * at.total_seconds() if isinstance(at, timedelta) else at
 
 
 def to_datetime(at: float) -> datetime:

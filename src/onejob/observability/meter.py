@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from onejob.jobs.lifecycle import Transition
@@ -27,6 +27,9 @@ from onejob.observability.metrics import (
     end_of,
     total_name,
 )
+
+if TYPE_CHECKING:
+    from onejob.stores.protocol import Metrics
 
 logger = logging.getLogger("onejob")
 FLUSH_SECONDS = 2.0
@@ -89,24 +92,16 @@ def _observe(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
     return [((series, task, bound), 1.0), ((series, task, SUM), seconds)]
 
 
-class Increment(Protocol):
-    """Adds amounts to the metrics in the store, as `Metrics.increment` of a store does."""
-
-    def __call__(self, amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
-        """Add to the totals, and `recent` to the metrics by time."""
-        ...
-
-
 class Meter:
-    """Counts events, and passes the counts to `increment` every `interval` seconds, those of idle sweeps less often.
+    """Counts events, and adds the counts to those in the store every `interval` seconds, of idle sweeps less often.
 
     `is_known` decides whether a task gets a label of its own. Counting makes no round trip and raises no error; counts
     that cannot be written are lost. The timer's thread exists only while there are counts to write. A forked child
     starts with no counts.
     """
 
-    def __init__(self, increment: Increment, interval: float, is_known: Callable[[str], bool]) -> None:
-        self._increment = increment
+    def __init__(self, store: Metrics, interval: float, is_known: Callable[[str], bool]) -> None:
+        self._store = store
         self._interval = interval
         self._is_known = is_known
         self._known: set[str] = set()
@@ -144,7 +139,7 @@ class Meter:
         if not amounts:
             return
         try:
-            self._increment(_by_name(amounts), recent=_by_name(amounts, by_time=True))
+            self._store.increment(_by_name(amounts), recent=_by_name(amounts, by_time=True))
         except Exception as error:  # noqa: BLE001 - metrics must not fail a job
             with suppress(Exception):  # of a logging handler
                 logger.debug("metrics could not be written, and these counts are lost: %s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from functools import cached_property, lru_cache
@@ -24,7 +23,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import WorkerInfo
-from onejob.jobs.timestamps import parse_duration, parse_timestamp
+from onejob.jobs.timestamps import parse_time, seconds_of
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import known_tasks, mean_run
@@ -218,12 +217,8 @@ class PageRequest:
     def at(self, name: str) -> float | None:
         """Return a time: RFC 3339, or a duration before now, such as 1h."""
         value = self.parameters.get(name, "").strip()
-        if not value:
-            return None
-        with suppress(ValueError):
-            return self.now - parse_duration(value)
         try:
-            return parse_timestamp(value)
+            return seconds_of(parse_time(value), self.now) if value else None
         except ValueError:
             raise _invalid(name, "a time such as 2026-01-31T12:00:00Z, or a duration such as 90m, 1h or 7d") from None
 
