@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, RETENTION, Limits, Policy, check_seconds
-from onejob.jobs.submitter import NO_QUOTAS, Quotas
+from onejob.jobs.submitter import NO_QUOTAS, Quotas, Submitter
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.schedules import Missed
+from onejob.observability.events import Listener
 from onejob.observability.logs import emit_to, log
 from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
+from onejob.stores.protocol import Store
 from onejob.stores.schema import checked_schema
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.submitter import Submitter
-    from onejob.observability.events import Listener
-    from onejob.stores.protocol import Store
 
 KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("store", "namespace", "probe_file", "metrics_address"), lambda value: isinstance(value, str), "text"),

@@ -18,6 +18,7 @@ from onejob.doctor.leftovers import find_leftovers
 from onejob.stores import display_url, kind_of
 from onejob.stores import migrate as migrations
 from onejob.stores.migrate import Status
+from onejob.transactions.fence import TABLE
 
 LIMITS = (Level.WARNING, Level.ERROR)
 
@@ -120,8 +121,6 @@ def sql(access: Access, start: str | None) -> None:
 @migrate.command("fence")
 def fence_table() -> None:
     """Print the table that onejob.fence needs in a database other than the ledger's."""
-    from onejob.transactions.fence import TABLE
-
     echo(f"{TABLE};")
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
+from redis import RedisError
+
 from onejob.doctor.finding import Finding, Level, count_text
 from onejob.doctor.redis import cli_options, connected
 from onejob.errors import OneJobError
@@ -268,8 +270,6 @@ def _in_redis(app: Any) -> Iterator[Finding]:
 
 
 def _locks(pattern: str, library: str, url: str) -> Iterator[Finding]:
-    from redis import RedisError
-
     where = f"redis: keys {pattern}"
     try:
         with connected(url) as client:

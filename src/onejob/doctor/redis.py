@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from redis import Redis, RedisError, ResponseError
+from redis.exceptions import NoPermissionError
 
 from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
-
-if TYPE_CHECKING:
-    from redis import Redis
-
+from onejob.stores.redis.connection import pool_of
 
 OLDEST = (7, 0)
 """The oldest version of Redis that runs the ledger's scripts."""
@@ -96,8 +96,6 @@ class RedisFacts:
 
 def examine(installation: Installation) -> Iterator[Finding]:
     """Examine the Redis of the ledger, and that of the broker if it is another one."""
-    from redis import RedisError
-
     url = installation.settings.store
     if kind_of(url) == "redis":
         facts = read_facts(url)
@@ -127,10 +125,6 @@ def cli_options(url: str) -> str:
 @contextmanager
 def connected(url: str) -> Iterator[Redis]:
     """Yield a client for a URL that Celery or the ledger has. Raises `ConfigurationError` and redis-py's exceptions."""
-    from redis import Redis
-
-    from onejob.stores.redis.connection import pool_of
-
     pool = pool_of(url.replace("redis+socket://", "unix://", 1))
     pool.connection_kwargs["encoding_errors"] = "replace"
     try:
@@ -141,9 +135,6 @@ def connected(url: str) -> Iterator[Redis]:
 
 def read_facts(url: str) -> RedisFacts:
     """Ask a server about itself. Raises redis-py's exceptions."""
-    from redis import ResponseError
-    from redis.exceptions import NoPermissionError
-
     with connected(url) as client:
         info: Any = {}
         with suppress(NoPermissionError):

@@ -7,16 +7,14 @@ Times are seconds since the epoch on the store's clock; durations are seconds. `
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, dataclass_transform
+from typing import Any, NamedTuple, Self, TypeAlias, dataclass_transform
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from onejob.jobs.lifecycle import State, Transition
-    from onejob.jobs.submitter import Charge
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.submitter import Charge
 
 
 @dataclass_transform(frozen_default=True)

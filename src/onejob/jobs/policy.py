@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DAY = 86_400.0
 RETENTION: Mapping[State, float] = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}

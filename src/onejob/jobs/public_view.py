@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from datetime import datetime  # noqa: TC003 - the API evaluates the hints
+from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import values_of
+from onejob.jobs.model import Job, values_of
 from onejob.jobs.timestamps import to_datetime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from onejob.jobs.model import Job
 
 
 @dataclass(kw_only=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome, Route, value, values_of
+from onejob.jobs.model import Change, Job, Outcome, Route, value, values_of
 from onejob.jobs.policy import DAY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from onejob.jobs.model import Change, Job
 
 REDELIVERED = "redelivered"
 """What stores count redelivered messages as, in place of an outcome."""

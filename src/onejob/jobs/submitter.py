@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, QuotaExceededError
 from onejob.jobs.timestamps import format_timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME_LIMIT = 255
 """Maximum characters of the name of a submitter, a step or an effect, of an idempotency key, and of a job's id."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from secrets import token_bytes
-from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Cancel, Change, Job, is_plain
-from onejob.jobs.policy import DAY
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Submission
-    from onejob.jobs.policy import Policy
+from onejob.jobs.model import Cancel, Change, Job, Submission, is_plain
+from onejob.jobs.policy import DAY, Policy
 
 DST_SHIFT = 3 * 3600.0
 """Seconds by which a clock that is set back lengthens a calendar window, and a job's retention with it: at the end of

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from onejob.errors import OneJobError, StoreUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Query
-    from onejob.ledger.reader import JobReader
+from onejob.jobs.model import Job
+from onejob.jobs.records import Query
+from onejob.ledger.reader import JobReader
 
 PAGE_SIZE = 200
 """How many jobs are read at a time."""

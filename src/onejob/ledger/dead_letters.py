@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import NO_LIMIT, Selection, iterate_jobs
+from onejob.ledger.reader import JobReader
 from onejob.ledger.search import query_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.reader import JobReader
 
 PLACEHOLDER = "…"
 """Stands in a pattern for a value that differs from job to job."""

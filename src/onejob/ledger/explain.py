@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel, Outcome
+from onejob.jobs.model import Cancel, Duplicate, Job, Outcome
+from onejob.jobs.records import Entry, WorkerInfo
 from onejob.jobs.timestamps import duration_text, format_timestamp, relative_text
-from onejob.ledger.stuck import Snapshot, find_stuck, follows_another, last_queued
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import Entry, WorkerInfo
-    from onejob.ledger.reader import JobReader
-    from onejob.ledger.stuck import Stuck
+from onejob.ledger.reader import JobReader
+from onejob.ledger.stuck import Snapshot, Stuck, find_stuck, follows_another, last_queued
 
 SENTENCES = {
     Transition.CLAIM: "Attempt {attempt} started on {node}.",

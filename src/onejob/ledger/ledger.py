@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from onejob.errors import (
     ConfigurationError,
@@ -25,24 +26,32 @@ from onejob.errors import (
     UniquenessWindowError,
 )
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, value, values_of
+from onejob.jobs.model import (
+    Admission,
+    Applied,
+    BrokerMessage,
+    Cancel,
+    Change,
+    Duplicate,
+    Job,
+    MessageOf,
+    Outcome,
+    Renewal,
+    Retention,
+    Submission,
+    value,
+    values_of,
+)
 from onejob.jobs.policy import Policy
-from onejob.jobs.records import COMPLETED, UNREGISTERED
+from onejob.jobs.records import COMPLETED, UNREGISTERED, AuditEntry, Registration, ScheduleState, WorkerInfo
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, retention
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.ledger.stuck import follows_another
 from onejob.observability import events
-from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, TransactionalStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    from onejob.jobs.model import BrokerMessage, Change, Job, MessageOf, Renewal, Retention, Submission
-    from onejob.jobs.records import AuditEntry, Registration, ScheduleState, WorkerInfo
-    from onejob.observability.events import Listener
-    from onejob.stores.protocol import Store
-    from onejob.transactions.sessions import OpenTransaction
+from onejob.observability.events import Listener
+from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, Store, TransactionalStore
+from onejob.transactions.sessions import OpenTransaction
 
 Result: TypeAlias = "Admission | StoreError | QuotaExceededError"
 Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"

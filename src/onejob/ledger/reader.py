@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Duplicate, Job
 from onejob.jobs.policy import DAY
-from onejob.jobs.records import Query
+from onejob.jobs.records import AuditEntry, Backlog, DuplicateCount, Entry, Query, WorkerInfo
 from onejob.jobs.timestamps import format_timestamp
-from onejob.stores.protocol import OTHER_SUBMITTERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, Backlog, DuplicateCount, Entry, WorkerInfo
-    from onejob.stores.protocol import GroupBy, Store
-
+from onejob.stores.protocol import OTHER_SUBMITTERS, GroupBy, Store
 
 AUDIT_LIMIT = 10_000
 """How many entries of the audit log are kept: the newest ones."""

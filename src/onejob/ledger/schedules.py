@@ -6,19 +6,16 @@ A tick is an identity: the entry and a moment, which every process computes alik
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import ScheduleState
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import new_nonce
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Ledger
 
 LATE = 60.0
 """A tick that is at most so many seconds late is on time: it was not missed."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader
 
 
 class Filter(NamedTuple):

@@ -6,26 +6,20 @@ import itertools
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
-from onejob.jobs.records import Period, Query
+from onejob.jobs.records import Backlog, Bucket, Period, Query, WorkerInfo
 from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.reader import JobReader
 from onejob.observability.events import EVENT_NAMES
-from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, end_of, key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from onejob.jobs.records import Backlog, Bucket, WorkerInfo
-    from onejob.ledger.reader import JobReader
-    from onejob.observability.metrics import Key
-    from onejob.stores.protocol import GroupBy
+from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, Key, end_of, key_of
+from onejob.stores.protocol import GroupBy
 
 LENGTHS: Mapping[Period, float] = {Period.MINUTE: 3600.0, Period.HOUR: 7 * DAY}
 """How many seconds the API and the command line show of each period: the last hour by minute, the last week by hour."""

@@ -8,20 +8,17 @@ for so many.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Job
+from onejob.jobs.records import Entry, Query, WorkerInfo
 from onejob.ledger.bulk import iterate_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Entry, Query, WorkerInfo
-    from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import JobReader
 
 STUCK_LEASES = 3
 """After so many leases without a claim or a notification, each of which takes one at most, a job is stuck."""

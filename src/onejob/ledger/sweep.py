@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from onejob.errors import BrokerUnavailableError, StoreError, StoreUnavailableError, describe
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import values_of
+from onejob.jobs.model import Applied, BrokerMessage, Job, values_of
 from onejob.jobs.transitions import retention
+from onejob.ledger.ledger import Ledger
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.protocol import WINDOW_OVER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from onejob.jobs.model import Applied, BrokerMessage, Job
-    from onejob.ledger.ledger import Ledger
 
 PATIENCE_LEASES = 20
 """How many leases a sweep leaves a published job alone at most."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.records import ORIGINS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Entry
+from onejob.jobs.model import Job
+from onejob.jobs.records import ORIGINS, Entry
 
 
 class SpanKind(StrEnum):

@@ -9,7 +9,6 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from onejob.jobs.lifecycle import Transition
@@ -27,9 +26,7 @@ from onejob.observability.metrics import (
     end_of,
     total_name,
 )
-
-if TYPE_CHECKING:
-    from onejob.stores.protocol import Metrics
+from onejob.stores.protocol import Metrics
 
 logger = logging.getLogger("onejob")
 FLUSH_SECONDS = 2.0

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 from onejob.errors import ConfigurationError
 from onejob.stores.django_database import SCHEME as DJANGO_SCHEME
 from onejob.stores.django_database import resolve
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from onejob.stores.protocol import Store
+from onejob.stores.protocol import Store
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 POSTGRES_SCHEMES = frozenset({"postgresql", "postgres"})

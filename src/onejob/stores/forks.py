@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Any
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
 
 FORK_PATIENCE = 2.0
 """Seconds at most for which a fork waits for other threads."""

@@ -8,18 +8,14 @@ import selectors
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from onejob.stores.forks import ForkLocks, abandon_in_children
-from onejob.stores.signals import BACKSTOP, POLL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from onejob.stores.signals import Channel, Wake
+from onejob.stores.signals import BACKSTOP, POLL, Channel, Wake
 
 logger = logging.getLogger("onejob")
 

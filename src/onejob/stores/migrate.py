@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.stores import kind_of, postgres_driver, sqlite_path
 from onejob.stores.django_database import resolve
-from onejob.stores.schema import HEAD, VERSIONS, LedgerSchema, check_version, checked_schema, pending, statements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onejob.stores.schema import Dialect
-
+from onejob.stores.schema import (
+    HEAD,
+    VERSIONS,
+    Dialect,
+    LedgerSchema,
+    check_version,
+    checked_schema,
+    pending,
+    statements,
+)
+from onejob.stores.sqlite.connection import connect
 
 CREATE_SCHEMA = (
     "do $$ begin if not exists (select from pg_namespace where nspname = '{name}') then create schema \"{name}\"; "
@@ -91,8 +96,6 @@ def _opened(url: str, namespace: str, *, writes: bool = False) -> Iterator[Ledge
                 info = postgres.conninfo_of(url)  # libpq's syntax supports several hosts
                 connection = stack.enter_context(driver.connect(info, prepare_threshold=None))
             else:
-                from onejob.stores.sqlite.connection import connect
-
                 connection = stack.enter_context(closing(connect(Path(sqlite_path(url)))))
                 stack.enter_context(connection)
                 connection.execute("begin immediate" if writes else "begin")

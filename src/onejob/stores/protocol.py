@@ -22,33 +22,31 @@ Every store guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
-    from onejob.jobs.records import (
-        AuditEntry,
-        Backlog,
-        Bucket,
-        Delivery,
-        DuplicateCount,
-        Entry,
-        NewMessage,
-        Period,
-        Query,
-        Registration,
-        ScheduleState,
-        Tombstone,
-        WorkerInfo,
-    )
-    from onejob.stores.signals import Signals
-    from onejob.transactions.sessions import OpenTransaction
+from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
+from onejob.jobs.records import (
+    NO_AMOUNTS,
+    UNREGISTERED,
+    AuditEntry,
+    Backlog,
+    Bucket,
+    Delivery,
+    DuplicateCount,
+    Entry,
+    NewMessage,
+    Period,
+    Query,
+    Registration,
+    ScheduleState,
+    Tombstone,
+    WorkerInfo,
+)
+from onejob.stores.signals import Signals
+from onejob.transactions.sessions import OpenTransaction
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Wake: TypeAlias = Callable[[str], object]
-
+Wake: TypeAlias = Callable[[str], object]
 BACKSTOP = 1.0
 """Seconds after which each subscriber looks for itself, so that a lost notification costs no more."""
 POLL = 0.05

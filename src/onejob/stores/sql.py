@@ -6,31 +6,30 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Change, Duplicate, Job, values_of
 from onejob.jobs.records import (
     UNREGISTERED,
     AuditEntry,
+    Backlog,
     Bucket,
     DuplicateCount,
+    NewMessage,
     Period,
+    Query,
+    Registration,
     ScheduleState,
     Tombstone,
     WorkerInfo,
     group_backlog,
     row_implies_entry,
 )
-from onejob.stores.protocol import FORGOTTEN_AFTER, indexed_state, is_indexed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from onejob.jobs.records import Backlog, NewMessage, Query, Registration
-    from onejob.stores.protocol import GroupBy
+from onejob.stores.protocol import FORGOTTEN_AFTER, GroupBy, indexed_state, is_indexed
 
 COLUMNS = tuple(field.name for field in fields(Job))
 _TYPES = [str(field.type) for field in fields(Job)]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from onejob.jobs.model import LARGE_FIELDS, Job, Submission
 from onejob.jobs.records import REDELIVERED
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOOK_INTERVAL, OTHER_SUBMITTERS, WINDOW_OVER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""

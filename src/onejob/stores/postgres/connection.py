@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -17,12 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.stores.forks import abandon_in_children
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from onejob.stores.postgres.statements import Rows, Statement
-
+from onejob.stores.postgres.statements import Rows, Statement
 
 MAX_CONNECTIONS = 10
 """The limit per process; each thread uses one during an operation."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
 import psycopg
 
 from onejob.stores.listener import Feed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from onejob.stores.signals import Channel
+from onejob.stores.signals import Channel
 
 
 class PostgresFeed(Feed):

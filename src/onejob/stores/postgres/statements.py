@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from onejob.jobs.model import Job, Submission, values_of
 from onejob.stores.protocol import SUBMITTER_LIMIT
@@ -15,10 +16,6 @@ from onejob.stores.schema import in_schema
 from onejob.stores.signals import Channel
 from onejob.stores.sql import COLUMNS
 from onejob.stores.statement_files import NEW_JOB, NEW_VALUES, statements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
 
 _TYPES = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "Cancel": "integer"}
 """The types of values, by the annotations of the fields that have them."""

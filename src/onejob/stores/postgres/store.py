@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from onejob.errors import ConfigurationError, StoreBusyError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal
+from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
 from onejob.jobs.records import (
     NO_AMOUNTS,
     Delivery,
@@ -21,21 +22,14 @@ from onejob.jobs.records import (
 )
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener
-from onejob.stores.postgres.connection import Connections
+from onejob.stores.postgres.connection import Connection, Connections
 from onejob.stores.postgres.signals import PostgresFeed
-from onejob.stores.postgres.statements import Statements, channels_of, sql_values
+from onejob.stores.postgres.statements import Rows, Statement, Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 from onejob.stores.sql import SQLStore, completion_of, job_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
-    from onejob.stores.postgres.connection import Connection
-    from onejob.stores.postgres.statements import Rows, Statement
-    from onejob.transactions.sessions import OpenTransaction
+from onejob.transactions.sessions import OpenTransaction
 
 PARTS = {
     "renew_messages": (

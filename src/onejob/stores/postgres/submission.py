@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
-from onejob.jobs.model import Admission, Outcome, values_of
+from onejob.jobs.model import Admission, Outcome, Submission, values_of
 from onejob.jobs.transitions import new_job
-from onejob.stores.postgres.statements import GIVEN
+from onejob.stores.holder_cache import HolderCache
+from onejob.stores.postgres.statements import GIVEN, Rows, Statements
 from onejob.stores.sql import job_in, to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from onejob.jobs.model import Submission
-    from onejob.stores.holder_cache import HolderCache
-    from onejob.stores.postgres.statements import Rows, Statements
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""

@@ -6,23 +6,19 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
 from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.jobs.model import Job
 from onejob.stores.redis.connection import RETRYABLE, Connections, address_of, location_of, pool_of
-from onejob.stores.redis.rows import CONSTANTS, PARTS, job_of
+from onejob.stores.redis.rows import CONSTANTS, PARTS, Keys, job_of
 from onejob.stores.statement_files import CONSTANTS as SHARED_CONSTANTS
 from onejob.stores.statement_files import statements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.stores.redis.rows import Keys
 
 T = TypeVar("T")
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from weakref import finalize
 
@@ -24,9 +25,6 @@ from redis.retry import Retry
 
 from onejob.errors import ConfigurationError
 from onejob.stores.forks import abandon_in_children
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 CHECK_AFTER = 1.0
 """After how many idle seconds a connection is checked before it is used: the server may have closed it."""

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import group_backlog
+from onejob.jobs.model import Job
+from onejob.jobs.records import Backlog, Query, group_backlog
 from onejob.stores.protocol import indexed_state, is_indexed
 from onejob.stores.redis.client import Call, Part, pages_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Backlog, Query
 
 PAGE_SIZE = 250
 """How many jobs one request filters at most: it blocks the server for less than a millisecond."""

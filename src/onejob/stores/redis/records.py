@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from onejob.jobs.model import Duplicate
 from onejob.jobs.records import (
@@ -16,6 +17,7 @@ from onejob.jobs.records import (
     Bucket,
     DuplicateCount,
     Period,
+    Registration,
     ScheduleState,
     WorkerInfo,
 )
@@ -23,11 +25,6 @@ from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, GroupBy
 from onejob.stores.redis.client import Part, pairs_of
 from onejob.stores.redis.rows import POSITIONS
 from onejob.stores.redis.submission import ORIGIN, origin_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from onejob.jobs.records import Registration
 
 FACTS = ("at", "outcome", "arguments_differ", "rescheduled", "answered_by")
 """The second element of a stored duplicate, separated by spaces. The first is the nonce of the submission."""

@@ -8,7 +8,8 @@ changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
@@ -16,9 +17,6 @@ from onejob.jobs.model import Cancel, Job
 from onejob.jobs.records import AUDIT_KINDS, Period
 from onejob.stores.protocol import INDEXED_STATES
 from onejob.stores.signals import Channel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class Keys:

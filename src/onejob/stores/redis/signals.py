@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
-from redis import exceptions
+from redis import ConnectionPool, exceptions
 
 from onejob.stores.listener import Feed
 from onejob.stores.redis.connection import Connection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from redis import ConnectionPool
-
-    from onejob.stores.signals import Channel
+from onejob.stores.signals import Channel
 
 
 class RedisFeed(Feed):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.crc import key_slot
 
 from onejob.errors import PartlySubmittedError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Outcome, Renewal
+from onejob.jobs.model import Admission, Applied, Cancel, Change, Job, MessageOf, Outcome, Renewal, Submission
 from onejob.jobs.records import REDELIVERED, Entry, Tombstone, full_history, row_implies_entry
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener
@@ -22,11 +23,6 @@ from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_o
 from onejob.stores.redis.signals import RedisFeed
 from onejob.stores.redis.submission import Submitting, arguments_of, exceeded_quota, limits_of, quota_keys, split_batch
 from onejob.stores.statement_files import NEW_VALUES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
 
 COUNTED = " ".join((*Outcome, REDELIVERED))
 """All that duplicates are counted by."""

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgpack import Packer, packb
 
-from onejob.errors import StoreError, StoreRefusedError
-from onejob.jobs.model import Admission, Outcome
+from onejob.errors import QuotaExceededError, StoreError, StoreRefusedError
+from onejob.jobs.model import Admission, Duplicate, Job, MessageOf, Outcome, Submission
 from onejob.jobs.transitions import SUBMITTED, new_job
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import SUBMITTER_LIMIT
-from onejob.stores.redis.client import Call, get_many, pages_of
-from onejob.stores.redis.rows import GIVEN, TIMES, format_value, given, job_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from onejob.errors import QuotaExceededError
-    from onejob.jobs.model import Duplicate, Job, MessageOf, Submission
-    from onejob.stores.holder_cache import HolderCache
-    from onejob.stores.redis.client import Client
-    from onejob.stores.redis.rows import Keys
+from onejob.stores.redis.client import Call, Client, get_many, pages_of
+from onejob.stores.redis.rows import GIVEN, TIMES, Keys, format_value, given, job_of
 
 T = TypeVar("T")
 Calls: TypeAlias = "Generator[Call | None, Any, T]"

@@ -14,13 +14,10 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 from weakref import WeakSet, finalize
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RETRY_SECONDS = 0.01
 STATEMENTS = 256

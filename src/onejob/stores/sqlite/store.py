@@ -6,14 +6,26 @@ import json
 import re
 import sqlite3
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from onejob.errors import ConfigurationError, PartlySubmittedError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal, values_of
+from onejob.jobs.model import (
+    Admission,
+    Applied,
+    Cancel,
+    Change,
+    Duplicate,
+    Job,
+    MessageOf,
+    Renewal,
+    Submission,
+    values_of,
+)
 from onejob.jobs.records import (
     NO_AMOUNTS,
     Delivery,
@@ -39,14 +51,8 @@ from onejob.stores.sqlite.submission import (
     release_expired,
     submit_charged,
 )
-from onejob.stores.sqlite.transaction import check_same_file, run_alone, run_joined
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from onejob.jobs.model import Admission, Change, Job, MessageOf, Submission
-    from onejob.stores.sqlite.transaction import Transaction
-    from onejob.transactions.sessions import OpenTransaction
+from onejob.stores.sqlite.transaction import Transaction, check_same_file, run_alone, run_joined
+from onejob.transactions.sessions import OpenTransaction
 
 T = TypeVar("T")
 

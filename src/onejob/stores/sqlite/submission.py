@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from onejob.errors import QuotaExceededError, StoreError
-from onejob.jobs.model import Admission, Duplicate, Outcome, is_plain, values_of
+from onejob.jobs.model import Admission, Duplicate, Job, Outcome, Submission, is_plain, values_of
 from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.records import REDELIVERED
 from onejob.jobs.transitions import new_job
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, WINDOW_OVER
-from onejob.stores.sqlite.transaction import positional
-
-if TYPE_CHECKING:
-    from onejob.jobs.model import Job, Submission
-    from onejob.stores.holder_cache import HolderCache
-    from onejob.stores.sqlite.transaction import Transaction
+from onejob.stores.sqlite.transaction import Transaction, positional
 
 REDELIVERY_SLOT = -1
 _SUBMIT, _FIELDS = positional("submit")

@@ -5,25 +5,19 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
-from onejob.jobs.model import Applied
+from onejob.jobs.model import Applied, Job
 from onejob.jobs.records import claim_detail
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import job_of
-from onejob.stores.sqlite.connection import is_uri_path
+from onejob.stores.sqlite.connection import ForkSafeConnection, is_uri_path
 from onejob.stores.statement_files import NEW_JOB, NEW_VALUES, statements
-from onejob.transactions.sessions import sqlite_autocommits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from onejob.jobs.model import Job
-    from onejob.stores.sqlite.connection import ForkSafeConnection
-    from onejob.transactions.sessions import OpenTransaction
+from onejob.transactions.sessions import OpenTransaction, sqlite_autocommits
 
 T = TypeVar("T")
 
