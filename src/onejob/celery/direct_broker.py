@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, repeat
 from json.encoder import encode_basestring_ascii as quote
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import amqp
 from amqp.serialization import dumps
-from celery import signals
+from celery import Celery, signals
 from celery.utils.nodenames import anon_nodename
 from kombu.messaging import Producer
 from kombu.transport.pyamqp import Channel as AmqpChannel
@@ -29,17 +30,10 @@ from redis import exceptions
 
 from onejob.celery.broker import TRIES, Broker, is_writable
 from onejob.celery.payload import MARK, Message, decode, loads, to_json
-from onejob.jobs.model import BrokerMessage, Job
+from onejob.celery.routing import Routing
+from onejob.jobs.model import BrokerMessage, Job, Submission
 from onejob.observability.tracing import TRACE_CONTEXT
 from onejob.stores.redis.connection import Connections, address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from celery import Celery
-
-    from onejob.celery.routing import Routing
-    from onejob.jobs.model import Submission
 
 _CACHE_SIZE = 512
 """How many kinds of messages (task, options, route, priority), and declared routes, are remembered."""
