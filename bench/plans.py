@@ -109,7 +109,7 @@ class Explaining:
         self._connection = connection
         self._names = {statement(name, schema): name for name in names()}
 
-    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
+    def run(self, statements: Sequence[Statement], **_: bool) -> list[Rows]:
         """Explain statements, run them, and return the rows of each."""
         answers = []
         for text, values in statements:

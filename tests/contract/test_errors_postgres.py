@@ -49,6 +49,7 @@ from tests.contract.support import (
     untouched,
 )
 from tests.contract.test_errors import OPERATIONS
+from tests.proxies import HalfOpen
 from tests.services import PostgresServer, eventually, start_pgbouncer, start_postgres
 from tests.tiers import deep
 
@@ -160,6 +161,25 @@ def test_no_statement_is_compiled(own_server: PostgresServer, pooler: str) -> No
     with closing(PostgresStore(f"{own_server.url}?options=-c%20jit%3Don{pooler}")) as store:
         (inside,) = store._sql.runner.run([("select current_setting('jit') as jit", {})])[0]
     assert inside == {"jit": "off"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "use"),
+    [("SILENCE", read), ("HEARTBEAT_SILENCE", lambda store: store.renew([("job-1", "")], sources=RUNNING))],
+)
+def test_an_operation_survives_a_silent_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch, limit: str, use: Callable[[PostgresStore], object]
+) -> None:
+    """An operation on a connection that is open and answers no more goes on with another one, a heartbeat soon."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(closing(HalfOpen(place.server.port)))
+        url = place.server.url.replace(f":{place.server.port}", f":{proxy.port}")
+        store = stack.enter_context(closing(PostgresStore(url, schema=place.schema)))
+        run(store)
+        warm(store)
+        monkeypatch.setattr(connection, limit, 1.0)
+        proxy.cut()
+        assert use(store)
 
 
 # --- rows that are locked -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -12,12 +13,15 @@ import pytest
 import redis
 
 from onejob.jobs.lifecycle import State
+from onejob.stores import listener
+from onejob.stores.postgres import PostgresStore, signals
 from onejob.stores.postgres.statements import NAME_LIMIT, channels_of
 from onejob.stores.protocol import Store
 from onejob.stores.redis.rows import Keys
 from onejob.stores.signals import POLL, Channel
 from tests.contract.processes import in_child
 from tests.contract.support import StoreAddress, end, run, submission, submit
+from tests.proxies import HalfOpen
 from tests.services import PostgresServer, eventually, start_pgbouncer
 
 PATIENCE = 20.0
@@ -116,6 +120,22 @@ def test_a_lost_connection_is_replaced(store: Store, store_address: StoreAddress
     cut(store_address)
     subscriber.await_wake("")
     subscriber.await_wake(signal(store, store_address, "later"))
+
+
+def test_a_silent_connection_is_replaced(
+    postgres_server: PostgresServer, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection of PostgreSQL that is open and brings nothing any more is found out, and signals arrive again."""
+    monkeypatch.setattr(listener, "CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(signals, "HEARTBEAT_SILENCE", 1.0)
+    with closing(HalfOpen(postgres_server.port)) as proxy:
+        url = postgres_server.url.replace(f":{postgres_server.port}", f":{proxy.port}")
+        with closing(PostgresStore(url, schema=postgres_schema)) as store:
+            subscriber = Subscriber(store)
+            proxy.cut()
+            subscriber.await_wake("")
+            address = StoreAddress(postgres_server.url, postgres_schema)
+            subscriber.await_wake(signal(store, address, "later"))
 
 
 @pytest.mark.parametrize("fresh_address", ["redis"], indirect=True)

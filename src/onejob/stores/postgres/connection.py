@@ -9,21 +9,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import psycopg
 from psycopg import conninfo, errors
+from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.stores.forks import abandon_in_children
 from onejob.stores.postgres.statements import Rows, Statement
 
+T = TypeVar("T")
+
 MAX_CONNECTIONS = 10
 """The limit per process; each thread uses one during an operation."""
 WAIT_SECONDS = 5.0
 """How long an operation waits for a connection."""
+SILENCE = 35.0
+"""After how many seconds without a byte a connection is given up: the server ends a statement before it."""
+HEARTBEAT_SILENCE = 10.0
+"""The same for statements that keep leases, and for signals: they wait for no lock."""
 RETRY_DELAYS = (0.05, 0.2, 0.5)
 """Seconds before each retry of an operation. A retry is safe because every operation is idempotent."""
 DEFAULTS: dict[str, Any] = {
@@ -67,6 +74,11 @@ class Connection(psycopg.Connection[Any]):
     """A connection with a cursor that is used again and again: to make one takes as long as a short statement."""
 
     cursor_in_use: psycopg.Cursor[Any] | None = None
+    silence = SILENCE
+
+    def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
+        """Wait for the server as psycopg does, which waits for ever. Raises `SilentServer`."""
+        return super().wait(_limit_silence(gen, self.silence), *args, **options)
 
     def run(self, text: str, values: Mapping[str, Any]) -> Rows:
         """Execute a statement, and return its rows."""
@@ -80,6 +92,25 @@ class Connection(psycopg.Connection[Any]):
 
 class PoolTimeout(psycopg.OperationalError):
     """All connections of the process are in use."""
+
+
+class SilentServer(psycopg.OperationalError):
+    """A connection is open, and brings nothing: a proxy or a frozen server acknowledges what it does not answer."""
+
+
+def _limit_silence(waiting: PQGen[T], limit: float) -> PQGen[T]:
+    since = time.monotonic()
+    try:
+        wanted = next(waiting)
+        while True:
+            ready = yield wanted
+            if ready:
+                since = time.monotonic()
+            elif time.monotonic() - since > limit:
+                raise SilentServer(f"no answer within {limit:g} s")
+            wanted = waiting.send(ready)
+    except StopIteration as end:
+        return cast("T", end.value)
 
 
 _RETRYABLE = (
@@ -180,15 +211,18 @@ class Connections:
         self.address = address_of(self.conninfo)
         abandon_in_children(self)
 
-    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
-        """Run statements as one transaction, in one round trip, and return the rows of each.
+    def run(
+        self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False
+    ) -> list[Rows]:
+        """Run statements as one transaction, in one round trip, and return the rows of each. Raises `StoreError`.
 
-        `wait_for_locks`: they may wait for a lock of a user's transaction. Raises `StoreError`.
+        See `Runner.run`.
         """
+        silence = HEARTBEAT_SILENCE if keeps_leases else SILENCE
         start = time.monotonic()
         for delay in (*RETRY_DELAYS, None):
             try:
-                return self._attempt(statements, wait_for_locks=wait_for_locks)
+                return self._attempt(statements, silence, wait_for_locks=wait_for_locks)
             except (psycopg.Error, UnicodeEncodeError) as error:
                 late = time.monotonic() - start > WAIT_SECONDS
                 timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
@@ -211,16 +245,17 @@ class Connections:
         self._lock = threading.Lock()
         return pool
 
-    def _attempt(self, statements: Sequence[Statement], *, wait_for_locks: bool) -> list[Rows]:
+    def _attempt(self, statements: Sequence[Statement], silence: float, *, wait_for_locks: bool) -> list[Rows]:
         pool = self._pool or self._new_pool()
         with pool.connection(wait_for_locks=wait_for_locks) as connection:
+            connection.silence = silence
             try:
                 if self.is_pooled:
                     return _execute(connection, [(POOLED, {}), *statements])[1:]
                 return _execute(connection, statements)
             except psycopg.Error as error:
                 # The other connections are most likely broken, too: the server restarted, or the network failed.
-                if connection.broken or isinstance(error, errors.ReadOnlySqlTransaction):
+                if connection.broken or isinstance(error, SilentServer | errors.ReadOnlySqlTransaction):
                     with self._lock:
                         self._pool = None if self._pool is pool else self._pool
                     pool.retire()

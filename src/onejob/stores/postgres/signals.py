@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import psycopg
-
 from onejob.stores.listener import Feed
+from onejob.stores.postgres.connection import HEARTBEAT_SILENCE, Connection
 from onejob.stores.signals import Channel
 
 
@@ -14,7 +13,9 @@ class PostgresFeed(Feed):
     """A connection that listens to channels, named `names`."""
 
     def __init__(self, conninfo: str, names: Mapping[Channel, str]) -> None:
-        super().__init__(psycopg.Connection.connect(conninfo, autocommit=True), names)
+        connection = Connection.connect(conninfo, autocommit=True)
+        connection.silence = HEARTBEAT_SILENCE
+        super().__init__(connection, names)
         self._arrived: list[tuple[Channel, str | None, str]] = []
         self._connection.add_notify_handler(
             lambda notify: self._arrived.append(self._signal(notify.channel, notify.payload))

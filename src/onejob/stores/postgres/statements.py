@@ -44,6 +44,8 @@ MAY_WAIT = frozenset(
     ).split()
 )
 """The statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
+KEEP_LEASES = frozenset(("renew", "heartbeat", "renew_messages"))
+"""The statements of a heartbeat, which wait for no lock."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """SQL with parameters written as `:name`, and their values."""
@@ -55,10 +57,12 @@ _STAR = re.compile(r"(?<!returning )\b(\w+)\.\*")
 class Runner(Protocol):
     """Executes statements: the connection pool, or a user's transaction."""
 
-    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
+    def run(
+        self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False
+    ) -> list[Rows]:
         """Run statements as one transaction, and return the rows of each.
 
-        `wait_for_locks`: they may wait for a lock of a user's transaction.
+        `wait_for_locks`: they may wait for a lock of a user's transaction. `keeps_leases`: they are short, and urgent.
         """
 
 
@@ -87,7 +91,12 @@ class Statements:
             "end_channel": channels[Channel.END],
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
-        return self.runner.run(statements, wait_for_locks=not MAY_WAIT.isdisjoint([name for name, _ in calls]))
+        names = [name for name, _ in calls]
+        return self.runner.run(
+            statements,
+            wait_for_locks=not MAY_WAIT.isdisjoint(names),
+            keeps_leases=not KEEP_LEASES.isdisjoint(names),
+        )
 
 
 @cache

@@ -239,7 +239,7 @@ class _TransactionRunner:
     def __init__(self, transaction: OpenTransaction) -> None:
         self._transaction = transaction
 
-    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:  # noqa: ARG002 - of `Runner`
+    def run(self, statements: Sequence[Statement], **_: bool) -> list[Rows]:
         if len(statements) == 1 or not self._transaction.autocommits:
             return self._run(statements)
         self._transaction.rows("begin", {})
