@@ -10,17 +10,7 @@ from typing import Any
 
 import click
 
-from onejob.cli.access import (
-    DURATION,
-    SECONDS,
-    TIME,
-    Access,
-    access,
-    audited,
-    find_app,
-    json_option,
-    needs_extra,
-)
+from onejob.cli.access import DURATION, SECONDS, TIME, Access, access, audited, find_app, json_option, needs_extra
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.submitter import Quotas

@@ -12,14 +12,7 @@ from weakref import WeakSet
 from onejob.errors import ConfigurationError, StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
-from onejob.jobs.records import (
-    NO_AMOUNTS,
-    Delivery,
-    Entry,
-    Period,
-    full_history,
-    row_implies_entry,
-)
+from onejob.jobs.records import NO_AMOUNTS, Delivery, Entry, Period, full_history, row_implies_entry
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener
 from onejob.stores.postgres.connection import Connection, Connections
