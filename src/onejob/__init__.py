@@ -145,5 +145,4 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

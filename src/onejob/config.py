@@ -117,11 +117,10 @@ class Settings:
         """Raise `ConfigurationError` when a job would be purged before the end of its uniqueness window."""
         retention = self.retention.get(State.COMPLETED, RETENTION[State.COMPLETED])
         if seconds > retention:
-            msg = (
+            raise ConfigurationError(
                 f"task {task} is unique for up to {seconds:g} s after its success, but completed jobs are kept for "
                 f"{retention:g} s: set onejob_retention = {{'completed': {seconds:g}}} or more"
             )
-            raise ConfigurationError(msg)
 
     def quotas_of(self, submitter: Submitter) -> Quotas:
         """Return the quotas of a submitter: its own, or else these settings, for a submitter with a name."""
@@ -147,11 +146,10 @@ NAMES = tuple(f.name for f in fields(Settings))
 def check_lease(lease: float, heartbeat: float) -> None:
     """Raise `ConfigurationError` when one missed heartbeat would let a lease expire."""
     if lease < 2 * heartbeat:
-        msg = (
+        raise ConfigurationError(
             f"a lease of {lease:g} s does not survive one missed heartbeat of {heartbeat:g} s: "
             f"make onejob_lease at least {2 * heartbeat:g}, or onejob_heartbeat at most {lease / 2:g}"
         )
-        raise ConfigurationError(msg)
 
 
 def check_missed(name: str, given: Any) -> Missed:

@@ -61,5 +61,4 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     """Raise `ConfigurationError` unless `value` is a positive, finite number; `zero` allows 0, too."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
-        msg = f"{name} must be a {'' if zero else 'positive '}number of seconds, not {value!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a {'' if zero else 'positive '}number of seconds, not {value!r}")

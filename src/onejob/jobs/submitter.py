@@ -35,11 +35,10 @@ class Quota:
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         limit, period = (int(match[1]), PERIODS.get(match[2], 0) or int(match[3] or 0)) if match else (0, 0)
         if not (1 <= limit <= MAX_LIMIT and 1 <= period <= MAX_PERIOD):
-            msg = (
+            raise ConfigurationError(
                 f"{text!r:.100} is not a quota: write LIMIT/PERIOD, such as 20/day or 5/90. LIMIT is 1 to {MAX_LIMIT}, "
                 f"PERIOD is {', '.join(PERIODS)} or a number of seconds up to {MAX_PERIOD}"
             )
-            raise ConfigurationError(msg)
         return cls(limit, period)
 
     def __str__(self) -> str:

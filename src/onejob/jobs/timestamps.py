@@ -20,8 +20,7 @@ def parse_timestamp(text: object) -> float:
     with suppress(ValueError, OverflowError):
         if isinstance(text, str) and _RFC_3339.fullmatch(text):
             return datetime.fromisoformat(text.upper()).timestamp()
-    msg = f"{text!r:.100} is not a time with a time zone, such as 2026-01-31T12:00:00Z"
-    raise ValueError(msg)
+    raise ValueError(f"{text!r:.100} is not a time with a time zone, such as 2026-01-31T12:00:00Z")
 
 
 def parse_duration(text: str) -> float:

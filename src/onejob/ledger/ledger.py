@@ -130,11 +130,10 @@ class Ledger(JobReader):
         Its writes take effect with the commit, so no events are emitted, except to `emit`, which must wait for that.
         """
         if not isinstance(self.store, TransactionalStore):
-            msg = (
+            raise ConfigurationError(
                 "this ledger cannot take part in a transaction of your database: it is stored elsewhere. "
                 "Keep it in that database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
             )
-            raise ConfigurationError(msg)
         return Ledger(self.store.in_transaction(transaction), self.policy, emit)
 
     # --- submissions ------------------------------------------------------------------------------------------------

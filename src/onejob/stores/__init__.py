@@ -88,9 +88,8 @@ def sqlite_path(url: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path)[1:]
     if parts.netloc or parts.query or parts.fragment or not path or path == ":memory:":
-        msg = (
+        raise ConfigurationError(
             f"{url!r} names no file: write sqlite:///ledger.db, or sqlite:////srv/app/ledger.db for an absolute path, "
             "without options, and with %3F and %23 for ? and #"
         )
-        raise ConfigurationError(msg)
     return path

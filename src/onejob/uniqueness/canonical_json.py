@@ -13,11 +13,10 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from onejob.errors import InvalidPayloadError
@@ -122,10 +121,8 @@ class _RefusalError(Exception):
     """Why a value has no canonical text; the message continues a sentence that begins with the value's path."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
-    step: str | int
-    value: object
+_Child: TypeAlias = tuple[str | int, object]
+"""A value in a container, after the step that leads to it."""
 
 
 class _Writer:
@@ -164,8 +161,9 @@ class _Writer:
                 self._remaining -= self._check_size(len(piece.encode()))
                 yield piece
             else:
-                self._steps.append(piece.step)
-                self._open.append(self._pieces(piece.value))
+                step, child = piece
+                self._steps.append(step)
+                self._open.append(self._pieces(child))
 
     def _pieces(self, value: object) -> Iterator[str | _Child]:
         plain = _unwrap(value)
@@ -196,7 +194,7 @@ class _Writer:
         for index, name in enumerate(sorted(entries)):
             escaped = f"${name}" if name.startswith("$") else name
             yield ("," if index else "") + _quoted(escaped) + ":"
-            yield _Child(name, entries[name])
+            yield name, entries[name]
         yield "}"
 
     def _check_size(self, size: int) -> int:
@@ -210,7 +208,7 @@ def _list(items: Sequence[object]) -> Iterator[str | _Child]:
     for index, item in enumerate(items):
         if index:
             yield ","
-        yield _Child(index, item)
+        yield index, item
     yield "]"
 
 

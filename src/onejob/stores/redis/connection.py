@@ -94,8 +94,7 @@ def _check(url: str, options: Mapping[str, Any]) -> None:
         raise ValueError(msg)
     for name in DEFAULTS:
         if options[name] is not None and not options[name] > 0:
-            msg = f"Invalid value for {name!r}"
-            raise ValueError(msg)
+            raise ValueError(f"Invalid value for {name!r}")
 
 
 def location_of(pool: ConnectionPool) -> str:
