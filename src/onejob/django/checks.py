@@ -12,7 +12,6 @@ from django.conf import settings
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import NoReverseMatch, reverse
-from django.utils.module_loading import import_string
 
 from onejob.celery.option_names import SETTINGS as LEDGER_SETTINGS
 from onejob.django import conf
@@ -95,7 +94,7 @@ def _check_store() -> Iterator[Any]:
 def _check_redact() -> Iterator[Any]:
     hook = getattr(settings, conf.REDACT_SETTING, None)
     try:
-        found = import_string(hook) if isinstance(hook, str) else hook
+        found = conf.redact_hook()
         fault = None if found is None or callable(found) else f"{found!r} is no function"
     except ImportError as error:
         fault = str(error)

@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from celery.app import app_or_default
+from celery.app.utils import find_app
+from django.conf import settings
+from django.utils.module_loading import import_string
+
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.errors import ConfigurationError
 from onejob.stores.schema import LedgerSchema, checked_schema
@@ -23,10 +28,6 @@ def celery_app() -> Any:
 
     Raises `ConfigurationError` for a name at which there is none.
     """
-    from celery.app import app_or_default
-    from celery.app.utils import find_app
-    from django.conf import settings
-
     name = getattr(settings, APP_SETTING, None)
     try:
         return app_or_default() if name is None else find_app(name)
@@ -38,6 +39,12 @@ def celery_app() -> Any:
 def app_state() -> AppState:
     """Return what the project's Celery app has: its settings, its ledger, and `django_alias`. See there for errors."""
     return app_state_of(celery_app())
+
+
+def redact_hook() -> Any:
+    """Return the function that the settings name, None without one. Raises `ImportError` for a wrong path."""
+    hook = getattr(settings, REDACT_SETTING, None)
+    return import_string(hook) if isinstance(hook, str) else hook
 
 
 def apply_version(version: str) -> Callable[[Any, Any], None]:

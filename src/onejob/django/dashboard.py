@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 import onejob
 from onejob.api.api_keys import Role
-from onejob.django.conf import REDACT_SETTING, celery_app
+from onejob.django.conf import celery_app, redact_hook
 from onejob.pages.access import Decision, User
 
 PERMISSIONS = {
@@ -66,12 +66,6 @@ def decide(user: Any, path: str) -> Decision:
 
         return RedirectResponse(f"{_login_url()}?{urlencode({'next': path})}", 303)
     return user_of(user) or (user.get_username(), None)
-
-
-def redact_hook() -> Any:
-    """Return the function that the settings name, None without one. Raises `ImportError` for a wrong path."""
-    hook = getattr(settings, REDACT_SETTING, None)
-    return import_string(hook) if isinstance(hook, str) else hook
 
 
 def without_transaction(view: Any) -> Any:

@@ -30,8 +30,8 @@ from onejob.api.api_keys import Role
 from onejob.api.audit import DONE, REFUSALS, Refusals
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.celery.operations import Operation
-from onejob.django.conf import DASHBOARD_SETTING, celery_app
-from onejob.django.dashboard import redact_hook, user_of, without_transaction
+from onejob.django.conf import DASHBOARD_SETTING, celery_app, redact_hook
+from onejob.django.dashboard import user_of, without_transaction
 from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
 from onejob.ledger.search import audit_text
