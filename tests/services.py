@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -30,6 +31,8 @@ RABBITMQ_URL = "ONEJOB_TEST_RABBITMQ"
 """Environment variable: the URL of the RabbitMQ to use instead of the local one; the tests use queues of their own."""
 CHROMIUM_BINARY = "ONEJOB_TEST_CHROMIUM"
 """Environment variable: the browser to use instead of the one that is found."""
+EPHEMERAL = 32_768
+"""The first of the ports that a system chooses by itself: that of Linux, and others begin later."""
 START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 
@@ -74,10 +77,11 @@ def eventually(condition: Callable[[], T], timeout: float = 40.0) -> T:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on, from the system's ephemeral range."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a loopback port that nobody listens on, and that the system gives to nobody."""
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port := 10_000 + secrets.randbelow(EPHEMERAL - 10_000)))
+            return port
 
 
 def redis_binary(number: int = 0) -> str:

@@ -294,7 +294,9 @@ def test_a_canvas_continues_after_a_crash_before_its_dispatch(house: House) -> N
 
 BACKLOG = 100
 SHORT = 1.0
-"""A lease, as short as the heartbeat of a house permits."""
+"""The lease of jobs that wait for longer, as short as the heartbeat of a house permits; a busy worker has `PATIENT`."""
+PATIENT = {"onejob_lease": 2 * LEASE}
+"""The settings of a worker whose heartbeat lasts for longer than a busy machine suspends it."""
 
 
 def publications(house: House) -> int:
@@ -315,7 +317,7 @@ def test_a_backlog_gets_no_copies(house: House) -> None:
     last = results[-1].job
     await_(lambda: house.ledger.read_clock() > last.created_at + 2 * last.lease)
     assert house.add.delay(BACKLOG - 1).id == last.id
-    house.worker("-c", "1")
+    house.worker("-c", "1", **PATIENT)
     await_completed(house, results)
     assert publications(house) == 0
     assert {house.job(result).attempt for result in results} == {1}
@@ -341,7 +343,7 @@ def test_the_jobs_that_a_killed_worker_held_run_soon(house: House, *, restarted:
     """Jobs in the memory of a killed worker are published when its heartbeat expires, however long they have waited."""
     house.use_lease(SHORT)
     house.config |= {"worker_prefetch_multiplier": 8}
-    busy = house.worker("-c", "1")
+    busy = house.worker("-c", "1", **PATIENT)
     house.begin("held", ["hold:never"], task="play_leased")
     waiting = [house.play.delay(f"waiting-{number}", ["return"]) for number in range(5)]
     await_(lambda: not house.queued_messages())

@@ -206,7 +206,7 @@ def _interrupt(numbers: Iterator[int], _frame: object, event: str, _argument: ob
 
 def test_who_has_locked_a_sqlite_file_can_read_the_ledger(tmp_path: Path) -> None:
     """A user with an open transaction reads the ledger while another thread waits for the end of the transaction."""
-    with closing(SQLiteStore(tmp_path / "ledger.db", busy_timeout=2.0)) as store, ThreadPoolExecutor() as threads:
+    with closing(SQLiteStore(tmp_path / "ledger.db", busy_timeout=60.0)) as store, ThreadPoolExecutor() as threads:
         submit(store)
         with closing(sqlite3.connect(store.path, isolation_level=None)) as user:
             user.execute("begin immediate")

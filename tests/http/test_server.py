@@ -141,8 +141,8 @@ def test_each_request_has_its_deadline(app: EchoApp) -> None:
             time.sleep(3 * SHORT)  # as long as no deadline may last
             app.release.set()
             read_echo(connection)
-            connection.sendall(GET[:-2])
             started = time.monotonic()
+            connection.sendall(GET[:-2])
 
             def refused() -> bool:
                 with suppress(ConnectionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from checks.project import ROOT
 from tests.quiet import LogReader, pytest_runtest_call, unwatch, watch
+from tests.services import free_port
 
 CONFTEST = """
 from tests import tiers
@@ -97,3 +99,9 @@ def test_an_error_in_a_log_fails_its_own_test_alone(request: pytest.FixtureReque
         with pytest.raises(AssertionError if failure is None else ZeroDivisionError):
             call.send(None) if failure is None else call.throw(failure)
         assert [*reader.troubles()] == []
+
+
+def test_a_free_port_stays_free() -> None:
+    """The system gives a port that a test has chosen to no client or server that takes any port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert max(free_port() for _ in range(30)) < server.getsockname()[1]
