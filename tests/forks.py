@@ -12,7 +12,7 @@ import threading
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.services import STOP_SECONDS, Daemon, eventually
 
@@ -69,6 +69,13 @@ class Fork:
         self._code: int | None = None
         self.pid: int = prepared.request(**values)
         """The process id, and the id of the group."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
 
     @property
     def alive(self) -> bool:

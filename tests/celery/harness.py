@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,6 @@ two_waiters = pytest.mark.skipif(
     reason="before Celery 5.7, only one result can wait for a task id",
 )
 ROOT = Path(__file__).parents[2]
-_databases = count()
 
 
 def await_(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
@@ -142,9 +140,8 @@ class House:
     """The module with the app: its `build` makes one, and a worker imports it."""
 
     def __post_init__(self) -> None:
-        self.databases = next(_databases), next(_databases)
         self.stage = Stage(str(self.directory))
-        broker, own = (self.server.url.replace("/0", f"/{number}") for number in self.databases)
+        broker, own = self.server.database(), self.server.database()
         stores = {"sqlite": f"sqlite:///{self.directory / 'ledger.db'}", "broker": broker}
         self.config = {
             "broker_url": broker,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import Mock
@@ -40,21 +36,18 @@ from onejob.stores.protocol import Store
 from onejob.webhooks.job import WebhookPayload
 from tests.celery.app import CONFIG
 from tests.celery.harness import LEASE, House, await_, program_environment
-from tests.conftest import address_of, every_store
+from tests.conftest import every_store, on_stores
 from tests.contract.processes import Seat, race
 from tests.contract.support import START, ManualClock, StoreAddress
+from tests.forks import interpret
 from tests.quiet import KILLED, provokes
+from tests.services import Daemon
 from tests.tiers import rounds
 
 EVERY = 60.0
 PORTION = 50
 NIGHTLY = {"task": "shop.add", "schedule": EVERY, "args": (1, 2)}
-
-
-@pytest.fixture
-def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
-    """Return where the store of a test can be: in SQLite, unless the test is about every kind."""
-    return address_of(getattr(request, "param", "sqlite"), request, tmp_path)
+fresh_address = on_stores("sqlite")
 
 
 def make_app(store: Store, schedule: dict[str, Any], **settings: Any) -> Celery:
@@ -338,23 +331,13 @@ def test_a_worker_runs_the_schedule(new_house: Callable[..., House]) -> None:
 
 
 @contextmanager
-def celery_beat(house: House) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+def celery_beat(house: House) -> Iterator[Callable[[], Daemon]]:
     """Yield a way to start a process of Celery's beat with the scheduler of onejob; what runs at the end is killed."""
-    environment = {**os.environ, CONFIG: json.dumps(house.config), "PYTHONPATH": program_environment()["PYTHONPATH"]}
-    command = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "beat", "-S", "onejob.celery.beat:Scheduler"]
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        with (house.directory / f"beat-{len(started)}.log").open("wb") as log:
-            started.append(subprocess.Popen([*command, "--pidfile="], env=environment, stdout=log, stderr=log))
-        return started[-1]
-
-    try:
-        yield start
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    environment = program_environment() | {CONFIG: json.dumps(house.config)}
+    command = "-m celery -A tests.celery.app beat -S onejob.celery.beat:Scheduler --pidfile=".split()
+    folder, log = house.directory, house.directory / "beat.log"
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(interpret(command, environment=environment, cwd=folder, output=log))
 
 
 def _has_ticks(house: House, number: int) -> bool:
@@ -378,7 +361,7 @@ def test_two_beats_and_three_workers_are_killed(new_house: Callable[..., House],
                 workers[victim].sigkill()
                 workers[victim] = house.start("-c", "1")
             else:
-                beats[victim - 3].kill()
+                beats[victim - 3].process.kill()
                 beats[victim - 3] = start_beat()
     for worker in workers:
         worker.await_ready()

@@ -245,7 +245,7 @@ def test_no_wait_is_redelivered(house: House) -> None:
     house.redeliver_after(1)
     house.two_workers("-c", "2")
     retried = house.play_late.delay("retried", ["retry:3", "return"])
-    house.await_state(retried, State.RETRYING)
+    await_(lambda: Transition.RETRY in house.events(retried))
     far = house.play.apply_async(("far", ["return"]), countdown=3)
     await_(lambda: not house.queued_messages())
     foreign = house.app.send_task("play", ("foreign", ["return"]), countdown=4).id  # which Celery holds

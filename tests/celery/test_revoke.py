@@ -115,9 +115,8 @@ def test_a_running_job_is_terminated(shared: House) -> None:
         terminate(shared, result)
         assert_canceled(shared, result, source, 1)
     refuses = shared.play.delay("refuses", ["stay"])
-    mark = shared.await_mark("refuses")[0]
+    mark = shared.await_mark("refuses", "stays")[0]
     shared.app.control.terminate(refuses.id)
-    shared.await_mark("refuses", "stays")
     shared.await_state(refuses, State.CANCELED)
     await_(lambda: not is_running(mark["pid"]))
     assert_canceled(shared, refuses, "refuses", 1)

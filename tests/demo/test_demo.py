@@ -105,11 +105,11 @@ def test_nothing_survives_the_supervisor(place: dict[str, str], tmp_path: Path, 
             assert re.search(r"http://127\.0\.0\.1:\d+/", first)
             assert len(processes_of(tmp_path)) >= 4
             demo.send_signal(number)
-            demo.wait(30)
+            demo.wait(PATIENCE)
         finally:
             demo.kill()
-    eventually(lambda: not processes_of(tmp_path), timeout=20)
-    eventually(lambda: not list(tmp_path.glob("onejob-demo-*")), timeout=20)
+    eventually(lambda: not processes_of(tmp_path))
+    eventually(lambda: not list(tmp_path.glob("onejob-demo-*")))
 
 
 @pytest.mark.parametrize("length", [1, 80])

@@ -22,13 +22,11 @@ JSON = {"content-type": "application/json"}
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
     os.environ["ONEJOB_DEMO_FOLDER"] = str(folder)
-    server = Daemon([sys.executable, "-m", "onejob.demo.server", "0"], log=folder / "log", cwd=folder)
-    del os.environ["ONEJOB_DEMO_FOLDER"]
-    port = folder / "port"
-    eventually(port.exists, timeout=30)
-    yield f"http://127.0.0.1:{port.read_text()}/"
-    server.process.kill()
-    server.process.wait()
+    with Daemon([sys.executable, "-m", "onejob.demo.server", "0"], log=folder / "log", cwd=folder):
+        del os.environ["ONEJOB_DEMO_FOLDER"]
+        port = folder / "port"
+        eventually(port.exists, timeout=100)
+        yield f"http://127.0.0.1:{port.read_text()}/"
 
 
 def fetch(address: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:

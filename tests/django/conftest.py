@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,13 @@ import pytest
 
 from tests import quiet
 from tests.django.project import Project, sqlite
-from tests.services import PostgresServer, RedisServer, eventually, start_redis
+from tests.services import PostgresServer, RedisServer, eventually
 from tests.tiers import deep
 
-_brokers = count(1)
 
-
-@pytest.fixture(scope="session")
-def django_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", "200")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def broker_url(django_broker: RedisServer) -> str:
-    return django_broker.url
+@pytest.fixture
+def broker_url(broker: RedisServer) -> str:
+    return broker.database()
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=deep)])
@@ -49,9 +39,8 @@ def postgres_database(server: PostgresServer) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def project(database: dict[str, Any], broker_url: str) -> Project:
-    broker = broker_url.replace("/0", f"/{next(_brokers)}")
-    project = Project({"DATABASES": {"default": database}, "CELERY_BROKER_URL": broker})
+def project(database: dict[str, Any], broker: RedisServer) -> Project:
+    project = Project({"DATABASES": {"default": database}, "CELERY_BROKER_URL": broker.database()})
     project.manage("migrate", "-v", "0")
     return project
 
@@ -62,15 +51,13 @@ def worker(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     log = tmp_path_factory.mktemp("worker") / "worker.log"
     log.touch()
     options = "worker --pool=threads -c 2 -l INFO -Q celery,slow --without-gossip --without-mingle -n w@test".split()
-    daemon = project.start("-m", "celery", "-A", "shop", *options, log=log)
-    eventually(lambda: "w@test ready." in log.read_text(errors="replace") or not daemon.alive, 40)
-    assert daemon.alive, log.read_text(errors="replace")
-    errors = quiet.LogReader(log)
-    quiet.watch(errors)
-    yield log
-    quiet.unwatch(errors)
-    daemon.process.kill()
-    daemon.process.wait()
+    with project.start("-m", "celery", "-A", "shop", *options, log=log) as daemon:
+        eventually(lambda: "w@test ready." in log.read_text(errors="replace") or not daemon.alive, 40)
+        assert daemon.alive, log.read_text(errors="replace")
+        errors = quiet.LogReader(log)
+        quiet.watch(errors)
+        yield log
+        quiet.unwatch(errors)
     print(log.read_text(errors="replace")[-6000:])  # noqa: T201 - pytest shows it when a test fails
 
 

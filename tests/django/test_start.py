@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 from tests import forks
 from tests.django.project import ROOT
 from tests.quiet import LogReader
-from tests.services import Daemon, eventually
+from tests.services import eventually
 
 PAGE = (ROOT / "docs" / "start" / "django.md").read_text(encoding="utf-8")
 FILE = re.compile(r"```python\n# (\S+)\n(.*?)```", re.DOTALL)
@@ -40,17 +39,12 @@ def test_the_quick_start_works_as_written(tmp_path: Path, broker_url: str) -> No
     commands(tmp_path, environment, [project, application])
     for name, text in FILE.findall(PAGE):
         with (tmp_path / name).open("a", encoding="utf-8") as file:
-            file.write(text.replace("redis://localhost:6379/0", broker_url.replace("/0", "/150")))
+            file.write(text.replace("redis://localhost:6379/0", broker_url))
     commands(tmp_path, environment, [migrate, check])
     log = tmp_path / "worker.log"
-    variables = [f"{name}={value}" for name, value in environment.items()]
-    argv = ["env", *variables, sys.executable, "-m", *shlex.split(worker), "-P", "solo", "-l", "INFO"]
-    daemon = Daemon(argv, log=log, cwd=tmp_path)
-    try:
+    argv = ["-m", *shlex.split(worker), "-P", "solo", "-l", "INFO"]
+    with forks.interpret(argv, environment=environment, cwd=tmp_path, output=log) as daemon:
         eventually(lambda: " ready." in log.read_text(errors="replace") or not daemon.alive, 60)
         assert "R-000007" in commands(tmp_path, environment, [submit.replace("timeout=10", "timeout=60")])
         assert "completed" in commands(tmp_path, environment, [jobs])
-    finally:
-        daemon.process.kill()
-        daemon.process.wait()
     assert [*LogReader(log).troubles()] == []

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from checks.blocks import PARSERS
 from tests import forks
 from tests.cases import for_each
 from tests.forks import CELERY, FORKS, fork, interpret
-from tests.services import RedisServer, eventually, start_redis
+from tests.services import RedisServer, eventually
 from website.blocks import LANGUAGES, Page, pages, read
 from website.navigation import ROOT
 from website.shell import commands, fault
@@ -25,14 +23,6 @@ REDIS = re.compile(r"redis://localhost(?::6379)?/\d+")
 IMPORTED = (*CELERY, "fastapi.testclient", "onejob.api", "prometheus_client")
 """What the programs import."""
 PATIENCE = re.compile(r"\btimeout=10\b")
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the Redis that stands for the reader's."""
-    server = start_redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 def write(page: Page, folder: Path, url: str) -> dict[str, str]:
@@ -61,22 +51,16 @@ def run_programs(page: Page, files: dict[str, str], folder: Path) -> None:
 def test_programs_of_a_page_run(place: str, broker: RedisServer, tmp_path: Path) -> None:
     """The blocks of Python of a page, one after the other, run, and their assertions hold."""
     page = RUN[place]
-    with redis.Redis.from_url(broker.url) as client:
-        client.flushall()
-    files = write(page, tmp_path, broker.url)
+    files = write(page, tmp_path, broker.database())
     if not page.has_worker:
         run_programs(page, files, tmp_path)
         return
     log = tmp_path / "worker.log"
     command = ["-m", "celery", "-A", next(iter(files)), "worker", *"--pool threads -c 2 --loglevel INFO".split()]
     start = fork if FORKS else interpret
-    worker = start(command, environment=environment(), cwd=tmp_path, output=log).process
-    try:
+    with start(command, environment=environment(), cwd=tmp_path, output=log):
         eventually(lambda: " ready." in log.read_text())
         run_programs(page, files, tmp_path)
-    finally:
-        worker.terminate()
-        worker.wait()
 
 
 FENCE = "`" * 3

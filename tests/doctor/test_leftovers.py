@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from onejob.doctor.leftovers import find_leftovers
 from tests.cases import for_each
 from tests.cli.command import APP, call
 from tests.doctor.support import run_command
-from tests.services import RedisServer, start_redis
+from tests.services import RedisServer
 
 SOURCE = '''"""import celery_once"""
 import celery_singleton
@@ -63,13 +62,6 @@ FOUND = {
     (21, "imports celery_singleton"), (22, "calls clear_locks"), (23, "calls clear_locks"),
     (25, "sets unique_on=[]"), (28, "sets unique_on=()"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = start_redis(tmp_path_factory.mktemp("locks"))
-    yield server
-    server.stop()
 
 
 def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
@@ -139,9 +131,9 @@ def test_leftovers_in_an_app_are_found(tmp_path: Path) -> None:
     assert not {"settings: ONCE", "settings: singleton_lock_expiry", "task single", "task once"} & {*both}
 
 
-def test_old_locks_in_redis_are_counted(server: RedisServer) -> None:
+def test_old_locks_in_redis_are_counted(broker: RedisServer) -> None:
     """Locks of both libraries are counted; the printed commands delete them in the database examined."""
-    url = server.url.rpartition("/")[0] + "/13"
+    url = broker.database()
     with redis.Redis.from_url(url) as client:
         client.set("SINGLETONLOCK_1", "an-id")
         client.set("SINGLETONLOCK_2", "an-id", ex=100)

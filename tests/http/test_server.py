@@ -380,15 +380,15 @@ def test_shutdown_ends_streams_and_waits(tmp_path: Path) -> None:
     """A server that is terminated ends its streams and waits, and its log is lines of JSON without any API key."""
     address = ["--port", str(free_port())]
     command = ["env", f"{STORE}=sqlite:///{tmp_path / 'ledger.db'}", f"{BROKER}=memory://", sys.executable, "-c", SERVE]
-    server = Daemon([*command, *address, "--log-json"], log=tmp_path / "log", cwd=ROOT)
-    with client_of(f"http://127.0.0.1:{address[1]}") as client:
+    daemon = Daemon([*command, *address, "--log-json"], log=tmp_path / "log", cwd=ROOT)
+    with daemon as server, client_of(f"http://127.0.0.1:{address[1]}") as client:
 
         def answers() -> bool:
             with suppress(httpx2.TransportError):
                 return client.get("/readyz").status_code == 200
             return False
 
-        eventually(answers, 30)
+        eventually(answers, 100)
         job_id = submitted(client, 9)
         for path in (*WITH_KEY, "?limit=7", "/x%0AERROR:%20forged"):
             client.get(f"/jobs{path}")
@@ -398,12 +398,12 @@ def test_shutdown_ends_streams_and_waits(tmp_path: Path) -> None:
         trace = {"trace": lambda step, _info: steps.append(step)}
         with ThreadPoolExecutor(1) as pool:
             wait = pool.submit(client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"}, extensions=trace)
-            eventually(lambda: "http11.send_request_body.complete" in steps, 30)
+            eventually(lambda: "http11.send_request_body.complete" in steps)
             assert answers()  # sent later, so that the server has read the request before it
             server.process.terminate()
             assert [*stream] == []  # it ends as a stream ends
             assert (wait.result(30).status_code, wait.result().json()["state"]) == (200, "queued")
-        server.process.wait(20)
+        eventually(lambda: not server.alive)
     log = (tmp_path / "log").read_text()
     notice, *lines = log.splitlines()
     records = [json.loads(line) for line in lines]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from tests import forks
 from tests.quiet import LogReader
-from tests.services import Daemon, PostgresServer, RedisServer, eventually
+from tests.services import PostgresServer, RedisServer, eventually
 
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "django_shop"
@@ -84,15 +83,9 @@ def test_order_and_job_are_atomic(shop: Shop, tmp_path: Path) -> None:
     assert shop.rows("select id from onejob.jobs where task = 'orders.tasks.invoice'") == [(job_id,)]
     assert shop.rows("select id, customer, paid, invoice from orders_order") == [(order, "ann", True, "")]
     log = tmp_path / "worker.log"
-    command = ["env", *(f"{name}={value}" for name, value in shop.environment.items())]
-    command += [sys.executable, "-m", "celery", "--workdir", str(SHOP), "-A", "shop", "worker", "--pool=solo"]
-    worker = Daemon(command, log=log, cwd=SHOP)
-    try:
-        eventually(lambda: len(shop.rows("select 1 from onejob.jobs where state = 'completed'")) == 2, 40)
-    finally:
-        worker.process.kill()
-        worker.process.wait()
-        print(log.read_text(errors="replace"))  # noqa: T201 - pytest shows it when a test fails
+    command = ["-m", "celery", "--workdir", str(SHOP), "-A", "shop", "worker", "--pool=solo"]
+    with forks.interpret(command, environment=shop.environment, cwd=SHOP, output=log):
+        eventually(lambda: len(shop.rows("select 1 from onejob.jobs where state = 'completed'")) == 2, 100)
     assert [*LogReader(log).troubles()] == []
     number = f"R-{order:06}"
     assert shop.rows("select invoice from orders_order") == [(number,)]

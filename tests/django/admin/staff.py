@@ -70,14 +70,10 @@ def project_on(address: StoreAddress, folder: Path) -> Project:
 def serving_project(project: Project, folder: Path, *command: str) -> Iterator[str]:
     port, log = free_port(), folder / "server.log"
     log.touch()
-    server = project.start(*(command or ("serve.py",)), str(port), log=log)
-    try:
+    with project.start(*(command or ("serve.py",)), str(port), log=log) as server:
         eventually(lambda: "serving" in log.read_text() or not server.alive, PATIENCE)
         assert server.alive, log.read_text()
         yield f"http://127.0.0.1:{port}"
-    finally:
-        server.process.kill()
-        server.process.wait()
 
 
 class Person:
