@@ -725,7 +725,7 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
     reasons = {
         running.id: "not claimed: it is running (started), attempt 1",
         ended.id: "not claimed: it is completed (completed), attempt 1",
-        gone.id: "a late copy of its message was dropped, because the job was purged",
+        gone.id: "its message was dropped: the job was purged, or is in another ledger, which shares the queue",
     }
     for job_id, reason in reasons.items():
         refusal, *rest = trace(job_id, **{MARK: job_id}, **given)

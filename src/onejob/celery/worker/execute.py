@@ -97,7 +97,8 @@ def _find_refusal(claimed: Applied, nonce: str, *, is_marked: bool) -> str:
     """Return why a message starts no run; "" if its job is claimed, new, or still to be ended by this message."""
     job = claimed.job
     if job is None:
-        return "a late copy of its message was dropped, because the job was purged" if is_marked else ""
+        dropped = "its message was dropped: the job was purged, or is in another ledger, which shares the queue"
+        return dropped if is_marked else ""
     if claimed.applied or (job.state.final and job.canvas_pending) or _is_of_dead_child(job, nonce):
         return ""
     return f"not claimed: it is {job.state} ({job.reason}), attempt {job.attempt}"
