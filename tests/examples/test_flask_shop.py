@@ -19,7 +19,7 @@ def run_tests(broker: RedisServer, *options: str) -> str:
     url = broker.url.removesuffix("/0") + "/15"
     environment = os.environ | {"FLASK_CELERY__broker_url": url, "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the example needs ours alone: importing all takes seconds
-    plain = ["--rootdir=.", "-c", os.devnull, "-p", "no:cacheprovider", "-p", "onejob.testing.plugin"]
+    plain = ["-p", "no:cacheprovider", "-p", "onejob.testing.plugin"]
     command = [sys.executable, "-m", "pytest", "-q", *plain, *options]
     done = subprocess.run(command, cwd=SHOP, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
