@@ -72,6 +72,22 @@ def test_figures_stand_in_rows(tabs: Tabs, mounted: Mounted) -> None:
         assert (len(places), len(tops)) == (4, -(-4 // columns)), places
 
 
+def test_a_long_name_leaves_room_for_the_other_columns(tabs: Tabs, mounted: Mounted) -> None:
+    """The name of a task takes at most a third of a window in a table, however long it is; a day stands in one line."""
+    page = tabs.open()
+    page.set_viewport_size(WINDOW)
+    for name in ("jobs", "tasks"):
+        open_named(page, mounted(name), name)
+        widths = page.locator("td.task").evaluate_all("cells => cells.map(cell => cell.offsetWidth)")
+        assert 0 < max(widths) <= WINDOW["width"] / 3, name
+    page.set_viewport_size(PHONE)
+    open_named(page, mounted("duplicates by identity"), "duplicates by identity")
+    check_fit(page)
+    heights = page.locator("#days ~ * td").evaluate_all("cells => cells.map(cell => cell.offsetHeight)")
+    assert len(set(heights)) == 1
+    assert max(heights) < 40
+
+
 @pytest.mark.parametrize(
     "names",
     [WITNESSES, pytest.param([*PATHS], marks=[deep, pytest.mark.timeout(600)])],
