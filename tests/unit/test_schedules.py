@@ -231,6 +231,20 @@ def test_times_are_utc_without_a_time_zone() -> None:
     assert moments(crontab(hour=3, minute=0), datetime(2026, 7, 1, tzinfo=UTC), 1, zone="UTC") == ["01 03:00+0000"]
 
 
+class InTokyo(crontab):
+    """A crontab with a time zone of its own, as those of django-celery-beat."""
+
+    tz: Any = ZoneInfo("Asia/Tokyo")
+
+
+def test_a_schedule_may_have_a_time_zone_of_its_own() -> None:
+    """The moments of a schedule with a time zone are in that one, whatever the time zone of the app."""
+    for zone in ("Europe/Berlin", "UTC"):
+        started = datetime(2026, 7, 1, tzinfo=UTC)
+        (moment,) = moments(InTokyo(hour=3, minute=0), started, 1, zone)
+        assert moment == started.replace(hour=18).astimezone(ZoneInfo(zone)).strftime("%d %H:%M%z")
+
+
 def test_a_time_zone_is_named_once() -> None:
     """The text of a schedule ends with its time zone, also if its own text does, as that of django-celery-beat."""
 

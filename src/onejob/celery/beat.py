@@ -103,7 +103,7 @@ class Entry:
         schedule = copy(self.schedule)
         schedule.app = self._app
         for started in (after + hop * HOP for hop in range(HOPS)):
-            schedule.nowfun = partial(datetime.fromtimestamp, started, self._app.timezone)
+            schedule.nowfun = partial(datetime.fromtimestamp, started, schedule.tz)
             remaining: float = schedule.remaining_estimate(schedule.nowfun()).total_seconds()
             moment = round(started + remaining, 6)
             if moment > after:
