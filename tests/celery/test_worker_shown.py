@@ -123,6 +123,20 @@ CRASHED = '["runs_total", "play", "crashed"]'
 OFTEN, NEVER = {"onejob_metrics_interval": 0.2}, {"onejob_metrics_interval": 1e6}
 
 
+@pytest.mark.parametrize(("pool", "slots"), [("prefork", [2, 5]), ("solo", [1])])
+def test_a_worker_registers_how_many_jobs_it_runs_at_once(house: House, pool: str, slots: list[int]) -> None:
+    """A worker registers what its pool can run, also after `pool_grow`, and not what its command line asks for."""
+    house.worker("--pool", pool, "-c", "2", **OFTEN)
+    await_(lambda: _registered_slots(house) == slots[:1])
+    if slots[1:]:
+        house.app.control.pool_grow(slots[1] - slots[0])
+    await_(lambda: _registered_slots(house) == slots[-1:])
+
+
+def _registered_slots(house: House) -> list[int]:
+    return [each.concurrency for each in house.ledger.workers()]
+
+
 @on_every_store("house")
 def test_counts_of_a_worker_are_stored(house: House) -> None:
     """What children have counted is soon in the ledger's totals; the parent counts the crash of one, and its sweeps."""

@@ -22,6 +22,16 @@ SMOOTHING = 0.5
 """The weight of the latest runs in the average time of a run."""
 
 
+def capacity_of(worker: Any) -> int:
+    """Return how many jobs a worker can run at once: with an autoscaler, in the processes that this may start."""
+    scaler = getattr(worker, "autoscaler", None)  # it starts a process for each job that waits in this worker
+    return _processes_of(worker) if scaler is None else max(_processes_of(worker), scaler.max_concurrency)
+
+
+def _processes_of(worker: Any) -> int:
+    return int(getattr(worker.pool, "num_processes", 0) or worker.concurrency or 1)
+
+
 class Slots:
     """How many more jobs a worker can run. `rate_limited` returns the ids of jobs that wait for their rate limits."""
 
@@ -45,11 +55,8 @@ class Slots:
 
         None until half of the window is free, so that short jobs are taken several at once.
         """
-        processes = int(getattr(self._worker.pool, "num_processes", 0) or self._worker.concurrency or 1)
-        self._observe(processes)
-        scaler = getattr(self._worker, "autoscaler", None)
-        if scaler is not None:  # it starts a process for each job that waits in this worker
-            processes = max(processes, scaler.max_concurrency)
+        self._observe(_processes_of(self._worker))
+        processes = capacity_of(self._worker)
         ahead = min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._average, 0.001))) * processes
         limited = self._rate_limited()
         waiting = {*held} if len(limited) > MAX_LIMITED * processes else {*held} - limited

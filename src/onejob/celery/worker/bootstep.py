@@ -21,7 +21,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
-from onejob.celery.slots import Slots
+from onejob.celery.slots import Slots, capacity_of
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.request import Request, Revocations
@@ -177,7 +177,7 @@ class LedgerStep(bootsteps.StartStopStep):
             tasks=tuple([*tasks_of(self.worker.app)][:REGISTERED_TASKS_LIMIT]),
             queues=tuple(sorted(self._consumed_queues())),
             pool=type(self.worker.pool).__module__.rpartition(".")[2],
-            concurrency=self.worker.concurrency or 0,
+            concurrency=capacity_of(self.worker),
             reserved=self.queues.reserved(),
             versions=_versions(),
             silent_since=self.silence.since,
