@@ -289,6 +289,31 @@ def test_a_canvas_continues_after_a_crash_before_its_dispatch(house: House) -> N
     assert (len(house.marks("plain-tail", "plain")), len(house.marks("chord", "gather"))) == (1, 1)
 
 
+@provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
+def test_a_chord_continues_after_the_claim_of_a_dead_worker(house: House) -> None:
+    """A member that ends again, while a dead worker has claimed the call of the body, ends again after the claim."""
+    backend: Any = house.app.backend
+    if not hasattr(type(backend), "_chord_part_return_script"):
+        pytest.skip("before Celery 5.7, no worker claims the call of a chord's body")
+    house.use_lease(LEASE)
+    has_died = house.directory / "done-die-before-dispatch"
+    has_died.touch()
+    house.worker("-c", "2", hook="die-before-dispatch")
+    result: Any = chord([house.play.s("one", ["return"]), house.play.s("two", ["hold"])])(house.gather.s("chord"))
+    one, two = result.parent.results
+    await_(lambda: Transition.CANVAS_NOTIFIED in house.events(one))
+    claim = backend.get_key_for_group(result.parent.id, ".c")
+    backend.client.set(claim, "of a dead worker")
+    has_died.unlink()
+    house.open("two")
+    await_(lambda: any("has claimed" in entry.detail for entry in house.ledger.history(two.id)))
+    assert not house.marks("chord", "gather")
+    backend.client.delete(claim)
+    assert result.get(PATIENCE) == ["one", "two"]
+    house.await_rest()
+    assert len(house.marks("chord", "gather")) == 1
+
+
 # --- jobs that wait for long ------------------------------------------------------------------------------------------
 
 

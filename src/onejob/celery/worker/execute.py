@@ -395,7 +395,7 @@ def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> 
 def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
     """Report a canceled job to Celery's result backend, which notifies the canvas."""
     task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
-    app_state.ledger.mark_canvas_notified(job)
+    _note_dispatch(task.backend, app_state, job, job)
 
 
 def watch_canvas(request: Any, job: Job) -> None:
@@ -415,9 +415,29 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
     if job is not None and job.canvas_pending:
         try:
             app_state = app_state_of(sender.app)
-            app_state.ledger.mark_canvas_notified(app_state.ledger.get(job.id))
+            _note_dispatch(sender.backend, app_state, job, app_state.ledger.get(job.id))
         except (StoreError, LookupError) as error:
             logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
+
+
+def _note_dispatch(backend: Any, app_state: AppState, claimed: Job, job: Job) -> None:
+    """Record that Celery has dispatched the canvas of a job; `claimed`: the job when its message was executed.
+
+    The part of a job that had ended before is counted again. Meanwhile Celery does nothing, silently, if a worker has
+    claimed the call of the chord's body, and that may have died: the job is published once more.
+    """
+    if claimed.state.final and _is_chord_claimed(backend, claimed):
+        note_canvas_error(app_state.ledger, job, "another worker has claimed the call of the chord's body")
+    else:
+        app_state.ledger.mark_canvas_notified(job)
+
+
+def _is_chord_claimed(backend: Any, job: Job) -> bool:
+    """Return whether a worker has claimed the call of a chord's body: Celery's Redis backend, from 5.7 on."""
+    options = loads(job.options)
+    if not options.get("chord") or not hasattr(type(backend), "_chord_part_return_script"):
+        return False
+    return backend.client.get(backend.get_key_for_group(options["group_id"], ".c")) not in {None, b"done"}
 
 
 def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
