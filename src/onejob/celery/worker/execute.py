@@ -163,7 +163,7 @@ def _execute(task: BoundTask, request: Any, app_state: AppState, body: Callable[
     if job.canvas_pending:
         watch_canvas(request, job)
     if job.state.final:
-        return return_end(task, request, app_state, job)
+        return return_end(task, request, app_state, job, again=True)
     if job.follows_id is not None:
         return end_follower(task, request, app_state, job)
     with tracing.tracer.run(job):
@@ -375,35 +375,36 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     return return_end(task, request, app_state, ended)
 
 
-def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
+def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job, *, again: bool = False) -> Any:
     """Return the result, or raise the failure, of a job that has ended, so that Celery notifies its canvas.
 
-    Returns `Ignored` for a job that was canceled, or whose replacement notifies the canvas.
+    Returns `Ignored` for a job that was canceled, or whose replacement notifies the canvas. `again`: Celery may have
+    been told of this end before.
     """
     if job.reason == REPLACED:
         app_state.ledger.mark_canvas_notified(job)
         return Ignored(job.reason)
-    watch_canvas(request, job)
+    watch_canvas(request, job, again=again)
     if job.state is State.COMPLETED:
         return loads(job.result or "null")
     if job.state is State.FAILED:
         raise decode_failure(job.id, job.error)
-    report_canceled(task, request, app_state, job)
+    report_canceled(task, request, app_state, job, again=again)
     return Ignored(job.reason)
 
 
-def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
+def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job, *, again: bool = False) -> None:
     """Report a canceled job to Celery's result backend, which notifies the canvas."""
     task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
-    _note_dispatch(task.backend, app_state, job, job)
+    _note_dispatch(task.backend, app_state, job, again=again)
 
 
-def watch_canvas(request: Any, job: Job) -> None:
-    """Have it recorded when Celery has dispatched the canvas of a job that ends in this request.
+def watch_canvas(request: Any, job: Job, *, again: bool = False) -> None:
+    """Have it recorded when Celery has dispatched the canvas of a job that ends in this request, or ended before.
 
     Celery builds the arguments of a signal only if it has receivers: they are connected with the first canvas.
     """
-    request.onejob = job
+    request.onejob = job, again
     for signal in (signals.task_success, signals.task_failure):
         signal.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
 
@@ -411,22 +412,22 @@ def watch_canvas(request: Any, job: Job) -> None:
 def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
     """Record that Celery has dispatched the links, chain and chord part of a job that just ended."""
     # Celery sends the signals of a run's end after it has called links and chain, and counted the chord's part.
-    job = getattr(getattr(sender, "request", None), "onejob", None)
+    job, again = getattr(getattr(sender, "request", None), "onejob", (None, False))
     if job is not None and job.canvas_pending:
         try:
             app_state = app_state_of(sender.app)
-            _note_dispatch(sender.backend, app_state, job, app_state.ledger.get(job.id))
+            _note_dispatch(sender.backend, app_state, app_state.ledger.get(job.id), again=again)
         except (StoreError, LookupError) as error:
             logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
 
 
-def _note_dispatch(backend: Any, app_state: AppState, claimed: Job, job: Job) -> None:
-    """Record that Celery has dispatched the canvas of a job; `claimed`: the job when its message was executed.
+def _note_dispatch(backend: Any, app_state: AppState, job: Job, *, again: bool) -> None:
+    """Record that Celery has dispatched the canvas of a job.
 
-    The part of a job that had ended before is counted again. Meanwhile Celery does nothing, silently, if a worker has
-    claimed the call of the chord's body, and that may have died: the job is published once more.
+    If it was told `again` of the end, it has done nothing, silently, while a worker has claimed the call of the chord's
+    body. That worker may have died: the job is published once more.
     """
-    if claimed.state.final and _is_chord_claimed(backend, claimed):
+    if again and _is_chord_claimed(backend, job):
         note_canvas_error(app_state.ledger, job, "another worker has claimed the call of the chord's body")
     else:
         app_state.ledger.mark_canvas_notified(job)
