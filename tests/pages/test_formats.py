@@ -34,7 +34,7 @@ LISTS = {
     "/jobs": "jobs", "/duplicates": "groups", "/dead": "groups", "/tasks": "tasks", "/workers": "workers",
     "/audit": "entries", "/schedules": "entries",
 }  # fmt: skip
-GROWING = {"runs", "runs_per_minute"}
+GROWING = {"runs", "runs_per_minute", "is_late"}
 """The columns whose values change from request to request."""
 
 
