@@ -336,10 +336,9 @@ class AmqpBroker(DirectBroker):
         return published
 
     def _form_of(self, written: AmqpMessage, embedded: dict[str, Any]) -> tuple[AmqpMessage, dict[str, Any], bytes]:
-        headers = {**written.message.properties["application_headers"]}
-        for name in (*_OWN_HEADERS, MARK):
-            headers.pop(name, None)
-        return written, embedded, _packed(headers)
+        headers = written.message.properties["application_headers"]
+        common = {name: value for name, value in headers.items() if name not in {*_OWN_HEADERS, MARK}}
+        return written, embedded, _packed(common)
 
     def _fill(self, form: tuple[AmqpMessage, dict[str, Any], bytes], own: dict[str, Any], call: Message) -> AmqpMessage:
         written, embedded, common = form

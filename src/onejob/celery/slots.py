@@ -25,7 +25,7 @@ SMOOTHING = 0.5
 def capacity_of(worker: Any) -> int:
     """Return how many jobs a worker can run at once: with an autoscaler, in the processes that this may start."""
     scaler = getattr(worker, "autoscaler", None)  # it starts a process for each job that waits in this worker
-    return _processes_of(worker) if scaler is None else max(_processes_of(worker), scaler.max_concurrency)
+    return max(_processes_of(worker), getattr(scaler, "max_concurrency", 0))
 
 
 def _processes_of(worker: Any) -> int:
