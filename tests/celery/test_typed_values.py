@@ -115,7 +115,7 @@ def jobs() -> Iterator[Jobs]:
 @pytest.fixture
 def app(jobs: Jobs) -> Any:
     """Return the app of the jobs."""
-    return jobs.worker.app
+    return jobs.app
 
 
 priced: list[int] = []

@@ -67,7 +67,7 @@ def test_settings_are_read_anew_in_each_block() -> None:
         with isolated(app):
             assert app_state_of(app).settings.key_retention == seconds
     with isolated(app, key_retention=7, payload_limit=50) as jobs:
-        assert jobs.state.settings.key_retention == 7
+        assert jobs.app_state.settings.key_retention == 7
         with pytest.raises(onejob.InvalidPayloadError, match="past 50 bytes"):
             add.delay("x" * 100)
         app.conf.onejob_sweep = 9.0
@@ -158,7 +158,7 @@ def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
     options: Any
     for options, heartbeat in [({"lease": 3}, 1), ({"lease": 45}, 10), ({"lease": 6, "heartbeat": 3}, 3)]:
         with isolated(app, **options) as jobs:
-            assert jobs.state.settings.heartbeat == heartbeat
+            assert jobs.app_state.settings.heartbeat == heartbeat
 
 
 def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:

@@ -23,7 +23,7 @@ def test_each_test_of_a_test_case_has_its_own_ledger() -> None:
     def body(self: Any) -> None:
         assert shop.report.delay("monday").outcome == "admitted"
         assert self.jobs.is_eager
-        assert self.jobs.state.settings.lease == 44
+        assert self.jobs.app_state.settings.lease == 44
 
     result = run_case(test_one=body, test_two=body, jobs_settings={"eager": True, "lease": 44})
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])

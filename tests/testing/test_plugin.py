@@ -80,7 +80,7 @@ PROGRAMS = [
         def test_it(jobs):
             result = invoice.delay(1)
             assert result.get(timeout=0) == "invoice 1, attempt 1"
-            assert (jobs.state.settings.lease, jobs.state.settings.sweep) == (40, 3)
+            assert (jobs.app_state.settings.lease, jobs.app_state.settings.sweep) == (40, 3)
 
         def test_not_eager(jobs):
             assert invoice.delay(1).state == "PENDING"
@@ -88,7 +88,7 @@ PROGRAMS = [
         @pytest.mark.onejob(lease=6)
         def test_a_short_lease(jobs):
             result = invoice.delay(1)
-            assert (jobs.get(result.id).lease, jobs.state.settings.heartbeat) == (6, 2)
+            assert (jobs.get(result.id).lease, jobs.app_state.settings.heartbeat) == (6, 2)
     """),
     # an app that a fixture of the module isolates is left alone, so that its tests share one ledger
     ("onejob_app = shop:app", 2, """

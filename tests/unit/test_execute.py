@@ -60,7 +60,7 @@ class House:
     """An app, its tasks, and what its bodies do and have seen."""
 
     def __init__(self, app: Any, jobs: Jobs) -> None:
-        self.app, self.jobs, self.ledger = app, jobs, jobs.worker.ledger
+        self.app, self.jobs, self.ledger = app, jobs, jobs.ledger
         self.act: Callable[[Any], Any] = lambda _: "done"
         self.seen: list[Any] = []
 
@@ -71,13 +71,13 @@ class House:
         """Submit a job whose body does this; handle its messages, or the first one; return it."""
         self.act = act
         result = self.app.tasks[task].apply_async(("key",), **options)
-        self.jobs.worker.run_next_message() if once else self.deliver()
+        self.jobs.run_next_message() if once else self.deliver()
         return self.ledger.get(result.id)
 
     def deliver(self) -> int:
         """Handle the messages until none is left, each once, without a sweep; return how many there were."""
         handled = 0
-        while self.jobs.worker.run_next_message():
+        while self.jobs.run_next_message():
             handled += 1
         return handled
 
@@ -229,7 +229,7 @@ def test_a_run_ends_as_its_body(  # noqa: PLR0917 - a table
     house.act = act
     result = house.play.delay("key")
     with suppress(KeyboardInterrupt):
-        house.jobs.worker.run_next_message()
+        house.jobs.run_next_message()
     job = house.ledger.get(result.id)
     last = house.ledger.history(result.id)[-1]
     assert (job.state, job.retries, last.event, len(house.messages())) == (state, retries, event, messages)
@@ -262,7 +262,7 @@ def test_a_retried_run_is_told_its_retries_and_is_no_redelivery(house: House) ->
         return house.ledger.release(onejob.current_job().job, "again") if len(told) == 2 else task.retry(countdown=0)
 
     job = house.run(act)
-    house.jobs.worker.deliver_again(house.ledger.get(job.id))
+    house.jobs.deliver_again(house.ledger.get(job.id))
     assert told == [(0, False), (1, False), (1, True)]
 
 
@@ -406,7 +406,7 @@ def test_a_run_of_a_stopping_worker_starts_no_body(house: House) -> None:
         draining.clear()
     job = house.ledger.get(result.id)
     assert (house.seen, house.events(job.id), job.reason) == ([], [*CLAIMED, "release"], "its worker is shutting down")
-    assert (job.wake_at or 0) <= house.jobs.worker.clock()
+    assert (job.wake_at or 0) <= house.jobs.clock()
 
 
 @pytest.mark.parametrize(
@@ -527,7 +527,7 @@ def test_a_run_completes_with_the_models_of_its_task(house: House, monkeypatch: 
 
     house.act = act
     house.typed.delay("key")
-    house.jobs.worker.run_next_message()
+    house.jobs.run_next_message()
     assert [loads(text) for text in stored] == [{"number": 7}]
 
 
@@ -600,10 +600,10 @@ def test_a_message_reschedules_a_later_job(house: House) -> None:
     """A message with the arguments of a job that is due later makes that one due now, by a message of its own."""
     first = house.play.apply_async(("key",), countdown=3600, expires=7200)
     sent = house.app.send_task("play", ("key",), expires=9000)
-    house.jobs.worker.run_next_message(sent.id)
+    house.jobs.run_next_message(sent.id)
     assert [message["headers"]["id"] for message in house.messages()] == [first.id]
     assert house.ledger.get(first.id).expires_at is None
-    house.jobs.worker.run_next_message(first.id)
+    house.jobs.run_next_message(first.id)
     assert house.ledger.get(first.id).state is State.COMPLETED
 
 
@@ -614,7 +614,7 @@ def test_a_message_reschedules_the_job_that_is_queued_next(house: House) -> None
     house.lose_messages()
     queued = task.apply_async(("key",), countdown=3600)
     before = house.ledger.get(queued.id)
-    house.jobs.worker.run_next_message(house.app.send_task("again", ("key",)).id)
+    house.jobs.run_next_message(house.app.send_task("again", ("key",)).id)
     job = house.ledger.get(queued.id)
     assert (job.queued_next, job.run_at < before.run_at, house.messages()) == (True, True, [])
 
@@ -624,7 +624,7 @@ def test_a_message_of_a_follower_takes_over_the_end(house: House) -> None:
     first = house.play.delay("key")
     follower = house.play.apply_async(("key",), task_id="follower")
     house.deliver()
-    house.jobs.worker.deliver_again(house.ledger.get(follower.id))
+    house.jobs.deliver_again(house.ledger.get(follower.id))
     job = house.ledger.get("follower")
     assert (job.state, job.result, house.seen) == (State.COMPLETED, house.ledger.get(first.id).result, [("key", None)])
 
@@ -659,7 +659,7 @@ def test_a_message_of_another_task_is_ignored(house: House, caplog: pytest.LogCa
     result = house.play.apply_async(("key",), countdown=0 if is_due else 3600)
     house.lose_messages()
     house.app.send_task("echo", (1,), task_id=result.id)
-    house.jobs.worker.run_next_message()
+    house.jobs.run_next_message()
     assert house.events(result.id) == ([*CLAIMED, "release"] if is_due else ["submit"])
     assert ("this message of echo is ignored" in caplog.text) is is_due
     assert [each["headers"]["task"] for each in house.messages()] == ["play"] * is_due
@@ -947,7 +947,7 @@ def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: An
         "fail": lambda: house.ledger.fail(claimed, '{"type": "ValueError", "message": "x"}', "x"),
     }
     end[ends]()
-    house.jobs.worker.run_next_message()
+    house.jobs.run_next_message()
     assert (house.seen, house.ledger.get(job.id).canvas_pending) == ([], False)
     assert house.app.backend.get_state(job.id) == state
     assert house.events(job.id)[2:] == ["abandon" if ends == "replaced" else ends, "canvas_notified"]

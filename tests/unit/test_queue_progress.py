@@ -55,7 +55,7 @@ class Watch:
     """The watch of a worker that consumes the queue `celery`, and the app that it works for."""
 
     def __init__(self, app: Any, jobs: Jobs, clock: ManualClock) -> None:
-        self.app, self.jobs, self.ledger, self.clock = app, jobs, jobs.worker.ledger, clock
+        self.app, self.jobs, self.ledger, self.clock = app, jobs, jobs.ledger, clock
         self.consumer = SimpleNamespace(task_buckets={})
         self.it = QueueWatch(SimpleNamespace(app=app, consumer=self.consumer), lambda: ["celery"], clock)
 
@@ -137,7 +137,7 @@ def test_the_queues_of_seen_jobs_are_looked_at(watch: Watch) -> None:
 def test_a_broker_that_reports_no_lengths_shows_nothing(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
     """When the transport fails, no message is known to be gone, and the worker goes on."""
     lost = watch.sent()
-    watch.jobs.worker.app_state.publisher.queue_lengths = None  # type: ignore[method-assign,assignment] # no transport
+    watch.jobs.app_state.publisher.queue_lengths = None  # type: ignore[method-assign,assignment] # no transport
     with caplog.at_level("INFO"):
         watch.look()
     assert watch.gone_in(lost) is None
@@ -146,11 +146,11 @@ def test_a_broker_that_reports_no_lengths_shows_nothing(watch: Watch, caplog: py
 
 def test_a_received_message_shows_the_earlier_ones(watch: Watch) -> None:
     """The messages received last show which earlier ones have left their queue, less the time a submitter may take."""
-    allowance = watch.jobs.worker.app_state.settings.publish_timeout
+    allowance = watch.jobs.app_state.settings.publish_timeout
     early = watch.sent(received=False)
     watch.jobs.travel(100)
     late, delayed = watch.sent(received=False), watch.sent(received=False, countdown=-50)
-    received = watch.jobs.worker.app_state.received
+    received = watch.jobs.app_state.received
     received.update({("", "celery", 0): late.id, ("", "celery", 1): early.id, ("", "celery", 2): "purged"})
     watch.look()
     assert not received
@@ -167,8 +167,8 @@ def test_a_received_message_shows_the_earlier_ones(watch: Watch) -> None:
 def test_a_received_message_was_published_when_it_was_due(watch: Watch) -> None:
     """The message of a job for later shows what was published before it was due, less the time a submitter may take."""
     later = watch.sent(received=False, countdown=50)
-    until = later.run_at - watch.jobs.worker.app_state.settings.publish_timeout
-    watch.jobs.worker.app_state.received["", "celery", 0] = later.id
+    until = later.run_at - watch.jobs.app_state.settings.publish_timeout
+    watch.jobs.app_state.received["", "celery", 0] = later.id
     watch.look()
     assert [watch.it.gone_in(replace(later, published_at=at)) for at in (until, until + 0.01)] == [MARGIN, None]
 

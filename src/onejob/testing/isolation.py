@@ -38,7 +38,7 @@ from onejob.testing.fault import CrashReport
 from onejob.testing.jobs import JobRun, Jobs, app_of, real_app
 from onejob.testing.ledger import RecordingLedger
 from onejob.testing.store import Clock, IsolatedStore, empty_ledger
-from onejob.testing.worker import InProcessWorker, IsolatedPublisher
+from onejob.testing.worker import IsolatedPublisher
 
 BROKER = "memory://localhost"
 BACKEND = "cache+memory://"
@@ -205,9 +205,8 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
     state.use(ledger, publisher, django_alias)
-    worker = InProcessWorker(app, state, ledger, store, clock)
-    worker.is_elsewhere = lambda task: any(task in other.app.tasks for other in _active.values())
-    jobs = Jobs(worker)
+    jobs = Jobs(app, state, ledger, store, clock)
+    jobs.is_elsewhere = lambda task: any(task in other.app.tasks for other in _active.values())
     publisher.after_publish, ledger.after_silent_commit = jobs.run_if_eager, jobs.run_committed_if_eager
     with replaced_state(app, state), ExitStack() as stack:
         stack.callback(ledger.close)

@@ -5,47 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 from unittest.mock import patch
 
 from celery import current_app, signals
 
-from onejob.celery.app_state import AppState
 from onejob.celery.call import Call, build, dump_models
 from onejob.celery.payload import dumps, loads
 from onejob.celery.result import JobWithValues
-from onejob.errors import ConfigurationError, OneJobError
+from onejob.errors import ConfigurationError, OneJobError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, Outcome
 from onejob.jobs.policy import Limits
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.testing.fault import CrashReport, Fault, FaultKind, Trial, declaration, inject, recover, run_matrix, survive
-from onejob.testing.ledger import Hook, RecordedRun, RecordingLedger, SubmittedJob
-from onejob.testing.store import Clock, IsolatedStore, Outage
+from onejob.testing.ledger import Hook, RecordedRun, SubmittedJob
 from onejob.testing.worker import InProcessWorker
 
 SHOWN = 20
 """How many submissions a message shows."""
 
 
-class Jobs:
+class Jobs(InProcessWorker):
     """The jobs of an isolated app. `isolated` and the fixture `jobs` make it.
 
     Where a method takes a task, it takes a Celery task, its name, or a task of `django.tasks`.
     """
 
-    def __init__(self, worker: InProcessWorker) -> None:
-        self.worker = worker
-        self.app = worker.app
-        self.state: AppState = worker.app_state
-        self.ledger: RecordingLedger = worker.ledger
-        """The ledger, with all its operations."""
-        self.store: IsolatedStore = worker.store
-        self.clock: Clock = worker.clock
-        """The clock of the ledger."""
-        self.is_eager = False
-        """Whether jobs run within their submissions."""
+    is_eager = False
+    """Whether jobs run within their submissions."""
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -70,14 +60,14 @@ class Jobs:
                 "keeps steps"
             )
         task = self._checked(task, "run_job")
-        job = _submit(self.worker, task, args, kwargs, retries)
+        job = _submit(self, task, args, kwargs, retries)
         for number in range(1, attempt):
-            _lose_attempt(self.worker, job, (steps or {}) if number == 1 else {})
+            _lose_attempt(self, job, (steps or {}) if number == 1 else {})
         if canceled:
             self.ledger.hooks.append(Hook("after_start", task.name, lambda started: self.ledger.cancel(started.id)))
         with _watched_errors(job.id) as errors:
-            self.state.publisher.publish(job)  # which runs it in the eager mode
-            self.worker.run_next_message(job.id)
+            self.app_state.publisher.publish(job)  # which runs it in the eager mode
+            self.run_next_message(job.id)
         job = self.ledger.get(job.id)
         none = RecordedRun(job.id, job.task, job.token, job.attempt)  # of a worker that was lost before the start
         run = next((run for run in reversed(self.ledger.runs) if run.job_id == job.id), none)
@@ -90,18 +80,6 @@ class Jobs:
             retry_in=run.retry_in,
             value=loads(job.result) if job.result is not None else None,
         )
-
-    def run_all(self) -> int:
-        """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
-
-        Jobs run as in a worker: they are claimed, executed and completed, retried, and their canvases go on. What is
-        lost or delayed is handled when it is due: see `travel`. Webhooks are recorded in `webhooks`, and not sent.
-        """
-        return self.worker.run_all()
-
-    def run_next(self) -> bool:
-        """Run one job that is due; return False if none is."""
-        return self.worker.run_next()
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -116,13 +94,13 @@ class Jobs:
     def run_if_eager(self) -> None:
         """Run what was just submitted, in the eager mode."""
         if self.is_eager:
-            while self.worker.run_next_message():
+            while self.run_next_message():
                 pass
 
     def run_committed_if_eager(self) -> None:
         """Run what a block of Django's TestCase has submitted, in the eager mode."""
         if self.is_eager and not self.ledger.pending:
-            self.worker.run_all()
+            self.run_all()
 
     def travel(self, seconds: float = 0.0, **units: float) -> None:
         """Advance the clock of the ledger by `seconds`, or by `minutes`, `hours`, `days`.
@@ -137,13 +115,19 @@ class Jobs:
 
         A submission raises `StoreUnavailableError`. A run waits for the store, so give a number of `operations` then.
         """
-        with patch.object(self.store, "refuse", Outage(operations)):
+        refusals = repeat(True) if operations is None else repeat(True, operations)  # noqa: FBT003 - what `next` returns
+
+        def refuse() -> None:
+            if next(refusals, False):
+                raise StoreUnavailableError("the store is unavailable: the test said so, by store_unavailable()")
+
+        with patch.object(self.store, "refuse", refuse):
             yield
 
     @contextmanager
     def duplicate_delivery(self) -> Iterator[None]:
         """Deliver each message twice in a block, as brokers may do."""
-        with patch.object(self.worker, "delivers_twice", new=True):
+        with patch.object(self, "delivers_twice", new=True):
             yield
 
     # --- faults -----------------------------------------------------------------------------------------------------
@@ -157,28 +141,24 @@ class Jobs:
         expired: `travel(seconds=31)` and `run_all()`. Raises `ConfigurationError` for text that is no point; a point
         that no run reaches fails the test at its end.
         """
-        inject(self.worker, FaultKind.LOST, at, task and celery_task(self.app, task).name)
+        inject(self, FaultKind.LOST, at, task and celery_task(self.app, task).name)
 
     def freeze(self, at: str, task: Any = None) -> None:
         """Have the next run stop at a point until its lease has expired and another run has ended, and then go on.
 
         It is the late worker, whose writes are refused. Points and errors are as in `lose_worker`.
         """
-        inject(self.worker, FaultKind.FROZEN, at, task and celery_task(self.app, task).name)
+        inject(self, FaultKind.FROZEN, at, task and celery_task(self.app, task).name)
 
     def recover(self) -> None:
         """Run what is due, and travel to what is due next, until all jobs have ended.
 
         Raises `OneJobError` if some have not after 20 travels, such as a job that retries for ever.
         """
-        if left := recover(self.worker):
+        if left := recover(self):
             job = left[0]
             msg = f"recover has traveled as often as it may: job {job.id} of {job.task} is {job.state}, {job.reason}"
             raise OneJobError(msg)
-
-    def clear(self) -> None:
-        """Forget all jobs, messages and records. The clock stays where it is."""
-        self.worker.clear()
 
     def survive(self, fault: Fault, task: Any, *args: Any, **kwargs: Any) -> JobWithValues:
         """Submit a job, have the fault happen to its run, recover, and return the job, whose effects the test asserts.
@@ -189,7 +169,7 @@ class Jobs:
         __tracebackhide__ = True
         task = celery_task(self.app, task)
         with patch.object(self, "is_eager", new=False):  # the fault is injected between the submission and the run
-            job, happened = survive(Trial(self.worker, task, args, kwargs), fault)
+            job, happened = survive(Trial(self, task, args, kwargs), fault)
         passed = self.ledger.points_of(job.id)
         if not happened:
             raise AssertionError(f"{fault}: no run has reached this point. A run passes {', '.join(passed)}")
@@ -220,7 +200,7 @@ class Jobs:
         """
         __tracebackhide__ = True
         task = self._checked(task, "crash_matrix")
-        trial = Trial(self.worker, task, args, kwargs, effects=effects, setup=setup, in_child=in_child)
+        trial = Trial(self, task, args, kwargs, effects=effects, setup=setup, in_child=in_child)
         with patch.object(self, "is_eager", new=False):
             return run_matrix(trial, f"{task.name}{_call(args, kwargs)}", processes=processes)
 
@@ -244,11 +224,6 @@ class Jobs:
         self.ledger.settle()
         name = task and celery_task(self.app, task).name
         return [each for each in self.ledger.submitted if name in {None, each.task}]
-
-    @property
-    def webhooks(self) -> list[tuple[str, Any]]:
-        """The webhooks that were due: URLs and events."""
-        return self.worker.webhooks
 
     def assert_submitted(
         self, task: Any, *args: Any, times: int = 1, outcome: str | None = None, **kwargs: Any

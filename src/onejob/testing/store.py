@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onejob.errors import ConfigurationError, StoreUnavailableError
+from onejob.errors import ConfigurationError
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.sqlite import SQLiteStore
 from onejob.stores.sqlite.transaction import Transaction
@@ -86,21 +86,6 @@ class IsolatedStore(SQLiteStore):
     def _check(self) -> None:
         if self.refuse is not None:
             self.refuse()
-
-
-class Outage:
-    """Refuses the next operations of a store: `operations` of them, or all."""
-
-    def __init__(self, operations: int | None) -> None:
-        self._left = operations
-
-    def __call__(self) -> None:
-        """Raise `StoreUnavailableError`, unless all operations to refuse have been refused."""
-        if self._left == 0:
-            return
-        if self._left is not None:
-            self._left -= 1
-        raise StoreUnavailableError("the store is unavailable: the test said so, by store_unavailable()")
 
 
 @cache

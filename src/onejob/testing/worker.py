@@ -54,8 +54,10 @@ class InProcessWorker:
         self.app = app
         self.app_state = app_state
         self.ledger = ledger
+        """The ledger, with all its operations."""
         self.store = store
         self.clock = clock
+        """The clock of the ledger."""
         self.webhooks: list[tuple[str, Any]] = []
         """The webhooks that were due: URLs and events."""
         self.delivers_twice = False
@@ -65,7 +67,11 @@ class InProcessWorker:
         """What runs a request. A crash matrix runs it in a child process."""
 
     def run_all(self) -> int:
-        """Run all jobs that are due, until none is, and return how many messages were handled."""
+        """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
+
+        Jobs run as in a worker: they are claimed, executed and completed, retried, and their canvases go on. What is
+        lost or delayed is handled when it is due: see `travel`. Webhooks are recorded in `webhooks`, and not sent.
+        """
         handled = 0
         while self.run_next():
             handled += 1
@@ -119,7 +125,7 @@ class InProcessWorker:
         self.store.refuse = None if self.store.refuse is refuse_lost_worker else self.store.refuse
 
     def clear(self) -> None:
-        """Forget all jobs, messages and records; the clock goes on."""
+        """Forget all jobs, messages and records. The clock stays where it is."""
         self.store.clear()
         for queue, payload in [*self._messages()]:
             queue.remove(payload)
