@@ -229,7 +229,7 @@ def test_a_sqlite_ledger_is_examined(tmp_path: Path) -> None:
         assert names(findings) == {"sqlite-hosts", "sqlite-mode"}
         run_command(*commands(findings, "sqlite-mode"))
         assert names(sqlite.examine(installation)) == {"sqlite-hosts"}
-    assert names(sqlite.check_file(path, "delete", 0o100600)) == {"sqlite-journal"}
+    assert names(sqlite.check_file(path, "", "delete", 0o100600)) == {"sqlite-journal"}
 
 
 def test_the_file_system_of_a_file_is_that_of_the_nearest_mount() -> None:
@@ -244,4 +244,4 @@ def test_the_file_system_of_a_file_is_that_of_the_nearest_mount() -> None:
         ("/srv/the data/local/ledger.db", "xfs", set()),
     ):  # fmt: skip
         assert sqlite.file_system_of(Path(name), mounts) == kind
-        assert names(sqlite.check_file_system(Path(name), kind)) == expected
+        assert names(sqlite.check_file(Path(name), kind, "wal", 0o100600)) == expected

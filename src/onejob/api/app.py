@@ -82,12 +82,8 @@ register_url_convertor("job", JobConvertor())
 Keys = str | os.PathLike[str] | None
 JSON_CONTENT = frozenset({"json", "application/json"})
 CONTENT_SETTINGS = (
-    "accept_content",
-    "result_accept_content",
-    "task_serializer",
-    "result_serializer",
-    "event_serializer",
-)
+    "accept_content", "result_accept_content", "task_serializer", "result_serializer", "event_serializer",
+)  # fmt: skip
 
 
 def router(

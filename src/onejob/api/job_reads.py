@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -22,7 +23,7 @@ from onejob.api.callers import Permissions
 from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, PageEnd
 from onejob.celery.async_reads import Watch, Watcher
-from onejob.celery.batching import Batcher, PerEventLoop
+from onejob.celery.batching import Batcher, PerEventLoop, or_error
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict
@@ -82,12 +83,7 @@ class JobPages:
         return Response(content, media_type="application/json")
 
     def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int] | Exception]:
-        found: dict[Query, dict[State, int] | Exception] = {}
-        for query in set(queries):
-            try:
-                found[query] = self._ledger.counts(query, limit=COUNT_LIMIT)
-            except Exception as error:  # noqa: BLE001 - the batcher raises it for who asked for this query
-                found[query] = error
+        found = {query: or_error(partial(self._ledger.counts, query, limit=COUNT_LIMIT)) for query in set(queries)}
         return [found[query] for query in queries]
 
     def _read_page(

@@ -13,7 +13,7 @@ from onejob.celery.worker.heartbeat import MAX_AGE, find_fault
 from onejob.cli.access import SECONDS, Access, access, json_access, json_option
 from onejob.cli.printing import echo, print_json
 from onejob.doctor import examine
-from onejob.doctor.finding import Finding, Installation, Level, count_text, worst
+from onejob.doctor.finding import Finding, Installation, Level, count_text
 from onejob.doctor.leftovers import find_leftovers
 from onejob.stores import display_url, kind_of
 from onejob.stores import migrate as migrations
@@ -59,7 +59,7 @@ def doctor(
             settings=access.settings(), ledger=access.ledger(), app=access.app, app_name=app_name, keys=keys
         )), Level(fail_on)  # fmt: skip
     _show(findings, as_json=as_json)
-    fails = worst(findings).rank >= limit.rank
+    fails = any(finding.level.rank >= limit.rank for finding in findings)
     if migrate and not fails and not as_json:
         echo("nothing is left of celery-singleton or celery-once")
     raise SystemExit(1 if fails else 0)

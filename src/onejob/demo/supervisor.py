@@ -113,13 +113,9 @@ class ApiClient:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/"
 
-    def get(self, path: str) -> Any:
-        """Return the JSON of a path."""
-        return self._call(path)
-
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send JSON and return JSON."""
-        return self._call(path, json.dumps(body).encode())
+        return self.get(path, json.dumps(body).encode())
 
     def submit(self, project: str) -> Any:
         """Submit the study plan of a project, and return the response."""
@@ -134,7 +130,8 @@ class ApiClient:
         nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
         return nodes[-1].partition("@")[0]
 
-    def _call(self, path: str, data: bytes | None = None) -> Any:
+    def get(self, path: str, data: bytes | None = None) -> Any:
+        """Return the JSON of a path, to which data is sent if there is any. Raises `DemoError`."""
         url = self.url + path
         request = urllib.request.Request(url, data, {"content-type": "application/json"})  # noqa: S310 - our own server
         try:

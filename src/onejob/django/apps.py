@@ -13,10 +13,8 @@ from django.db.models.signals import post_migrate
 
 from onejob.django.conf import app_state
 
-DjangoAppConfig: Any = AppConfig  # Django ships no types
 
-
-class OneJobConfig(DjangoAppConfig):  # type: ignore[misc]
+class OneJobConfig(AppConfig):  # type: ignore[misc] # Django ships no types
     """The app: its migrations create the ledger in one of Django's databases."""
 
     name = "onejob.django"

@@ -22,18 +22,17 @@ from onejob.stores.schema import check_version, checked_schema
 TAG = "onejob"
 MIGRATING = (["migrate"], ["makemigrations"])
 """The commands that check the database before they change its schema."""
-register: Any = checks.register  # Django ships no types
 SETTINGS = (conf.APP_SETTING, conf.REDACT_SETTING, conf.DASHBOARD_SETTING)
 """The settings of Django that belong to this app; those of the ledger are Celery's."""
 
 
-@register(TAG)  # type: ignore[untyped-decorator]
+@checks.register(TAG)  # type: ignore[untyped-decorator]
 def check_settings(**_: Any) -> list[Any]:
     """Check the settings, without a connection to the database."""
     return [*_check_names(), *_check_store(), *_check_redact(), *_check_requests()]
 
 
-@register(checks.Tags.urls)  # type: ignore[untyped-decorator]
+@checks.register(checks.Tags.urls)  # type: ignore[untyped-decorator]
 def check_urls(**_: Any) -> list[Any]:
     """Check that the dashboard can be served, where its URL is included."""
     if not getattr(settings, "ROOT_URLCONF", None) or find_spec("a2wsgi") is not None:
@@ -46,7 +45,7 @@ def check_urls(**_: Any) -> list[Any]:
     return [checks.Error("The URLs include the dashboard, which needs a2wsgi.", hint=hint, id="onejob.E005")]
 
 
-@register(checks.Tags.database)  # type: ignore[untyped-decorator]
+@checks.register(checks.Tags.database)  # type: ignore[untyped-decorator]
 def check_database(databases: Any = None, **_: Any) -> list[Any]:
     """Check the schema of the ledger, with `manage.py check --database` and before `migrate`."""
     alias = _alias()

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
 
+PACKAGE = "django.tasks" if find_spec("django.tasks") is not None else "django_tasks"
 try:
-    from django import tasks as _tasks
-    from django.tasks import base, exceptions, signals
-    from django.tasks.backends import base as backends
-    from django.tasks.backends import immediate
-    from django.utils.json import normalize_json
-except ImportError:
-    try:
-        import django_tasks as _tasks
-        from django_tasks import base, exceptions, signals
-        from django_tasks.backends import base as backends
-        from django_tasks.backends import immediate
-        from django_tasks.utils import normalize_json
-    except ImportError as error:
-        msg = "onejob.django.TaskBackend needs Django 6, or the package django-tasks: pip install 'django-tasks>=0.12'"
-        raise ImportError(msg, name=error.name) from error
+    _tasks = import_module(PACKAGE)
+    base, exceptions, signals, _of_base, _of_immediate = (
+        import_module(f"{PACKAGE}.{name}")
+        for name in ("base", "exceptions", "signals", "backends.base", "backends.immediate")
+    )
+    _json = import_module("django.utils.json" if PACKAGE == "django.tasks" else "django_tasks.utils")
+except ImportError as error:
+    msg = "onejob.django.TaskBackend needs Django 6, or the package django-tasks: pip install 'django-tasks>=0.12'"
+    raise ImportError(msg, name=error.name) from error
 if not hasattr(base.TaskResultStatus, "SUCCESSFUL"):
     msg = "onejob.django.TaskBackend needs the states of Django 6: pip install 'django-tasks>=0.12'"
     raise ImportError(msg, name="django_tasks")
 
-BaseTaskBackend: Any = backends.BaseTaskBackend
-ImmediateBackend: Any = immediate.ImmediateBackend
-Task: Any = base.Task
-TaskContext: Any = base.TaskContext
-TaskError: Any = base.TaskError
-TaskResult: Any = base.TaskResult
-Status: Any = base.TaskResultStatus
-InvalidTask: Any = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
-TaskResultDoesNotExist: Any = exceptions.TaskResultDoesNotExist
-task_backends: Any = _tasks.task_backends
-
-__all__ = [
-    "BaseTaskBackend", "ImmediateBackend", "InvalidTask", "Status", "Task", "TaskContext", "TaskError", "TaskResult",
-    "TaskResultDoesNotExist", "normalize_json", "signals", "task_backends",
-]  # fmt: skip
+BaseTaskBackend = _of_base.BaseTaskBackend
+ImmediateBackend = _of_immediate.ImmediateBackend
+Task = base.Task
+TaskContext = base.TaskContext
+TaskError = base.TaskError
+TaskResult = base.TaskResult
+Status = base.TaskResultStatus
+InvalidTask = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
+TaskResultDoesNotExist = exceptions.TaskResultDoesNotExist
+task_backends = _tasks.task_backends
+normalize_json = _json.normalize_json

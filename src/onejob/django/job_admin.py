@@ -47,8 +47,6 @@ SOURCE = "admin"
 ACTION = {action.name: action for action in ACTIONS}
 CSRF_FIELD = "csrfmiddlewaretoken"
 TEMPLATES = "admin/onejob/job"
-DjangoAdmin: Any = ModelAdmin  # Django ships no types
-
 
 _context_of = lru_cache(maxsize=8)(partial(Context, place="in the admin"))
 
@@ -58,7 +56,7 @@ def page_context() -> Context:
     return _context_of(celery_app(), redact_hook())
 
 
-class JobAdmin(DjangoAdmin):  # type: ignore[misc]
+class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
     """A list of jobs with filters, a page of each job, and the operations on one or many."""
 
     def __init__(self, *args: Any) -> None:

@@ -6,11 +6,8 @@ from typing import Any
 
 from django.db import models
 
-DjangoModel: Any = models.Model  # Django ships no types
-DjangoManager: Any = models.Manager
 
-
-class NoRows(DjangoManager):  # type: ignore[misc]
+class NoRows(models.Manager):  # type: ignore[misc] # Django ships no types
     """Finds nothing, since the model has no table: `dumpdata` asks every model for its rows."""
 
     def get_queryset(self) -> Any:
@@ -18,7 +15,7 @@ class NoRows(DjangoManager):  # type: ignore[misc]
         return super().get_queryset().none()
 
 
-class Job(DjangoModel):  # type: ignore[misc]
+class Job(models.Model):  # type: ignore[misc]
     """A job of the ledger, of which Django has nothing but the id."""
 
     id = models.CharField(primary_key=True, max_length=255)

@@ -91,11 +91,6 @@ def names_text(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def worst(findings: list[Finding]) -> Level:
-    """Return the highest level among findings; `ok` for none."""
-    return max((finding.level for finding in findings), key=lambda level: level.rank, default=Level.OK)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Installation:
     """An installation of onejob. Nothing in it is changed by an examination."""

@@ -56,9 +56,8 @@ def examine(installation: Installation) -> Iterator[Finding]:
         journal = connection.execute("pragma journal_mode").fetchone()[0]
     hosts = sorted({worker.name.rpartition("@")[2] for worker in installation.ledger.workers()})
     findings = chain(
-        check_file_system(path, file_system_of(path, mounts)),
         [HOSTS.found(f"live workers on {len(hosts)} hosts: {', '.join(hosts[:5])}")] if len(hosts) > 1 else [],
-        check_file(path, journal, path.stat().st_mode),
+        check_file(path, file_system_of(path, mounts), journal, path.stat().st_mode),
     )
     found = with_address(findings, "FILE", quote(str(path)))
     yield from or_ok(found, "sqlite", f"{path} is local, its journal mode is {journal}")
@@ -75,14 +74,10 @@ def file_system_of(path: Path, mounts: str) -> str:
     return found[1]
 
 
-def check_file_system(path: Path, kind: str) -> Iterator[Finding]:
-    """Check the type of the file's file system."""
-    if kind in NETWORK:
-        yield NETWORK_FILE.found(f"{path} is on a file system of the type {kind}")
-
-
-def check_file(path: Path, journal: str, mode: int) -> Iterator[Finding]:
-    """Check the journal mode and the mode of the file."""
+def check_file(path: Path, file_system: str, journal: str, mode: int) -> Iterator[Finding]:
+    """Check the type of the file's file system, its journal mode, and its mode."""
+    if file_system in NETWORK:
+        yield NETWORK_FILE.found(f"{path} is on a file system of the type {file_system}")
     if journal != "wal":
         yield JOURNAL.found(f"the journal mode of {path} is {journal}")
     if mode & READABLE_BY_OTHERS:

@@ -36,7 +36,8 @@ def log(event: JobEvent) -> None:
     is_routine = event.name == CLAIM_REFUSED or (event.name == SWEEP and not any(event.fields.values()))
     level = logging.DEBUG if is_routine else logging.INFO
     if logger.isEnabledFor(level):
-        fields = event_fields(event)
+        about = {"event": event.name, "job_id": event.job_id, "task": event.task}
+        fields = {**{name: text for name, text in about.items() if text}, **event.fields}
         logger.log(level, format_fields(fields), extra={"onejob": fields})
 
 
@@ -62,12 +63,6 @@ def log_warning(message: str, *args: object) -> None:
     """Log a warning about a submission, which an error of a handler must not fail."""
     with suppress(Exception):
         _errors.warning(message, *args, stacklevel=2)
-
-
-def event_fields(event: JobEvent) -> dict[str, Value]:
-    """Return an event as one flat dict."""
-    job = {"job_id": event.job_id, "task": event.task}
-    return {"event": event.name, **{name: text for name, text in job.items() if text}, **event.fields}
 
 
 def format_fields(fields: dict[str, Value]) -> str:

@@ -144,14 +144,6 @@ def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[
     return code != 0
 
 
-def forget_inherited_connections() -> None:
-    """Have Django open new connections in this child process: it shares the sockets of its parent."""
-    for connection in django_connections():
-        in_memory = getattr(connection, "is_in_memory_db", lambda: False)
-        if not in_memory():
-            connection.connection = None
-
-
 # --- the matrix -------------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +302,9 @@ def _in_children(trial: Trial) -> Iterator[None]:
     worker = trial.worker
 
     def prepare() -> None:
-        forget_inherited_connections()
+        for connection in django_connections():  # which share the sockets of the parent
+            if not getattr(connection, "is_in_memory_db", lambda: False)():
+                connection.connection = None
         trial.in_child()
 
     def execute(request: Any) -> None:

@@ -91,13 +91,10 @@ class Deadline:
 class RestrictedBackend(httpcore2.NetworkBackend):
     """Connects to a host if `is_allowed` accepts every address that the host resolves to."""
 
-    def __init__(
-        self, is_allowed: Callable[[Address], bool], deadline: Deadline, connect_seconds: float, submitter: str
-    ) -> None:
+    def __init__(self, is_allowed: Callable[[Address], bool], deadline: Deadline, submitter: str) -> None:
         self._is_allowed = is_allowed
         self._submitter = submitter
         self._deadline = deadline
-        self._connect_seconds = connect_seconds
 
     def connect_tcp(
         self,
@@ -108,7 +105,7 @@ class RestrictedBackend(httpcore2.NetworkBackend):
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002 - the same
     ) -> httpcore2.NetworkStream:
         """Connect to the first address that accepts. Raises `ForbiddenAddressError`, `LookupBusyError`, `OSError`."""
-        connect_deadline = Deadline(self._deadline.remaining(self._connect_seconds))
+        connect_deadline = Deadline(self._deadline.remaining(CONNECT_SECONDS))
         addresses = _resolve(host.strip("[]"), port, connect_deadline, self._submitter)
         if not addresses or not all(self._is_allowed(ip_address(sockaddr[0])) for *_, sockaddr in addresses):
             raise ForbiddenAddressError
@@ -254,7 +251,7 @@ class WebhookClient:
         """
         target, deadline = WebhookUrl.parse(url), Deadline(seconds)
         is_allowed = partial(may_connect, target=target, settings=self._settings)
-        backend = RestrictedBackend(is_allowed, deadline, CONNECT_SECONDS, submitter)
+        backend = RestrictedBackend(is_allowed, deadline, submitter)
         try:
             with httpcore2.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
                 receiver = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)

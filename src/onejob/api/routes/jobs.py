@@ -22,7 +22,7 @@ from onejob.api.callers import Permissions, permissions_of
 from onejob.api.job_reads import WAITS_PER_CALLER, Include, JobPages, JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import CursorText, decode_cursor, etag_matches, etag_of, job_json
-from onejob.celery.batching import Batcher, Pending, PerEventLoop
+from onejob.celery.batching import Batcher, Pending, PerEventLoop, or_error
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Duplicate, Job
@@ -133,14 +133,12 @@ class JobRoutes:
     def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Pending[Job] | Exception]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
         jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if is_valid_id(job_id)])
-        return [self._pick(jobs.get(job_id), job_id, permissions) for job_id, permissions in requested]
+        return [
+            or_error(partial(self._pick, jobs.get(job_id), job_id, permissions)) for job_id, permissions in requested
+        ]  # the app's `may` may fail for one request, and not for its batch
 
-    def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Pending[Job] | Exception:
-        try:
-            visible = _if_visible(job, permissions.visibility)
-        except Exception as error:  # noqa: BLE001 - the app's `may` failed for this request, not for its batch
-            return error
-        return visible or Pending(partial(self.get, job_id, permissions))
+    def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Pending[Job]:
+        return _if_visible(job, permissions.visibility) or Pending(partial(self.get, job_id, permissions))
 
     async def get_job(
         self,

@@ -1,15 +1,11 @@
 """The tables of the ledger, the permissions for jobs, and the name under which the admin has them."""
 
-from typing import Any
-
 from django.db import migrations, models
 
 from onejob.django.conf import apply_version, keep_tables
 
-DjangoMigration: Any = migrations.Migration  # Django ships no types
 
-
-class Migration(DjangoMigration):  # type: ignore[misc]
+class Migration(migrations.Migration):  # type: ignore[misc] # Django ships no types
     """Apply version 0001 where the ledger is, and record the model, which has no table of Django's."""
 
     initial = True

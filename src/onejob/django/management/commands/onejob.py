@@ -13,10 +13,8 @@ from onejob.cli import celery_group
 from onejob.django.conf import celery_app
 from onejob.errors import ConfigurationError
 
-DjangoCommand: Any = BaseCommand  # Django ships no types
 
-
-class Command(DjangoCommand):  # type: ignore[misc]
+class Command(BaseCommand):  # type: ignore[misc] # Django ships no types
     """Passes the words of the command line on, and reports errors as `CommandError`."""
 
     help = "Inspect and operate the project's jobs: manage.py onejob --help"
