@@ -26,7 +26,7 @@ from onejob.jobs.submitter import NO_QUOTAS, Quotas, check_name
 PREFIX = "onejob_"
 """Every key begins with this, so that people and secret scanners recognize one."""
 WRITABLE_BY_OTHERS = 0o022
-Version: TypeAlias = "tuple[int, ...]"
+Version: TypeAlias = tuple[int, ...]
 
 
 class Role(StrEnum):

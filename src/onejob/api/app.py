@@ -1,7 +1,5 @@
 """The router for a FastAPI app, and the standalone app."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

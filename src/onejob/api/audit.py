@@ -1,7 +1,5 @@
 """Records in the audit log what operators do over HTTP, who logs in, and which requests are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

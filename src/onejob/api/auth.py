@@ -25,7 +25,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NO_QUOTAS, Quotas
 from onejob.jobs.timestamps import format_timestamp
 
-Handler: TypeAlias = "Callable[[CheckedRequest], Awaitable[Response]]"
+Handler: TypeAlias = Callable[[CheckedRequest], Awaitable[Response]]
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 FORWARDING = (
     b"x-forwarded-", b"forwarded", b"x-real-ip", b"via", b"cf-connecting-ip", b"true-client-ip", b"x-client-ip",

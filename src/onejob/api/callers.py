@@ -1,7 +1,5 @@
 """The caller of a request: its name, which jobs it sees, and what it may do."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,9 +13,6 @@ from onejob.jobs.model import Admission, Job
 from onejob.jobs.submitter import SUBMITTER, Quotas, Submitter, check_name
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader, Visibility
-
-May: TypeAlias = "Callable[[Caller, str, Job | str | None], bool]"
-"""Decides whether a caller may do something: the action, and the job or the name of the task that it concerns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +34,10 @@ class Caller:
     def submitter(self) -> Submitter:
         """The submitter of its jobs. Raises `ConfigurationError` for an invalid quota."""
         return _submitter(self.name, self.own_jobs, self.quota, self.identity_quota)
+
+
+May: TypeAlias = Callable[[Caller, str, Job | str | None], bool]
+"""Decides whether a caller may do something: the action, and the job or the name of the task that it concerns."""
 
 
 @dataclass(frozen=True, slots=True)

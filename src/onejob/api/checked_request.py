@@ -4,8 +4,6 @@ Bodies are limited in size and depth, and parsed strictly, as unambiguous JSON. 
 parameters are refused, since a mistyped filter would silently return everything.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ Pages are bounded in bytes and in how many are read at once, with counts that ar
 has a limit of waits.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager

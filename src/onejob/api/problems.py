@@ -1,7 +1,5 @@
 """Error responses as problem details (RFC 9457), each type under a stable slug."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable
@@ -38,7 +36,7 @@ SECURITY_HEADERS = {
 _RAW_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
-Headers: TypeAlias = "Iterable[tuple[bytes, bytes]]"
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 
 def add_security_headers(headers: Headers, more: Headers = ()) -> list[tuple[bytes, bytes]]:

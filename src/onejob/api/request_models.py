@@ -1,7 +1,5 @@
 """Request bodies of submissions: one model per exposed task, built from its signature."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import typing

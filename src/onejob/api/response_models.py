@@ -1,7 +1,5 @@
 """Response bodies: jobs with their state and result, without their arguments, which may be secret."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -3,8 +3,6 @@
 uvicorn itself has few limits. The log has the events of jobs, and no API keys that clients put into URLs.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import re

@@ -1,7 +1,5 @@
 """The `onejob` command, and the same sub-commands below `celery -A app onejob`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """The options that several commands have; and the ledger that they work on: of a store's URL, or of a Celery app."""
 
-from __future__ import annotations
-
 import getpass
 import logging
 import os

@@ -1,7 +1,5 @@
 """The installation: `doctor` examines it, `migrate` changes the schema of the ledger, `probe` looks at a worker."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import asdict

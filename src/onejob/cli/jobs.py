@@ -1,7 +1,5 @@
 """`jobs`, `dead`, `why` and `identity`: list, show, explain, operate on and edit jobs, one or many."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

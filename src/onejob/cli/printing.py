@@ -1,7 +1,5 @@
 """How the command line prints: JSON, tables and fields. Times are local, with their offset; in JSON they are UTC."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What a ledger has recorded: `duplicates`, `activity`, `audit`, `workers`, `queues` and `metrics`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """`serve` and `keys`: the HTTP API, and its keys."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from datetime import timedelta

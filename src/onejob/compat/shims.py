@@ -5,8 +5,6 @@ lock that the old library would take, and the end of its job releases it: neithe
 admitted. The ledger decides alone again when the setting is gone, and without it nothing here costs a round trip.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import sys
 from abc import abstractmethod

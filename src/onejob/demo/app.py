@@ -1,7 +1,5 @@
 """The Celery app of the demo: one task in six stages, which resumes after the last completed paid call."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

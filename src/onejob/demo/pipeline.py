@@ -1,7 +1,5 @@
 """From a folder of texts to study cards, in deterministic stages whose values are plain JSON."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

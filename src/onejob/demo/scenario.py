@@ -1,7 +1,5 @@
 """The scenario that the demo runs in the terminal: a hundred clicks at once, a killed worker, the bill at the end."""
 
-from __future__ import annotations
-
 import io
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The web page of the demo and the job API, on loopback only."""
 
-from __future__ import annotations
-
 import socket
 import sqlite3
 import sys

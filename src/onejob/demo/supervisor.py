@@ -5,8 +5,6 @@ When the pipe closes, because this process exited or was killed with SIGKILL, th
 POSIX process groups.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

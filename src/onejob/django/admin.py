@@ -1,7 +1,5 @@
 """Registers the jobs in Django's admin, which imports this module."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

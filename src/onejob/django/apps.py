@@ -1,7 +1,5 @@
 """The app `onejob.django` of a Django project."""
 
-from __future__ import annotations
-
 from functools import cache, wraps
 from importlib import import_module
 from typing import Any

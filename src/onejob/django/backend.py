@@ -1,7 +1,5 @@
 """The backend of `django.tasks`: enqueued tasks are jobs of the ledger, which ordinary Celery workers run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any

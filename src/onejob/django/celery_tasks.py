@@ -3,8 +3,6 @@
 Not `tasks.py`, which Celery imports of each app that is installed, and which needs a framework for tasks.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """System checks (`manage.py check`): settings that cannot work, and those that surprise."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from difflib import get_close_matches

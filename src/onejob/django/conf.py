@@ -1,7 +1,5 @@
 """The Celery app of a Django project, where its ledger is, and the schema of that in one of Django's databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

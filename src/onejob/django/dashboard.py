@@ -1,7 +1,5 @@
 """The dashboard in a Django project: as a view, behind the project's middleware, or mounted beside it in `asgi.py`."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from io import BytesIO
 from typing import Any

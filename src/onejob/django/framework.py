@@ -1,7 +1,5 @@
 """Django's task framework: `django.tasks` from Django 6 on, and the package `django_tasks` for Django 5.2."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 

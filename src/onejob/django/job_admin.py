@@ -4,8 +4,6 @@ What is shown and done comes from `onejob.pages`, so the admin and the dashboard
 database; its log of actions (`LogEntry`) gets an entry beside that of the ledger's audit log.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """What Django knows of the jobs: a name for their permissions and their place in the admin. The ledger has the jobs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db import models

@@ -1,7 +1,5 @@
 """The catalogue of all checks, and the examination of an installation by them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """The app: its settings, as far as they touch the promise, and its broker."""
 
-from __future__ import annotations
-
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What is examined, and the findings: what was found, what that means for the promise, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The ledger: whether it answers, and whether its clock and that of this machine agree."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from shlex import quote

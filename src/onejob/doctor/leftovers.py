@@ -1,7 +1,5 @@
 """What is left of celery-singleton and celery-once: in source files, in an app, and as locks in Redis."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """PostgreSQL: what the ledger needs of the server, of its role, and of what stands between."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote

@@ -1,7 +1,5 @@
 """Redis: what the ledger needs of it, and what the broker does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass

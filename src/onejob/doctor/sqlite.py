@@ -1,7 +1,5 @@
 """SQLite: where the file is, and who uses it."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import stat

@@ -1,7 +1,5 @@
 """Webhooks and API keys: whether they can be signed, where they may go, and the file of the keys."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

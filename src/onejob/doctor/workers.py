@@ -1,7 +1,5 @@
 """Workers and jobs: who is alive, which jobs wait for whom, and the tasks that nobody runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

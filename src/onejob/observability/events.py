@@ -4,8 +4,6 @@ An event contains no free text from callers: no arguments, payload, result, erro
 names and node names are escaped to one line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias

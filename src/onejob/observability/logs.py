@@ -3,8 +3,6 @@
 The audit log has what operators did, who logged in, and which requests were refused, with when and from where.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

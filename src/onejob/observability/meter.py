@@ -1,7 +1,5 @@
 """How much job events add to the metrics: counted in this process, and periodically added to those in the store."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

@@ -1,7 +1,5 @@
 """The metric series: their names, labels and meanings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

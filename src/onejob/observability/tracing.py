@@ -5,8 +5,6 @@
 so that each run finds it there: a republication, a retry, a redrive or a crash does not lose it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

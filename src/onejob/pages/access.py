@@ -3,8 +3,6 @@
 Source: OWASP, Cross-Site Request Forgery Prevention: fetch metadata or Origin, and a signed double-submitted cookie.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import inspect
@@ -58,8 +56,8 @@ class User:
             raise Problem("forbidden", f"{self.name!r} may only {self.role} here; this requires {role}")
 
 
-Decision: TypeAlias = "User | tuple[str, str | None] | Response | None"
-Authorize: TypeAlias = "Callable[[Request], Decision | Awaitable[Decision]]"
+Decision: TypeAlias = User | tuple[str, str | None] | Response | None
+Authorize: TypeAlias = Callable[[Request], Decision | Awaitable[Decision]]
 """Decides about a request: a user, or its name and role, None for no role; None refuses it; a response is sent."""
 LOCAL_USER = User("local", Role.OPERATE)
 """The user where neither a hook nor API keys decide: anybody on this machine."""

@@ -1,7 +1,5 @@
 """What the forms of the pages do, on one job or on many: a selection, its preview, and portions that end in time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

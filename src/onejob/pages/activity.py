@@ -1,7 +1,5 @@
 """What has happened: the overview, the tasks, and the duplicates with a box to try; stats by time."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from datetime import datetime
 from typing import Any

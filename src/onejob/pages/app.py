@@ -1,7 +1,5 @@
 """The dashboard as an ASGI app, and the standalone app: the HTTP API with the dashboard below `/dashboard`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from threading import Event

@@ -1,7 +1,5 @@
 """What all pages are built from: the app and its ledger, the parameters of a URL, caches, and jobs as rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo

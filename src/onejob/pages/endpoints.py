@@ -1,7 +1,5 @@
 """The endpoints of the dashboard: they identify the user, build pages and do actions in threads, and report errors."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus

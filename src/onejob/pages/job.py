@@ -1,7 +1,5 @@
 """One job: its attempts as a picture, its values, its duplicates, its followers and webhooks, and what happened."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

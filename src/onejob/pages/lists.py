@@ -1,7 +1,5 @@
 """The lists: jobs, dead letters, workers with their queues, schedules and the audit log; and finding a job in them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 In a WSGI server each open stream would keep a thread: there a response ends at once, and the browser asks again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging
@@ -36,7 +34,7 @@ CHANGE, CURRENT = "change", "current"
 NOT_COUNTED = nullcontext()
 NO_CHANGE = ('["sweeps_total"', '["published_total"', '["heartbeats_late_total"')
 """How the totals begin that change although no job does."""
-Version: TypeAlias = "tuple[object, ...]"
+Version: TypeAlias = tuple[object, ...]
 
 
 class ChangeFeed:

@@ -1,7 +1,5 @@
 """Renders what a page shows as HTML, JSON or CSV: one value, three formats; with its charts and static files."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -3,8 +3,6 @@
 Requires `pip install "onejob[wsgi]"`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache

@@ -3,8 +3,6 @@
 The matrix runs a task under every fault at every point, recovers it, and compares its effects with those without one.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 The app's own ledger is refused outside of a test. `JobsMixin` does both in test cases of unittest and Django.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The store of a test: SQLite in a temporary file, on a clock that the test moves; it can be unavailable."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

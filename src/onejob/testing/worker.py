@@ -1,7 +1,5 @@
 """Runs jobs in the process of the test, through the code of a worker: its request, its trace, its sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context

@@ -1,7 +1,5 @@
 """The HTTP client for webhooks: one POST per attempt, without redirects, cookies or proxies, under one deadline."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

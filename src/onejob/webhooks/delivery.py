@@ -5,8 +5,6 @@ and per host (see `FairSlots`), and submitters take turns. `put` refuses what ex
 worker or another, offers it again.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -1,11 +1,9 @@
 """A webhook as a job: its submission, its payload, and the request that reports the end of the job it follows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 from uuid import UUID, uuid5
 
 from onejob.jobs.model import Job, Submission
@@ -29,7 +27,7 @@ class WebhookPayload(NamedTuple):
     """The submitter whose secrets sign; "" for those of the app."""
 
     @classmethod
-    def from_job(cls, webhook: Job) -> WebhookPayload:
+    def from_job(cls, webhook: Job) -> Self:
         """Read the payload of a webhook's job."""
         return cls(**json.loads(webhook.payload)["kwargs"])
 

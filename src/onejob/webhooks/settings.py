@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.policy import check_seconds
 
-Address: TypeAlias = "IPv4Address | IPv6Address"
-Network: TypeAlias = "IPv4Network | IPv6Network"
+Address: TypeAlias = IPv4Address | IPv6Address
+Network: TypeAlias = IPv4Network | IPv6Network
 GLOBAL_UNICAST = ip_network("2000::/3")
 """The globally routed unicast addresses of IPv6; all others are local, reserved or multicast."""
 NAT64 = ip_network("64:ff9b::/96")

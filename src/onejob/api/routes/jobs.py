@@ -1,7 +1,5 @@
 """Reading jobs: one job, with an optional wait for a change; lists, page by page; events, history and duplicates."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """What is about a whole ledger: liveness, readiness, metrics, queues, schedules, the activity, and the audit log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar

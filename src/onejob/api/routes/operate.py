@@ -1,7 +1,5 @@
 """Operations on jobs: cancel, run now, redrive, delete; of one job, or of many."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 

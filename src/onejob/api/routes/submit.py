@@ -3,8 +3,6 @@
 Concurrent requests are submitted in batches, and each gets its own response.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 import the library by its own name, `install()` makes `import celery_once` return this package.
 """
 
-from __future__ import annotations
-
 import sys
 
 from onejob.compat.celery_once.helpers import AlreadyQueued

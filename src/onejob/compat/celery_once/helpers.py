@@ -1,7 +1,5 @@
 """The text of a lock, as celery-once makes it, so that both can name the same one; and its exception."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onejob.compat.shims import import_class

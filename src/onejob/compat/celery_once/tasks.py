@@ -1,7 +1,5 @@
 """`QueueOnce`: celery-once's task class as a `onejob.Task`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -4,8 +4,6 @@
 modules import the library by its own name, `install()` makes `import celery_singleton` return this package.
 """
 
-from __future__ import annotations
-
 import sys
 
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError

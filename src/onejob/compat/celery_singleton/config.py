@@ -1,7 +1,5 @@
 """The settings of celery-singleton in Celery's configuration, with or without a namespace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The exceptions of celery-singleton."""
 
-from __future__ import annotations
-
 from onejob.errors import OneJobError
 
 

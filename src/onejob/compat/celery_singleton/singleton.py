@@ -1,7 +1,5 @@
 """`Singleton`: celery-singleton's task class as a `onejob.Task`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 

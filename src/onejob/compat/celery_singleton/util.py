@@ -1,7 +1,5 @@
 """The text of a lock, as celery-singleton makes it, so that both can name the same one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Filters of the templates of jobs: the same texts as on the dashboard."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial

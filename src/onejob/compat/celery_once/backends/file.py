@@ -1,8 +1,6 @@
 # ruff: noqa: PTH103, PTH107, PTH118, PTH204 - programs' tests replace these functions of os here
 """The locks of celery-once as files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

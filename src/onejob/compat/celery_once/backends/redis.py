@@ -1,7 +1,5 @@
 """The locks of celery-once in Redis."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 

@@ -1,7 +1,5 @@
 """The lock backends of celery-singleton: only `onejob_share_old_locks` and explicit calls use them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onejob.compat.celery_singleton.backends.base import BaseBackend

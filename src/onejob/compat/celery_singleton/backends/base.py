@@ -1,7 +1,5 @@
 """What celery-singleton expects of a lock backend."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 

@@ -1,7 +1,5 @@
 """The locks of celery-singleton in Redis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from redis import Redis

@@ -1,7 +1,5 @@
 """`manage.py onejob ...`: the sub-commands of `onejob`, with the project's Celery app and its ledger."""
 
-from __future__ import annotations
-
 from contextlib import redirect_stdout
 from types import SimpleNamespace
 from typing import Any
