@@ -55,9 +55,7 @@ class Key:
     expires_at: float | None = None
     """When it stops working; None: never."""
     own_jobs: bool = False
-    """Whether it sees only the jobs that it has submitted."""
     tasks: frozenset[str] | None = None
-    """The only tasks that it may submit and see; None: all."""
     quotas: Quotas = NO_QUOTAS
 
     @property

@@ -36,7 +36,6 @@ READ_AT_ONCE = 8
 MAX_PAGES = 4
 """How many pages a process reads at once."""
 COUNT_LIMIT = 10_000
-"""How many jobs are counted at most."""
 
 
 class Include(StrEnum):

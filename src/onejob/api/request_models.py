@@ -136,7 +136,6 @@ class RequestReader:
         self._names = frozenset(tasks)
         one_of: Any = Annotated[Union[models], Discriminator("task")]  # noqa: UP007 - built at run time
         self.type: Any = models[0] if len(models) == 1 else one_of
-        """The type of a request body."""
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
 
     async def read(self, request: CheckedRequest) -> Any:

@@ -89,7 +89,6 @@ def at_times(asked: dict[str, Any], now: float) -> dict[str, Any]:
 NEWEST = 1000
 """How many of the newest jobs are searched for the beginning of an id."""
 SOURCE = "cli"
-"""The source of entries of the audit log."""
 logger = logging.getLogger("onejob")
 
 
@@ -103,7 +102,6 @@ class Access:
     """What `--store` or ONEJOB_STORE has."""
     namespace: str | None = None
     app_name: str = ""
-    """What `-A` has."""
     create: bool = False
     """Whether a SQLite file that does not exist is created."""
 
@@ -233,7 +231,6 @@ shared_options = together(
     click.option("--namespace", help="The ledger's schema in PostgreSQL, or key prefix in Redis.  [default: onejob]"),
     click.option("--create", is_flag=True, help="Create the ledger's SQLite file if it does not exist."),
 )  # fmt: skip
-"""The options that name the ledger."""
 access = click.make_pass_decorator(Access)
 json_access = together(json_option, access)
 """What a command has that reads or changes the ledger, and prints what it finds as text or as JSON."""

@@ -243,7 +243,6 @@ bulk_options = together(
     click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
     click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
 )  # fmt: skip
-"""The options of every operation on many jobs."""
 
 
 @jobs.command()
@@ -294,7 +293,6 @@ class BulkOperation(NamedTuple):
     name: str
     """The operation in the audit log."""
     done: str
-    """The participle."""
     apply: Callable[..., BulkResult]
     """Takes a selection, and `dry_run`."""
 

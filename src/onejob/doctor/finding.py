@@ -99,4 +99,3 @@ class Installation:
     app_name: str = ""
     """The `-A` of the command line, if the ledger is that of the app; "" otherwise."""
     keys: Path | None = None
-    """The file of the API keys."""

@@ -59,7 +59,6 @@ EVENT_NAMES: Mapping[Transition, str] = {
 """The event of each transition. Heartbeats and progress updates have none, because there are too many of them."""
 OF_WORKERS = (SWEEP, HEARTBEAT_LATE, WORKER_SILENT)
 EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, *OF_WORKERS)
-"""The names of all events."""
 
 
 def submission_event(admission: Admission) -> JobEvent:

@@ -77,7 +77,6 @@ class Tracer:
 
 NO_TRACER = Tracer()
 tracer = NO_TRACER
-"""The tracer of this process."""
 
 
 def install(new: Tracer | None) -> None:

@@ -30,9 +30,7 @@ from onejob.pages.rendering import Page, Redirect, job_path
 
 IDS_LIMIT = 1000
 PORTION = 1000
-"""How many jobs a portion has at most."""
 PORTION_SECONDS = 1.0
-"""After how many seconds a portion ends."""
 EXAMPLES = 10
 """How many jobs a preview lists."""
 MESSAGES = 20
@@ -56,7 +54,6 @@ class BulkForm:
     until: float
     """Jobs that were created later are not selected."""
     back: str
-    """The page to go back to."""
 
     @classmethod
     def parse(cls, form: Form, now: float) -> Self:
@@ -188,7 +185,6 @@ class Action(NamedTuple):
 
 
 def _operate(context: Context, user: User, form: Form, path: Mapping[str, str]) -> Redirect:
-    """Do an operation on one job."""
     operation, job = operation_of(form), context.job(path["job_id"])
     forget_steps = form.text("forget_steps") == "1"
     after = context.operator(user).operate(operation, job, forget_steps=forget_steps)

@@ -91,7 +91,6 @@ OVERVIEW = View("overview", "/", _build_overview)
 
 
 GROUPS = 50
-"""How many groups are listed."""
 HISTORY_DAYS = 8
 ARGUMENTS_EXAMPLE = '{"order_id": 42}'
 

@@ -21,6 +21,7 @@ from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
 from onejob.celery.batching import PerEventLoop
 from onejob.errors import JobNotFoundError, StoreError
+from onejob.pages import live
 from onejob.pages.access import (
     COOKIE,
     CSRF_FIELD,
@@ -36,16 +37,6 @@ from onejob.pages.access import (
 )
 from onejob.pages.actions import Action
 from onejob.pages.context import Context, KeyedCache
-from onejob.pages.live import (
-    ASK_AGAIN,
-    POLL_SECONDS,
-    ChangeFeed,
-    format_poll,
-    read_version,
-    stream_changes,
-    stream_job,
-    version_name,
-)
 from onejob.pages.rendering import Page, Redirect, View, render_csv, render_html, render_json, zone_of
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -64,7 +55,6 @@ NOTICE_COOKIE = "onejob_notice"
 NOTICE_SECONDS = 30
 """How long the notice of an action waits for the page that shows it."""
 NOTICE_LIMIT = 300
-"""Characters of a notice."""
 
 
 class Endpoints:
@@ -76,9 +66,9 @@ class Endpoints:
         self._closing = closing
         self._audit = RequestAudit(context.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
-        self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
-        self._feeds = PerEventLoop(lambda: ChangeFeed(context.ledger, closing))
-        self._watchers = PerEventLoop(lambda: JobWatcher(context.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
+        self._versions: KeyedCache[str] = KeyedCache(live.POLL_SECONDS, cost_factor=2.0)
+        self._feeds = PerEventLoop(lambda: live.ChangeFeed(context.ledger, closing))
+        self._watchers = PerEventLoop(lambda: JobWatcher(context.ledger, live.POLL_SECONDS, closing, STREAMS_PER_USER))
 
     def show(self, view: View) -> Endpoint:
         """Return the endpoint of a page."""
@@ -152,25 +142,25 @@ class Endpoints:
         watcher = self._watchers.current()
         watcher.check_waits(user.name)
         if job is None:
-            events = stream_changes(self._feeds.current(), is_open, watcher.counted(user.name))
+            events = live.stream_changes(self._feeds.current(), is_open, watcher.counted(user.name))
         else:
-            events = stream_job(watcher, job, user.name, is_open)
+            events = live.stream_job(watcher, job, user.name, is_open)
         return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
     def _poll(self, job_id: str | None, seen: str | None) -> Response:
         """Respond to the question whether anything has changed since the version that a page has seen."""
         try:
-            content = format_poll(self._read_version(job_id, seen), seen)
+            content = live.format_poll(self._read_version(job_id, seen), seen)
         except StoreError:  # the page says that it is not connected, and asks again
-            content = ASK_AGAIN
+            content = live.ASK_AGAIN
         return Response(content, headers={"content-type": "text/event-stream; charset=utf-8"})
 
     def _read_version(self, job_id: str | None, seen: str | None) -> str:
         """Return the version of the ledger or of a job; of a deleted one once. Raises `JobNotFoundError`."""
         if job_id is None:
-            return self._versions.get("ledger", lambda: version_name(read_version(self._context.ledger)))
+            return self._versions.get("ledger", lambda: live.version_name(live.read_version(self._context.ledger)))
         try:
-            return version_name(self._context.job(job_id))
+            return live.version_name(self._context.job(job_id))
         except JobNotFoundError:
             if seen in {None, DELETED}:
                 raise

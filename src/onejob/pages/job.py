@@ -26,7 +26,6 @@ from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WebhookPayload
 
 FOLLOWER_LIMIT = 100
-"""How many followers are shown."""
 CUT = 4000
 """Characters of a value that are shown without the parameter `all`."""
 SHOWN = (

@@ -122,7 +122,6 @@ DEAD_LETTERS = View("dead_letters", "/dead", _build_dead_letters)
 
 
 RUNS_LIMIT = 500
-"""How many runs are listed at most."""
 
 
 def _build_workers(context: Context, request: PageRequest) -> Page:

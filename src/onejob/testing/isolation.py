@@ -44,7 +44,6 @@ ENVIRONMENT = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRI
 """What Celery reads in place of the settings."""
 STATE = app_state_module._ATTRIBUTE  # noqa: SLF001 - the one place where an app has its state
 _active: dict[int, Jobs] = {}
-"""The isolated apps, by their ids."""
 _thread: ContextVar[int] = ContextVar("onejob_thread_of_test")
 """The thread of the test, in whose context its coroutines run also in another thread, as those of Django's tests."""
 

@@ -39,7 +39,6 @@ class RecordedRun:
     points: list[str] = field(default_factory=list)
     progress: list[Any] = field(default_factory=list)
     retry_in: float | None = None
-    """Seconds until the retry that it has requested; None: it has requested none."""
 
 
 @dataclass(eq=False)

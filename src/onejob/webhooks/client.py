@@ -264,7 +264,6 @@ class WebhookClient:
 
 
 def _describe(host: str, error: Exception, seconds: float) -> str:
-    """Return why a host gave no response."""
     match error:
         case ForbiddenAddressError():
             return f"{host} resolves to an address, or uses a port, that webhooks may not connect to"
