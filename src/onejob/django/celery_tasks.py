@@ -19,18 +19,8 @@ from django.utils.module_loading import import_string
 from onejob.celery.current_job import current_job
 from onejob.celery.payload import decode, encode_failure, loads
 from onejob.celery.task import Task
-from onejob.django import conf, resolve_options
-from onejob.django.framework import (
-    InvalidTask,
-    Status,
-    TaskContext,
-    TaskError,
-    TaskResult,
-    normalize_json,
-    signals,
-    task_backends,
-)
-from onejob.django.framework import Task as DjangoTask
+from onejob.django import conf, framework, resolve_options
+from onejob.django.framework import Status, signals
 from onejob.errors import JobInterrupted
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Job
@@ -53,7 +43,7 @@ def result_of(job: Job, task: Any, history: Sequence[Entry] = ()) -> Any:
     message = decode(job.payload)
     claims = [entry for entry in history if entry.event == Transition.CLAIM]
     first = claims[0].at if claims and claims[0].attempt == 1 else job.started_at
-    result = TaskResult(
+    result = framework.TaskResult(
         task=task, id=job.id, status=STATUS[job.state], enqueued_at=_time(job.created_at), started_at=_time(first),
         finished_at=_time(job.finished_at), last_attempted_at=_time(job.started_at), args=message.args,
         kwargs=message.kwargs, backend=task.backend, errors=_errors(job), worker_ids=_workers(job, claims),
@@ -66,7 +56,7 @@ def result_of(job: Job, task: Any, history: Sequence[Entry] = ()) -> Any:
 def _errors(job: Job) -> list[Any]:
     """Return the error of the last run that had one: the ledger keeps no earlier ones."""
     if job.state is State.CANCELED:
-        return [TaskError(exception_class_path=CANCELED, traceback=f"TaskRevokedError: {job.reason}\n")]
+        return [framework.TaskError(exception_class_path=CANCELED, traceback=f"TaskRevokedError: {job.reason}\n")]
     return [_error_of(job.error)] if job.error and job.state is not State.COMPLETED else []
 
 
@@ -74,7 +64,7 @@ def _error_of(failure: str) -> Any:
     """Return the error of a body, which `encode_failure` has written, as Django has it."""
     error = loads(failure)
     path = f"{error.get('module')}.{error.get('type')}"
-    return TaskError(exception_class_path=path, traceback=str(error.get("traceback") or ""))
+    return framework.TaskError(exception_class_path=path, traceback=str(error.get("traceback") or ""))
 
 
 def _workers(job: Job, claims: Sequence[Entry]) -> list[str]:
@@ -148,7 +138,7 @@ def imported_task(path: str) -> Any:
         task = import_string(path)
     except ImportError:
         return None
-    return task if isinstance(task, DjangoTask) else None
+    return task if isinstance(task, framework.Task) else None
 
 
 def headers_of(task: Any) -> dict[str, Any]:
@@ -166,13 +156,13 @@ def task_of(job: Job) -> Any:
     if task is None:
         return None
     changed = dict((loads(job.options).get("headers") or {}).get(HEADER) or {})
-    if not changed or changed.get("backend", task.backend) not in task_backends.settings:
+    if not changed or changed.get("backend", task.backend) not in framework.task_backends.settings:
         return task
     if "run_after" in changed:
         changed["run_after"] = datetime.fromisoformat(changed["run_after"])
     try:
         return task.using(**changed)
-    except InvalidTask:  # the settings have changed since: the job runs as the task is defined
+    except framework.InvalidTask:  # the settings have changed since: the job runs as the task is defined
         return task
 
 
@@ -185,9 +175,9 @@ def _run(task: Any, args: Any, kwargs: Any) -> Any:
     if results is not None:
         results.append(result)
     signals.task_started.send(sender=type(task.get_backend()), task_result=result)
-    call = partial(task.call, TaskContext(task_result=result)) if task.takes_context else task.call
+    call = partial(task.call, framework.TaskContext(task_result=result)) if task.takes_context else task.call
     try:
-        return normalize_json(call(*args, **kwargs))
+        return framework.normalize_json(call(*args, **kwargs))
     except (Exception, JobInterrupted, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001 - Celery would take SystemExit for the end of the worker's process
