@@ -1,7 +1,5 @@
 """API keys: 256 random bits each. The key file stores only a hash of each key, with its name and what it may do."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from filelock import FileLock
 
@@ -38,7 +36,7 @@ class Role(StrEnum):
     EDIT = "edit"
     """Redrive dead letters with other arguments."""
 
-    def includes(self, needed: Role) -> bool:
+    def includes(self, needed: Self) -> bool:
         """Return whether this role has the permissions of `needed`."""
         return [*Role].index(self) >= [*Role].index(needed)
 

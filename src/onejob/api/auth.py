@@ -1,7 +1,5 @@
 """Checks before every endpoint: API key, role, framing, content type, size of the body and query parameters."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections import defaultdict
@@ -49,20 +47,6 @@ class Guard:
     standalone: bool = False
     """Whether no other app can have added dependencies, so that requests with a `handler` may bypass FastAPI."""
     audit: RequestAudit | None = None
-
-
-def guarded(guard: Guard) -> type[GuardedRoute]:
-    """Return the class of the routes of one router, which are guarded so."""
-    return type("GuardedRoute", (GuardedRoute,), {"guard": guard, "allowed": defaultdict(set)})
-
-
-def route_for(base: type[APIRoute], role: Role | None, handler: Handler | None = None) -> type[APIRoute]:
-    """Return the class of a route that requires a role; None: no API key is required. The default is `operate`.
-
-    `handler`: equivalent to the endpoint, it handles requests where FastAPI adds nothing, which takes longer to turn a
-    request into arguments than the rest of a submission takes.
-    """
-    return type("GuardedRoute", (base,), {"role": role, "handler": handler and staticmethod(handler)})
 
 
 class GuardedRoute(APIRoute):
@@ -120,6 +104,20 @@ class GuardedRoute(APIRoute):
 
         self.direct = respond if direct else None
         return handle
+
+
+def guarded(guard: Guard) -> type[GuardedRoute]:
+    """Return the class of the routes of one router, which are guarded so."""
+    return type("GuardedRoute", (GuardedRoute,), {"guard": guard, "allowed": defaultdict(set)})
+
+
+def route_for(base: type[APIRoute], role: Role | None, handler: Handler | None = None) -> type[APIRoute]:
+    """Return the class of a route that requires a role; None: no API key is required. The default is `operate`.
+
+    `handler`: equivalent to the endpoint, it handles requests where FastAPI adds nothing, which takes longer to turn a
+    request into arguments than the rest of a submission takes.
+    """
+    return type("GuardedRoute", (base,), {"role": role, "handler": handler and staticmethod(handler)})
 
 
 def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedRequest) -> Caller | None:

@@ -1,8 +1,6 @@
 """The commands on the beat schedule: `beat list`, `pause`, `resume` and `run`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -10,9 +8,6 @@ from onejob.cli.access import Access, access, audited, json_access
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.timestamps import local_text
-
-if TYPE_CHECKING:
-    from onejob.celery.beat import ScheduleEntry
 
 SCHEDULE = "its schedule"
 COLUMNS = ("entry", "task", "schedule", "missed", "last tick", "last job", "next tick")
@@ -79,5 +74,5 @@ def _time(at: float | None) -> str:
     return "" if at is None else local_text(at)
 
 
-def _next(entry: ScheduleEntry) -> str:
+def _next(entry: Any) -> str:
     return "paused" if entry.paused else entry.error or _time(entry.next_tick_at)

@@ -252,7 +252,7 @@ class Submission:
     """What the submission is charged with if it writes a new job; over one of these quotas it writes nothing."""
 
 
-MessageOf: TypeAlias = "Callable[[Submission], BrokerMessage | None]"
+MessageOf: TypeAlias = Callable[[Submission], BrokerMessage | None]
 """Returns the message of a submission for the store to push; None if it has to be sent afterwards."""
 
 

@@ -1,7 +1,5 @@
 """The jobs of an isolated app: what a test runs, moves in time and asserts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +24,45 @@ from onejob.testing.worker import InProcessWorker
 
 SHOWN = 20
 """How many submissions a message shows."""
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """How one run of a body ended."""
+
+    id: str
+    """The job's id."""
+    state: State
+    """The state of the job after the run: `completed`, `failed`, `retrying`, `canceled`, or what a lost run leaves."""
+    error: BaseException | None = None
+    """The exception that ended the run or, before a retry, caused it; None for a run without."""
+    progress: list[Any] = field(default_factory=list)
+    """What the body reported, in order."""
+    steps: dict[str, Any] = field(default_factory=dict)
+    """The steps that are kept after the run, by name."""
+    retry_in: float | None = None
+    """Seconds until the retry that the body has requested; None: it has requested none."""
+    value: Any = None
+    """The result of a completed job, as decoded from JSON; else None."""
+
+    @property
+    def result(self) -> Any:
+        """The result of the body, as decoded from JSON.
+
+        Raises the error of a run that failed, and `OneJobError` for one that ended without a result in another way.
+        """
+        if self.error is not None and self.state is State.FAILED:
+            raise self.error
+        if self.state is not State.COMPLETED:
+            after = f", to run again in {self.retry_in:g} s" if self.retry_in is not None else ""
+            msg = f"the run has no result: its job is {self.state}{after}. Assert its state, error or retry_in"
+            raise OneJobError(msg) from self.error
+        return self.value
+
+    @property
+    def retried(self) -> bool:
+        """Whether the body has requested a retry."""
+        return self.retry_in is not None
 
 
 class Jobs(InProcessWorker):
@@ -290,45 +327,6 @@ def real_app(app: Any) -> Any:
 def app_of(task: Any) -> Any:
     """Return the app of a task; for a name, or a task of `django.tasks`, the current one."""
     return getattr(task, "app", None) or current_app
-
-
-@dataclass(frozen=True)
-class JobRun:
-    """How one run of a body ended."""
-
-    id: str
-    """The job's id."""
-    state: State
-    """The state of the job after the run: `completed`, `failed`, `retrying`, `canceled`, or what a lost run leaves."""
-    error: BaseException | None = None
-    """The exception that ended the run or, before a retry, caused it; None for a run without."""
-    progress: list[Any] = field(default_factory=list)
-    """What the body reported, in order."""
-    steps: dict[str, Any] = field(default_factory=dict)
-    """The steps that are kept after the run, by name."""
-    retry_in: float | None = None
-    """Seconds until the retry that the body has requested; None: it has requested none."""
-    value: Any = None
-    """The result of a completed job, as decoded from JSON; else None."""
-
-    @property
-    def result(self) -> Any:
-        """The result of the body, as decoded from JSON.
-
-        Raises the error of a run that failed, and `OneJobError` for one that ended without a result in another way.
-        """
-        if self.error is not None and self.state is State.FAILED:
-            raise self.error
-        if self.state is not State.COMPLETED:
-            after = f", to run again in {self.retry_in:g} s" if self.retry_in is not None else ""
-            msg = f"the run has no result: its job is {self.state}{after}. Assert its state, error or retry_in"
-            raise OneJobError(msg) from self.error
-        return self.value
-
-    @property
-    def retried(self) -> bool:
-        """Whether the body has requested a retry."""
-        return self.retry_in is not None
 
 
 def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:

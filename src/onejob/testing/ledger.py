@@ -1,7 +1,5 @@
 """The ledger of a test: it records submissions and runs, and lets a test act at each point of a run."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence

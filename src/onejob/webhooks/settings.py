@@ -1,7 +1,5 @@
 """The settings of webhooks, and which URLs and addresses they permit."""
 
-from __future__ import annotations
-
 import base64
 import re
 import socket
@@ -61,11 +59,48 @@ def parse_ip(host: str) -> Address | None:
         return None
 
 
+URL_LIMIT = 2000
+PORTS = range(1, 65_536)
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<rest>(?:[/?][a-z0-9._~:/?\[\]@!$&'()*+,;=%-]*)?)",
+    re.ASCII | re.IGNORECASE,
+)
+LOOPBACK = (ip_address("127.0.0.1"), ip_address("::1"))
+"""The addresses of `localhost`, and of every name below it (RFC 6761)."""
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class WebhookUrl(NamedTuple):
+    """A parsed URL. `path` includes the query."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, url: object) -> Self:
+        """Parse a URL. Raises `InvalidArgumentsError`, whose message omits the URL, because it may contain a secret."""
+        if not isinstance(url, str) or len(url) > URL_LIMIT:
+            raise InvalidArgumentsError(f"a webhook_url is a string of at most {URL_LIMIT} characters")
+        match = _URL.fullmatch(url)
+        if match is None:
+            raise InvalidArgumentsError(
+                "a webhook_url is https://HOST[:PORT][/PATH][?QUERY] in ASCII, without a user, a password or a "
+                "fragment; write an international name in punycode, and anything else percent-encoded"
+            )
+        scheme, rest = match["scheme"].lower(), match["rest"]
+        port = int(match["port"] or DEFAULT_PORTS[scheme])
+        if port not in PORTS:
+            raise InvalidArgumentsError(f"a webhook_url is on a port from 1 to 65535, not on {port}")
+        return cls(scheme, match["host"].lower(), port, rest if rest.startswith("/") else f"/{rest}")
+
+
 SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 """Seconds between a failed attempt and the next one; the schedule that Standard Webhooks recommends."""
 PREFIX = "whsec_"
 KEY_BYTES = range(24, 65)
-PORTS = range(1, 65_536)
 PACKAGES = ("httpcore2", "standardwebhooks")
 
 
@@ -181,43 +216,6 @@ def _check_secrets(setting: str, secrets: object) -> None:
         if len(key) not in KEY_BYTES:
             msg = f"entry {number} of {setting} must be 'whsec_' and the base64 of 24 to 64 random bytes"
             raise ConfigurationError(msg)
-
-
-URL_LIMIT = 2000
-_URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?"
-    r"(?P<rest>(?:[/?][a-z0-9._~:/?\[\]@!$&'()*+,;=%-]*)?)",
-    re.ASCII | re.IGNORECASE,
-)
-LOOPBACK = (ip_address("127.0.0.1"), ip_address("::1"))
-"""The addresses of `localhost`, and of every name below it (RFC 6761)."""
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class WebhookUrl(NamedTuple):
-    """A parsed URL. `path` includes the query."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str
-
-    @classmethod
-    def parse(cls, url: object) -> WebhookUrl:
-        """Parse a URL. Raises `InvalidArgumentsError`, whose message omits the URL, because it may contain a secret."""
-        if not isinstance(url, str) or len(url) > URL_LIMIT:
-            raise InvalidArgumentsError(f"a webhook_url is a string of at most {URL_LIMIT} characters")
-        match = _URL.fullmatch(url)
-        if match is None:
-            raise InvalidArgumentsError(
-                "a webhook_url is https://HOST[:PORT][/PATH][?QUERY] in ASCII, without a user, a password or a "
-                "fragment; write an international name in punycode, and anything else percent-encoded"
-            )
-        scheme, rest = match["scheme"].lower(), match["rest"]
-        port = int(match["port"] or DEFAULT_PORTS[scheme])
-        if port not in PORTS:
-            raise InvalidArgumentsError(f"a webhook_url is on a port from 1 to 65535, not on {port}")
-        return cls(scheme, match["host"].lower(), port, rest if rest.startswith("/") else f"/{rest}")
 
 
 def check_url(url: object, settings: WebhookSettings) -> None:
