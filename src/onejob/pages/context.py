@@ -3,10 +3,11 @@
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from celery import Celery
+from celery.utils.functional import LRUCache
 from starlette.datastructures import QueryParams
 
 from onejob.api.job_reads import READ_AT_ONCE
@@ -36,26 +37,16 @@ class KeyedCache(Generic[T]):
     """Values by key, each cached as a `TTLCache` does. What a key names does not depend on who asks for it."""
 
     def __init__(self, seconds: float, **costs: float) -> None:
-        self._find = lru_cache(ENTRIES)(lambda _key: _Entry[T](seconds, costs))
+        self._make: Callable[[Callable[[], T]], TTLCache[T]] = lambda load: TTLCache(load, seconds, **costs)
+        self._by_key: LRUCache[Hashable, TTLCache[T]] = LRUCache(ENTRIES)
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return the value of a key, loaded by this call or by an earlier one."""
-        entry = self._find(key)
-        entry.load = load
-        return entry.cached()
+        return self._by_key.setdefault(key, self._make(load))()
 
     def clear(self) -> None:
         """Forget all values."""
-        self._find.cache_clear()
-
-
-class _Entry(Generic[T]):
-    """One cached value, loaded as the latest caller says."""
-
-    load: Callable[[], T]
-
-    def __init__(self, seconds: float, costs: Mapping[str, float]) -> None:
-        self.cached = TTLCache(lambda: self.load(), seconds, **costs)  # noqa: PLW0108 - the latest one
+        self._by_key.clear()
 
 
 SEARCH_SECONDS = 0.1
