@@ -111,7 +111,7 @@ def _in_file(file: Path) -> Iterator[Leftover]:
         tree = ast.parse(file.read_bytes(), str(file))
         names = _imported_names(tree)
         for node in ast.walk(tree):
-            for line, problem, name in (*_in_node(node), *_in_call(node, names), *_in_singleton(node)):
+            for line, problem, name in _in_node(node, names):
                 yield Leftover(file, line, problem, name)
     except (SyntaxError, ValueError, OSError, RecursionError) as error:
         yield Leftover(file, 0, f"could not be read: {error}", "")
@@ -130,10 +130,28 @@ def _imported_names(tree: ast.AST) -> dict[str, str]:
     return names
 
 
-def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
+def _in_node(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the problem and the name of what a node of a syntax tree has left; `names`: what is imported."""
+    for name, value in _named_values(node):
+        yield from _in_name(name, value, node.lineno if isinstance(node, ast.Assign) else value.lineno)
+    match node:
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            imported = [alias.name for alias in aliases]
+            if isinstance(node, ast.ImportFrom):
+                imported = [str(node.module), *(f"{node.module}.{name}" for name in imported)]
+            for module in filter(None, map(_module, imported)):
+                yield node.lineno, f"imports {module}", module
+        case ast.Constant(value=str(text)) if dotted := _module(text, dotted=True):
+            yield node.lineno, f"names {text!r}", dotted
+        case ast.ClassDef(bases=bases, body=body):
+            yield from _in_singleton(bases, body)
+        case ast.Call(keywords=keywords):
+            yield from _in_singleton([each.value for each in keywords if each.arg == "base"], [node])
+            yield from _in_call(node, names)
+
+
+def _in_call(node: ast.Call, names: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
     """Yield calls of `install()` of a shim, of celery-singleton's `clear_locks`, by whatever name, and of `SET NX`."""
-    if not isinstance(node, ast.Call):
-        return
     first, dot, rest = ast.unparse(node.func).partition(".")
     called = names.get(first, first) + dot + rest
     if called.endswith(".install") and called.removesuffix(".install") in SHIMS.values():
@@ -147,30 +165,8 @@ def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str
         yield node.lineno, f"{ast.unparse(node.func)} takes a lock in Redis", REDIS_LOCK
 
 
-def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the problem and the name of what a node of a syntax tree has left."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        names = [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
-        for module in filter(None, map(_module, names)):
-            yield node.lineno, f"imports {module}", module
-    for name, value in _named_values(node):
-        yield from _in_name(name, value, node.lineno if isinstance(node, ast.Assign) else value.lineno)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        dotted = _module(node.value, dotted=True)
-        if dotted is not None:
-            yield node.lineno, f"names {node.value!r}", dotted
-
-
-def _in_singleton(node: ast.AST) -> Iterator[tuple[int, str, str]]:
+def _in_singleton(bases: Sequence[ast.expr], parts: Sequence[ast.AST]) -> Iterator[tuple[int, str, str]]:
     """Yield a `unique_on` without names of a task of celery-singleton, which is another thing for onejob.Task."""
-    bases: list[ast.expr] = []
-    parts: Sequence[ast.AST] = [node]
-    if isinstance(node, ast.Call):
-        bases = [each.value for each in node.keywords if each.arg == "base"]
-    elif isinstance(node, ast.ClassDef):
-        bases, parts = node.bases, node.body
     if any(_name_of(base) == "Singleton" for base in bases):
         for name, value in (each for part in parts for each in _named_values(part)):
             if name == "unique_on" and isinstance(value, ast.List | ast.Tuple) and not value.elts:
@@ -207,9 +203,10 @@ def _is_dict(value: ast.expr) -> bool:
 
 
 def _name_of(target: ast.expr) -> str | None:
-    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-        return target.slice.value if isinstance(target.slice.value, str) else None
-    return target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else None
+    match target:
+        case ast.Subscript(slice=ast.Constant(value=str(name))) | ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return None
 
 
 def _module(name: str, *, dotted: bool = False) -> str | None:
