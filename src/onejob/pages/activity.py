@@ -87,9 +87,6 @@ def _saved(context: Context) -> dict[str, Any]:
     }
 
 
-OVERVIEW = View("overview", "/", _build_overview)
-
-
 GROUPS = 50
 HISTORY_DAYS = 8
 ARGUMENTS_EXAMPLE = '{"order_id": 42}'
@@ -173,9 +170,6 @@ def _trial(context: Context, request: PageRequest) -> dict[str, Any]:
     return trial | {"answer": answer | {"existing": existing}}
 
 
-DUPLICATES = View("duplicates", "/duplicates", _build_duplicates)
-
-
 def _build_tasks(context: Context, request: PageRequest) -> Page:
     window = request.choice("window", tuple(WINDOWS))
     period, length = WINDOWS[window]
@@ -199,4 +193,6 @@ def _build_tasks(context: Context, request: PageRequest) -> Page:
     return Page(template="tasks.html", title="Tasks", data=data, rows="tasks", live="ledger")
 
 
+OVERVIEW = View("overview", "/", _build_overview)
+DUPLICATES = View("duplicates", "/duplicates", _build_duplicates)
 TASKS = View("tasks", "/tasks", _build_tasks)

@@ -147,9 +147,6 @@ def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
     }
 
 
-JOB = View("job", "/jobs/{job_id:path}", _build_job)
-
-
 def _build_edit(context: Context, request: PageRequest) -> Page:
     context.check_values_shown("editing them")
     job = context.job(request.path["job_id"])
@@ -168,4 +165,5 @@ def edit_page(job: Job, args: str, kwargs: str, *, error: OneJobError | None = N
     return Page(template="edit.html", title="Redrive with other arguments", data=data, status=status, outcome=outcome)
 
 
+JOB = View("job", "/jobs/{job_id:path}", _build_job)
 EDIT = View("edit", "/edit/{job_id:path}", _build_edit, Role.EDIT)

@@ -70,9 +70,6 @@ def _count(ledger: Ledger, query: Query, found: SearchResult, is_over: Callable[
     return count_matching(ledger, replace(query, limit=0), limit=COUNT_LIMIT, is_over=is_over)
 
 
-JOBS = View("jobs", "/jobs", _build_jobs)
-
-
 def _find(context: Context, request: PageRequest) -> Redirect:
     """Go to the job that has or had the given id, or else to the jobs with the text among their arguments."""
     text = request.text("q")
@@ -86,10 +83,6 @@ def _find(context: Context, request: PageRequest) -> Redirect:
 
 def _list_tasks(context: Context, _request: PageRequest) -> Page:
     return Page(template="palette.html", title="Tasks", data={"tasks": sorted(context.tasks(context.ledger.workers()))})
-
-
-PALETTE = View("palette", "/palette", _list_tasks)
-FIND = View("find", "/find", _find)
 
 
 def _build_dead_letters(context: Context, request: PageRequest) -> Page:
@@ -116,9 +109,6 @@ def _group_rows(context: Context, groups: list[FailureGroup]) -> list[dict[str, 
         row["message"] = context.reason(jobs[job_id], row["message"]) if job_id in jobs else ""
         row["pattern"] = None
     return rows
-
-
-DEAD_LETTERS = View("dead_letters", "/dead", _build_dead_letters)
 
 
 RUNS_LIMIT = 500
@@ -166,9 +156,6 @@ def _queues(context: Context, workers: Sequence[WorkerInfo], now: float) -> list
     ]  # fmt: skip
 
 
-WORKERS = View("workers", "/workers", _build_workers)
-
-
 PAGE_SIZE = 100
 
 
@@ -180,9 +167,6 @@ def _build_audit(context: Context, request: PageRequest) -> Page:
     return Page(template="audit.html", title="Audit log", data=data, rows="entries")
 
 
-AUDIT = View("audit", "/audit", _build_audit, Role.OPERATE)
-
-
 def _build_schedules(context: Context, _request: PageRequest) -> Page:
     jobs = tasks_of(context.app)
     entries = [fields_of(entry) | {"is_job": entry.task in jobs} for entry in list_entries(context.app, context.ledger)]
@@ -190,4 +174,10 @@ def _build_schedules(context: Context, _request: PageRequest) -> Page:
     return Page(template="schedules.html", title="Schedules", data=data, rows="entries", live="ledger")
 
 
+JOBS = View("jobs", "/jobs", _build_jobs)
+PALETTE = View("palette", "/palette", _list_tasks)
+FIND = View("find", "/find", _find)
+DEAD_LETTERS = View("dead_letters", "/dead", _build_dead_letters)
+WORKERS = View("workers", "/workers", _build_workers)
+AUDIT = View("audit", "/audit", _build_audit, Role.OPERATE)
 SCHEDULES = View("schedules", "/schedules", _build_schedules)
