@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from onejob.errors import IdentityHeldError
-from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Admission, Job, Outcome, Retention
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -23,7 +23,6 @@ from tests.contract.support import (
     LEASE,
     RUN_AGAIN,
     admission,
-    apply,
     assert_legal,
     change,
     claim,
@@ -183,83 +182,6 @@ def run_again_against_cancel(stores: Stores, at_once: AtOnce, number: int) -> st
         end(stores[0], read(stores[0], late))
     assert_free(stores[0], name)
     return str(answer.outcome)
-
-
-# --- cancellations --------------------------------------------------------------------------------------------------
-
-
-def _transition_to(event: Transition) -> Callable[[Store, Job], object]:
-    def transition(store: Store, job: Job) -> object:
-        token = job.token if RULES[event].fenced else None
-        return Ledger(store).change(job, event, None, token=token)
-
-    return transition
-
-
-def _queued_after(store: Store, name: str) -> Job:
-    run(store, f"{name}-first", identity=name)
-    return queue_next(store, name, identity=name)
-
-
-def _submitted(store: Store, name: str) -> Job:
-    return submit(store, name, identity=name)
-
-
-def _running(store: Store, name: str) -> Job:
-    return run(store, name, identity=name)
-
-
-def _submit_again(store: Store, job: Job) -> Admission:
-    return admission(store, f"{job.id}-late", identity=job.id, **NEW, **RUN_AGAIN)
-
-
-TRANSITIONS: dict[str, tuple[Callable[[Store, str], Job], Callable[[Store, Job], object]]] = {
-    "claim": (_submitted, lambda store, job: claim(store, job.id)),
-    "publish": (_submitted, _transition_to(Transition.PUBLISH)),
-    "replace": (_submitted, _submit_again),
-    "run_again": (_running, _submit_again),
-    "promote": (_queued_after, lambda store, job: end(store, read(store, f"{job.id}-first"))),
-    "release_identity": (
-        _running,
-        lambda store, job: store.apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False)),
-    ),
-    **{
-        str(event): (_running, _transition_to(event))
-        for event in (*RUN_ENDS, Transition.RETRY, Transition.RELEASE, Transition.CRASH)
-    },
-}
-"""The operations that race with a cancellation, each with the preparation of its job."""
-
-
-def cancel_against(name: str) -> None:
-    """Add the race of a cancellation against another operation: the job ends, or its run has a cancel request."""
-    prepare, operation = TRANSITIONS[name]
-
-    @race(2, f"cancel_against_{name}")
-    def play(stores: Stores, at_once: AtOnce, number: int) -> str:
-        job = prepare(stores[0], f"{name}-{number}")
-        answer, _ = at_once(partial(Ledger(stores[1]).cancel, job.id), partial(operation, stores[0], job))
-        return _assert_canceled(stores[0], job.id, answer)
-
-
-for each_name in TRANSITIONS:
-    cancel_against(each_name)
-
-
-def _assert_canceled(store: Store, name: str, answer: Job) -> str:
-    """Assert that a cancellation ended the job, was requested or was too late, as returned; end what is left."""
-    job = read(store, name)
-    for each in (answer, job):
-        assert each.state.final or (each.state is State.RUNNING and each.cancel), each
-    assert not answer.state.final or answer.state is job.state
-    assert_legal(store.history(name), job)
-    if job.state is State.RUNNING:
-        apply(store, job, Transition.ABANDON)
-    for job_id in (f"{name}-first", f"{name}-late"):
-        if get(store, job_id) is not None:
-            Ledger(store).cancel(job_id)
-    assert_free(store, name)
-    return job.state
 
 
 # --- ended jobs -----------------------------------------------------------------------------------------------------

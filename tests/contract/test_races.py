@@ -287,7 +287,7 @@ OPERATIONS: dict[str, Callable[[Ledger, Job], object]] = {
 }
 RUN_ENDS = {"complete", "fail", "retry", "release", "crash"}
 PAIRS = [
-    pytest.param(one, other, marks=() if one == "complete" else pytest.mark.deep)
+    pytest.param(one, other, marks=() if {"complete", "cancel"} & {one, other} else pytest.mark.deep)
     for one, other in itertools.combinations_with_replacement(OPERATIONS, 2)
 ]
 STARTS = (State.QUEUED, State.RUNNING, State.RETRYING)
@@ -323,7 +323,7 @@ def assert_one_holder_per_identity(found: Sequence[Job]) -> None:
 def test_two_concurrent_operations_leave_a_legal_history(
     store_factory: Callable[[], Store], clock: ManualClock, one: str, other: str
 ) -> None:
-    """Any two concurrent operations on a job leave a history that the lifecycle rules allow."""
+    """Any two concurrent operations on a job leave a history that the lifecycle rules allow, and cancel it if told."""
     stores = [store_factory(), store_factory()]
     for number, state in itertools.product(range(PAIR_ROUNDS), STARTS):
         job, runs = bring_into_state(stores[0], f"{state}-{number}", state)
@@ -332,6 +332,8 @@ def test_two_concurrent_operations_leave_a_legal_history(
         together(*[partial(actor.act, name, job) for actor, name in zip(actors, names, strict=True)])
         assert_legal_after(stores[0], job.id, runs, [event for actor in actors for event in actor.accepted])
         assert_one_holder_per_identity(stores[0].find(Query(identity=job.identity)))
+        left = read(stores[0], job.id)
+        assert "cancel" not in names or left.state.final or (left.state is State.RUNNING and left.cancel)
 
 
 def test_many_concurrent_operations_leave_legal_histories(
