@@ -4,8 +4,6 @@ Every body records what it does in a file that all processes append to, and wait
 are counted, and nothing has to be timed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The fixtures of the tests with workers: houses of one's own, and one house that tests share."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

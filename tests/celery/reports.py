@@ -1,7 +1,5 @@
 """What real processes report to Sentry and to OpenTelemetry: each appends it to one file, where the test reads it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

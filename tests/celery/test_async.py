@@ -1,7 +1,5 @@
 """Submitting and awaiting in coroutines: the event loop goes on, calls are batched, and nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

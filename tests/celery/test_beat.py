@@ -1,7 +1,5 @@
 """The beat schedule without a beat: each tick is one job, whoever looks, dies, or runs Celery's own beat beside."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Chains, groups, chords and replacements end with the right results, whichever of their members are duplicates."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a dead, slow or stopped worker leaves behind: its jobs run again, once, and what comes late changes nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

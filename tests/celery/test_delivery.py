@@ -1,7 +1,5 @@
 """The ledger delivers jobs by itself: real workers on `broker_url = "onejob://"`, on both stores that can."""
 
-from __future__ import annotations
-
 import math
 import select
 import threading

@@ -1,7 +1,5 @@
 """What onejob sends, or hands over from the ledger, is byte for byte what Celery's `send_task` sends."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """A store on the broker's Redis pushes the message of a job in the same atomic operation that makes the job due."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

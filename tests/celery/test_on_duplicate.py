@@ -1,7 +1,5 @@
 """What a duplicate becomes in messages, chains and workers: `on_duplicate`, uniqueness windows and idempotency keys."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Invalid options raise an error at the task's definition or the worker's start, never during a job."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The store or the broker is away: no job is lost or repeated, and a healthy run goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """RabbitMQ as the broker: a submission waits for no confirm, and what the broker loses or refuses runs nevertheless."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from datetime import date

@@ -1,7 +1,5 @@
 """What a caller sees of a job: its result, its states, its progress and its steps."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

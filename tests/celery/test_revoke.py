@@ -1,7 +1,5 @@
 """A revocation, or an expiry, is stored in the ledger: it ends jobs that wait, run, or have no message."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Where a message goes: its route is resolved once, and apps with other tasks and queues share a ledger."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a job ends, whatever its body does: one table for every pool and every store."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A worker that its broker does not reach runs the jobs that wait for it, and connects anew."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

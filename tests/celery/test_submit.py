@@ -1,7 +1,5 @@
 """Submitting is one step in the ledger, whatever the entry point: one admission per identity, and its true outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

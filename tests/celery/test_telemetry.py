@@ -1,7 +1,5 @@
 """What Sentry and OpenTelemetry see of jobs: one error for a failure, one trace from the submission to the webhook."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The ledger as the broker of messages that are no jobs: real workers on `broker_url = "onejob://"`."""
 
-from __future__ import annotations
-
 import gc
 import json
 import select

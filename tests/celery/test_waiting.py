@@ -1,7 +1,5 @@
 """Waiting for the ends of jobs: a signal wakes who waits, on every store, and no wait hangs without one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Webhooks with real workers: delivered at least once, without delaying any job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a worker shows of itself: its banner, its metrics, its registration, its files; and what it survives in that."""
 
-from __future__ import annotations
-
 import logging
 import time
 from importlib.metadata import version
