@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from celery import chord
 
-from onejob import AsyncResult, Outcome, State
+from onejob import Outcome, State
 from onejob.celery.worker.heartbeat import Loop
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Job
 from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes
 
@@ -119,97 +118,59 @@ def test_a_fork_waits_for_the_end_of_a_tick() -> None:
 
 
 OTHERS = ("postgresql-prefork", "redis-prefork", "sqlite-threads")
-REPLACED = ("replaced", "replaced at once", "replaced by plain")
 WALK = ["one", "two", "three"]
-freezes = provokes(Transition.CRASH, logs=[KILLED], because="the worker is frozen for longer than its lease")
-
-
-class Overtaken:
-    """The state after the last write of the late worker."""
-
-    def __init__(self, house: House, pool: str) -> None:
-        self.house = house
-        self.pool = pool
-        self.late = house.worker("--pool", pool, "-c", "10")
-        play = house.play.delay
-        self.results: dict[str, AsyncResult] = {
-            "result": play("result", ["hold:late>return:late", "return:in time"]),
-            "failure": play("failure", ["hold:late>raise:late", "return:in time"]),
-            "retry": play("retry", ["hold:late>retry", "return:in time", "return:a third run"]),
-            "progress": play("progress", ["hold:late>progress", "progress:second"]),
-            "held": play("held", ["hold:late held", "hold:second"]),
-            "replaced": play("replaced", ["hold:late>replace:anywhere,note", "return:in time"], ["late part"]),
-            **{
-                key: play(key, [f"hold:late>replace:{task}", "return:in time"], ["late part"])
-                for key, task in {"replaced at once": "anywhere", "replaced by plain": "plain"}.items()
-            },
-            "steps": house.walk.delay("steps", WALK, {"two": "hold:late"}),
-        }
-        self.first = {key: house.await_mark(key)[0] for key in self.results}
-        house.await_mark("steps", "before two")
-        self._take_over()
-        self.before = {key: house.job(result) for key, result in self.results.items()}
-        self._resume()
-
-    def _take_over(self) -> None:
-        self.house.worker("--pool", self.pool, "-c", "10")
-        self.late.freeze()
-        for key in self.results:
-            self.house.await_mark(key, times=2)
-        self.house.await_mark("progress", "half")
-        for key in ("result", "failure", "retry", "steps", *REPLACED):
-            self.results[key].get(PATIENCE)
-
-    def _resume(self) -> None:
-        """Let the late runs continue, and wait until each has been refused."""
-        for gate in ("late", *(["late held"] if self.pool == "threads" else [])):
-            self.house.open(gate)
-        self.late.thaw()
-        for key, result in self.results.items():
-            if not (self.pool == "prefork" and key == "held"):
-                await_(partial(self._is_over, key, f"[{result.id}] ignored"))
-
-    def _is_over(self, key: str, line: str) -> bool:
-        gone = self.pool == "prefork" and not is_running(self.first[key]["pid"])
-        return gone or line in self.late.text
-
-    def assert_untouched(self, key: str, runs: int = 2) -> Job:
-        """Assert that the late run of a job has changed nothing."""
-        job = self.house.job(self.results[key])
-        assert replace(job, lease_until=None, wake_at=None) == replace(self.before[key], lease_until=None, wake_at=None)
-        assert self.house.runs(key) == job.attempt == runs
-        return job
-
-    def assert_its_child_is_ended(self) -> None:
-        """Assert that the late worker has ended the child whose job runs elsewhere, if it has children."""
-        if self.pool == "threads":
-            assert self.late.alive
-        else:
-            await_(lambda: not is_running(self.first["held"]["pid"]))
+ENDED = ("result", "failure", "retry", "replaced", "steps")
+"""The jobs that another worker has ended when the late one goes on."""
 
 
 @pytest.mark.parametrize("kind", ["sqlite-prefork", *(pytest.param(kind, marks=pytest.mark.deep) for kind in OTHERS)])
-@freezes
+@provokes(Transition.CRASH, logs=[KILLED], because="the worker is frozen for longer than its lease")
 def test_a_late_worker_changes_nothing(new_house: Callable[[str], House], kind: str) -> None:
     """A run that was overtaken cannot end, retry, replace or go on with its job, takes no step, and frees nothing."""
     store, _, pool = kind.partition("-")
     house = new_house(store)
     house.use_lease(2 * LEASE)
-    overtaken = Overtaken(house, pool)
-    for key in ("result", "failure", "retry", "steps", *REPLACED):
-        assert overtaken.assert_untouched(key).state is State.COMPLETED
-    assert house.play.AsyncResult(overtaken.results["result"].id).get(PATIENCE) == "in time"
+    late, play = house.worker("--pool", pool, "-c", "10"), house.play.delay
+    results = {
+        "result": play("result", ["hold:late>return:late", "return:in time"]),
+        "failure": play("failure", ["hold:late>raise:late", "return:in time"]),
+        "retry": play("retry", ["hold:late>retry", "return:in time", "return:a third run"]),
+        "replaced": play("replaced", ["hold:late>replace:anywhere,note", "return:in time"], ["late part"]),
+        "progress": play("progress", ["hold:late>progress", "progress:second"]),
+        "held": play("held", ["hold:late held", "hold:second"]),
+        "steps": house.walk.delay("steps", WALK, {"two": "hold:late"}),
+    }
+    first = {key: house.await_mark(key)[0]["pid"] for key in results}
+    house.await_mark("steps", "before two")
+    house.worker("--pool", pool, "-c", "10")
+    late.freeze()
+    for key in results:
+        house.await_mark(key, times=2)
+    house.await_mark("progress", "half")
+    for key in ENDED:
+        results[key].get(PATIENCE)
+    before = {key: replace(house.job(result), lease_until=None, wake_at=None) for key, result in results.items()}
+    for gate in ("late", *(["late held"] if pool == "threads" else [])):
+        house.open(gate)
+    late.thaw()
+
+    def is_over(key: str) -> bool:
+        """Return whether the late run of a job has been refused, or ended with its process."""
+        return f"[{results[key].id}] ignored" in late.text or (pool == "prefork" and not is_running(first[key]))
+
+    for key, result in results.items():
+        await_(partial(is_over, key))  # the heartbeat ends the child of a job that runs elsewhere
+        assert replace(house.job(result), lease_until=None, wake_at=None) == before[key]
+        assert house.runs(key) == before[key].attempt == 2
+    assert {before[key].state for key in ENDED} == {State.COMPLETED}
+    assert house.play.AsyncResult(results["result"].id).get(PATIENCE) == "in time"
     assert [job for job in house.jobs() if job.task in {"anywhere", "note"}] == []
     await_(lambda: house.queued_messages() == 0)
     assert house.marks("late part", None) == []
     assert [len(house.marks("steps", f"step {name}")) for name in WALK] == [1, 1, 1]
-    assert overtaken.assert_untouched("progress").progress is not None
-    assert len(house.marks("progress", "half")) == 1
-    overtaken.assert_untouched("held")
-    again = house.play.delay("held", ["return"])
-    assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)
-    assert house.runs("held") == 2
-    overtaken.assert_its_child_is_ended()
+    assert (len(house.marks("progress", "half")), late.alive) == (1, True)
+    again = play("held", ["return"])
+    assert (again.id, again.outcome) == (results["held"].id, Outcome.ATTACHED)
     house.open("second")
     house.assert_quiet()
 
@@ -456,26 +417,3 @@ def test_a_run_that_ends_in_the_grace_completes(house: House) -> None:
     worker.await_end()
     job = house.job(result)
     assert (job.state, job.attempt, house.runs("grace")) == (State.COMPLETED, 1, 1)
-
-
-@pytest.mark.deep
-@stops
-def test_a_rolling_restart(house: House) -> None:
-    """Jobs outlive a restart of every worker: no step is taken twice, no two runs overlap, an equal one attaches."""
-    house.two_workers("-c", "4")  # each could run all: a worker reserves more than it runs
-    names = [f"step-{number}" for number in range(10)]
-    keys = [f"rolling-{number}" for number in range(4)]
-    results = [house.walk.delay(key, names, {"step-5": "always hold:restarted"}) for key in keys]
-    for key in keys:
-        house.await_mark(key, "before step-5")
-    for number in (0, 1):
-        house.worker("-c", "4")
-        house.workers[number].stop()
-        assert [house.walk.delay(key, names).id for key in keys] == [result.id for result in results]
-    house.open("restarted")
-    assert [len(result.get(PATIENCE)) for result in results] == [len(names)] * len(keys)
-    for key, result in zip(keys, results, strict=True):
-        assert [len(house.marks(key, f"step {name}")) for name in names] == [1] * len(names)
-        job = house.job(result)
-        assert (job.crashes, job.duplicate_count, house.runs(key)) == (0, 2, job.attempt)
-    house.assert_quiet()

@@ -62,7 +62,6 @@ class LostConnection(psycopg.Connection[Any]):
 
 
 BODIES: dict[str, Callable[[Stage, onejob.RunningJob, str], Any]] = {}
-left_open: list[Session] = []
 
 
 def body(function: Callable[[Stage, onejob.RunningJob, str], Any]) -> Any:
@@ -121,25 +120,6 @@ def swallows_its_rollback(stage: Stage, job: onejob.RunningJob, key: str) -> str
 
 
 @body
-def leaves_it_open(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    left_open.append(stage.session())
-    stage.write(left_open[-1], key)
-    job.complete_in(left_open[-1], "never")
-
-
-@body
-def forgets_to_commit(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    leaves_it_open(stage, job, key)
-    left_open.pop().close()
-
-
-@body
-def cannot_be_stored(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with completing(stage, job, key, object()):
-        pass
-
-
-@body
 def loses_the_answer(stage: Stage, job: onejob.RunningJob, key: str) -> None:
     with completing(stage, job, key, f"result of {key}", lambda: LostSession(stage.engine)):
         pass
@@ -149,21 +129,6 @@ def loses_the_answer(stage: Stage, job: onejob.RunningJob, key: str) -> None:
 def loses_the_answer_plainly(stage: Stage, job: onejob.RunningJob, key: str) -> None:
     with completing(stage, job, key, f"result of {key}", lambda: LostConnection.connect(stage.url)):
         pass
-
-
-@body
-def loses_its_lease(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    """Lose the lease inside of the block, and try to suppress the exception."""
-    try:
-        with job.transaction(stage.session) as session:
-            stage.write(session, key)
-            stage.mark_and_wait(key)
-            job.complete_in(session, "late")
-    except Exception:  # noqa: BLE001 - what bodies do
-        stage.mark(key, "swallowed")
-    finally:
-        stage.mark(key, "left")
-    stage.mark(key, "went-on")
 
 
 def build(config: dict[str, Any]) -> celery.Celery:

@@ -107,37 +107,6 @@ def test_what_was_committed_counts(working: Place, task: str, how: str, result: 
     assert working.workers[0].text.count(line) == 1
 
 
-NOT_COMMITTED = "OneJobError: the body called complete_in, but its transaction was not committed"
-
-
-@provokes(logs=["raised unexpected"], because="the body fails")
-@for_each("how, message", [
-    ("raises inside", "LookupError: raises-inside"), ("forgets to commit", NOT_COMMITTED),
-    ("leaves it open", NOT_COMMITTED), ("cannot be stored", "InvalidPayloadError: the result cannot be stored as JSON"),
-])  # fmt: skip
-def test_what_was_not_committed_fails(working: Place, how: str, message: str) -> None:
-    """A job whose transaction was not committed fails with an error that says why, and has had no effects."""
-    key = how.replace(" ", "-")
-    job = working.ended(working.effect.delay(key, how))
-    assert (job.state, working.notes(key)) == (State.FAILED, 0)
-    assert job.reason.startswith(message)
-
-
-@provokes(Transition.CRASH, because="the test ends the lease")
-def test_a_late_worker_changes_nothing(working: Place) -> None:
-    """A run that loses its lease inside of its block ends at once, and the current run's result is kept."""
-    result = working.effect.delay("late", "loses its lease")
-    working.await_mark("late", "waits")
-    working.ledger.crash(working.ledger.get(result.id), "its worker was presumed dead", "{}")
-    second = working.claim(result.id)
-    working.open("late")
-    working.await_mark("late", "left")
-    working.ledger.complete(second, '"in time"')
-    working.workers[0].await_text(f"effect[{result.id}] ignored")
-    assert (result.get(timeout=PATIENCE), working.notes("late")) == ("in time", 0)
-    assert {mark["event"] for mark in working.marks("late", None)} == {"waits", "left"}
-
-
 @for_each("how", ["commits", "loses the answer"])
 def test_a_chain_continues_with_the_committed_result(working: Place, how: str) -> None:
     """The next task of a chain gets the committed result, also when the response of the commit is lost."""
