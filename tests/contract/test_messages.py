@@ -1,20 +1,24 @@
-"""A store as a broker: messages that are no jobs wait in queues, are taken, acknowledged, and delivered again."""
+"""A store as a broker: messages that are no jobs wait in queues, are taken, acknowledged, and delivered again.
 
+A script has commands, separated by `;`, each with the answer that it asserts behind `->`. A message is called by its
+body, one that was delivered before has a `!`, and a binding is exchange/routing key/queue.
+"""
+
+import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from queue import SimpleQueue
 from typing import Any
-
-import pytest
 
 from onejob.jobs.records import Delivery, NewMessage
 from onejob.stores.protocol import FORGOTTEN_AFTER, MessageStore
 from onejob.stores.signals import JOB, MESSAGE, Channel
+from tests.cases import for_each
 from tests.conftest import on_stores
 from tests.contract.support import ManualClock, StoreAddress, submit
 
 HOLD = 30.0
-NOBODY = "nobody"
 fresh_address = on_stores("sqlite", "postgresql")
 
 
@@ -33,65 +37,115 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
     return [each.body for each in deliveries]
 
 
-def test_messages_are_taken_by_priority_then_by_age(store: MessageStore) -> None:
-    """Of several queues, the messages with the highest priority come first, then the oldest, as many as wanted."""
-    put(store, "old", "new")
-    put(store, "other", to="r")
-    put(store, "urgent", to="r", priority=9)
-    assert bodies(take(store, "q", "r", limit=2)) == ["urgent", "old"]
-    assert bodies(take(store, "q", "r")) == ["new", "other"]
-    assert take(store, "q", "r") == []
+MATCHING = r"bind matching x p pattern='^a\.[^\.]+$'; "
+LAWS: dict[str, str | list[str]] = {
+    "Of several queues, the messages with the highest priority come first, then the oldest, as many as wanted.":
+        "put old new; put other to=r; put urgent to=r priority=9; take q r limit=2 -> urgent old; "
+        "take q r -> new other; take q r ->; put a; put b priority=9; take q limit=1 -> b",
+    "A message that is written again, as after a lost reply, has one copy in a queue.": "put a; put a b; take q -> a b",
+    "Another consumer, or one whose message was taken by another since, neither deletes nor releases it.":
+        "put a; take q -> a; delete a by=nobody; pass 30; renew by=nobody; take q by=d -> a!; delete a; release a; "
+        "take q ->; release a by=d; take q -> a!",
+    "A message that is returned is the first of its queue again, marked as redelivered.":
+        "put a b; take q limit=1 -> a; release a; take q -> a! b",
+    "A message that is taken without a deadline never comes again.":
+        "put a; take q hold=0 -> a; pass 300; renew by=nobody; take q ->",
+    "The messages of a consumer that renews no deadline return to their queue; those of another one do not.":
+        "put a b; take q limit=1 by=dead -> a; take q limit=1 by=alive -> b; pass 15; renew b by=alive; pass 15; "
+        "renew b by=alive; take q -> a!",
+    "A queue gets the messages of an exchange with its routing key, or with one that its pattern matches.": [
+        f"bind direct x a.b; {matching}bind other y {key} pattern=; put m x=x to={key} -> {gets}; "
+        f"take direct matching other ->{' m' * len(gets.split())}; unbind direct x a.b; "
+        f"put n x=x to={key} -> {gets.replace('direct', '')}"
+        for matching, key, gets in (
+            ("", "a.b", "direct"), (MATCHING, "a.b", "direct matching"), (MATCHING, "a.b.c", ""),
+            ("bind matching x p pattern=; ", "any", "matching"),
+        )
+    ],
+    "A message is not delivered after its own expiry, or the longest wait of its queue, whichever comes first.":
+        "declare q ttl=10; put brief expires_in=5; put long expires_in=50; size q -> 2; pass 6; size q -> 1; "
+        "take q -> long; pass 6; release long; take q ->; renew; purge q -> 0",
+    "A temporary queue whose consumer is gone gets nothing more, and is deleted with its bindings and messages.":
+        "declare mine lasts=10; bind mine x '' pattern=; declare dead lasts=10; bind dead x '' pattern=; pass 8; "
+        "renew of=mine; pass 8; put m x=x -> mine; size dead -> None; bindings -> x//mine; renew of=mine; "
+        "declare dead lasts=10; size dead -> 0; bindings x -> x//mine; bindings y ->",
+    "A consumer that renews its temporary queue late has it again, empty and bound, unless it was away for long.": [
+        f"declare q lasts=10; bind q x '' pattern=; put old; pass {away}; renew by=nobody; put lost x=x to= ->; "
+        f"size q -> None; bindings ->; renew of=q; bindings ->{found}; put new x=x to= ->{' q' * bool(found)}; "
+        f"take q ->{' new' * bool(found)}"
+        for away, found in ((2 * HOLD, " x//q"), (2 * FORGOTTEN_AFTER, ""))
+    ],
+    "A consumer that renews after the deadline of its messages still has those which nobody else got.":
+        "put a; take q -> a; pass 60; renew a; take q by=d ->",
+    "A queue exists from its declaration, or its first message, to its deletion; a purge keeps what is taken.":
+        "size q -> None; declare q; declare q; size q -> 0; put a b c; take q limit=1 -> a; size q -> 2; purge q -> 2; "
+        "size q -> 0; bind q x key; drop q; size q -> None; bindings ->; release a; take q -> a!",
+}  # fmt: skip
 
 
-def test_a_repeated_message_is_written_once(store: MessageStore) -> None:
-    """A message that is written again, as after a lost reply, has one copy in a queue."""
-    put(store, "a")
-    put(store, "a", "b")
-    assert bodies(take(store)) == ["a", "b"]
+class Script:
+    """Plays commands on one store."""
+
+    def __init__(self, store: MessageStore, clock: ManualClock) -> None:
+        self.store, self.clock, self.ids = store, clock, dict[str, int]()
+
+    def play(self, text: str) -> None:
+        """Run each command, and compare its answer, if one is given."""
+        for command in text.split(";"):
+            call, arrow, expected = command.partition("->")
+            name, *words = shlex.split(call)
+            values = dict(word.split("=", 1) for word in words if "=" in word)
+            answer = getattr(self, f"do_{name}")(*[word for word in words if "=" not in word], **values)
+            assert not arrow or answer == expected.split(), (command, answer)
+
+    def do_put(self, *ids: str, to: str = "q", x: str = "", priority: str = "0", **more: str) -> list[str]:
+        options: Any = {"priority": int(priority)} | {name: float(value) for name, value in more.items()}
+        return sorted(put(self.store, *ids, to=to, exchange=x, **options))
+
+    def do_take(self, *queues: str, limit: str = "10", by: str = "c", hold: str = str(HOLD)) -> list[str]:
+        taken = take(self.store, *queues, limit=int(limit), consumer=by, hold=float(hold))
+        self.ids |= {each.body: each.id for each in taken}
+        return [each.body + "!" * each.redelivered for each in taken]
+
+    def do_delete(self, body: str, by: str = "c") -> None:
+        self.store.delete_messages([self.ids[body]], consumer=by)
+
+    def do_release(self, body: str, by: str = "c") -> None:
+        self.store.release_messages([self.ids[body]], consumer=by)
+
+    def do_renew(self, *held: str, by: str = "c", of: str = "") -> None:
+        self.store.renew_messages([self.ids[each] for each in held], of.split(), consumer=by, hold=HOLD)
+
+    def do_declare(self, queue: str, lasts: str = "", ttl: str = "") -> None:
+        self.store.declare_queue(queue, expires_after=float(lasts or 0) or None, message_ttl=float(ttl or 0) or None)
+
+    def do_bind(self, queue: str, exchange: str, key: str, pattern: str | None = None) -> None:
+        self.store.bind_queue(queue, exchange, key, pattern)
+
+    def do_unbind(self, queue: str, exchange: str, key: str) -> None:
+        self.store.unbind_queue(queue, exchange, key)
+
+    def do_bindings(self, exchange: str | None = None) -> list[str]:
+        return ["/".join(each) for each in self.store.bindings(exchange)]
+
+    def do_size(self, queue: str) -> list[str]:
+        return [str(self.store.queue_size(queue))]
+
+    def do_purge(self, queue: str) -> list[str]:
+        return [str(self.store.purge_queue(queue))]
+
+    def do_drop(self, queue: str) -> None:
+        self.store.delete_queue(queue)
+
+    def do_pass(self, seconds: str) -> None:
+        self.clock.advance(float(seconds))
 
 
-def test_only_its_consumer_ends_a_message(store: MessageStore, clock: ManualClock) -> None:
-    """Another consumer, or one whose message was taken by another since, neither deletes nor releases it."""
-    put(store, "a")
-    (first,) = take(store)
-    store.delete_messages([first.id], consumer=NOBODY)
-    clock.advance(HOLD)
-    store.renew_messages([], [], consumer=NOBODY, hold=HOLD)
-    assert bodies(take(store, consumer="d")) == ["a"]
-    store.delete_messages([first.id], consumer="c")
-    store.release_messages([first.id], consumer="c")
-    assert take(store) == []
-    store.release_messages([first.id], consumer="d")
-    assert bodies(take(store)) == ["a"]
-
-
-def test_a_released_message_returns_to_its_place(store: MessageStore) -> None:
-    """A message that is returned is the first of its queue again, marked as redelivered."""
-    put(store, "a", "b")
-    (first,) = take(store, limit=1)
-    store.release_messages([first.id], consumer="c")
-    assert [(each.body, each.redelivered) for each in take(store)] == [("a", True), ("b", False)]
-
-
-def test_a_message_without_acknowledgement_is_deleted_at_once(store: MessageStore, clock: ManualClock) -> None:
-    """A message that is taken without a deadline never comes again."""
-    put(store, "a")
-    assert bodies(take(store, hold=0)) == ["a"]
-    clock.advance(10 * HOLD)
-    store.renew_messages([], [], consumer=NOBODY, hold=HOLD)
-    assert take(store) == []
-
-
-def test_a_dead_consumers_messages_are_delivered_again(store: MessageStore, clock: ManualClock) -> None:
-    """The messages of a consumer that renews no deadline return to their queue; those of another one do not."""
-    put(store, "a", "b")
-    take(store, limit=1, consumer="dead")
-    (mine,) = take(store, limit=1, consumer="alive")
-    clock.advance(HOLD / 2)
-    store.renew_messages([mine.id], [], consumer="alive", hold=HOLD)
-    clock.advance(HOLD / 2)
-    store.renew_messages([mine.id], [], consumer="alive", hold=HOLD)
-    assert [(each.body, each.redelivered) for each in take(store)] == [("a", True)]
+@for_each("law", LAWS)
+def test_a_law_of_messages_holds(fresh_stores: Callable[..., dict[str, Any]], clock: ManualClock, law: str) -> None:
+    """Each script of a law plays as it is written, on every store that is a broker."""
+    for kind, text in product(("sqlite", "postgresql"), [LAWS[law]] if isinstance(LAWS[law], str) else LAWS[law]):
+        Script(fresh_stores(kind)[kind], clock).play(text)
 
 
 def test_concurrent_consumers_share_messages(store_factory: Callable[[], MessageStore]) -> None:
@@ -109,104 +163,6 @@ def test_concurrent_consumers_share_messages(store_factory: Callable[[], Message
         taken = [body for found in pool.map(drain, range(len(stores))) for body in found]
     taken += bodies(take(stores[0], limit=100))
     assert sorted(taken, key=int) == [str(number) for number in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "key", "gets"),
-    [
-        (None, "a.b", ["direct"]),
-        (r"^a\.[^\.]+$", "a.b", ["direct", "matching"]),
-        (r"^a\.[^\.]+$", "a.b.c", []),
-        ("", "anything", ["matching"]),
-    ],
-)
-def test_bindings_decide_who_gets_a_message(
-    store: MessageStore, pattern: str | None, key: str, gets: list[str]
-) -> None:
-    """A queue gets the messages of an exchange with its routing key, or with one that its pattern matches."""
-    store.bind_queue("direct", "x", "a.b", None)
-    if pattern is not None:
-        store.bind_queue("matching", "x", "pattern", pattern)
-    store.bind_queue("other", "y", key, "")
-    assert sorted(put(store, "m", to=key, exchange="x")) == gets
-    assert bodies(take(store, "direct", "matching", "other")) == ["m"] * len(gets)
-    store.unbind_queue("direct", "x", "a.b")
-    assert "direct" not in put(store, "n", to=key, exchange="x")
-
-
-def test_a_message_expires(store: MessageStore, clock: ManualClock) -> None:
-    """A message is not delivered after its own expiry, or the longest wait of its queue, whichever comes first."""
-    store.declare_queue("q", expires_after=None, message_ttl=10)
-    put(store, "brief", expires_in=5)
-    put(store, "long", expires_in=50)
-    assert store.queue_size("q") == 2
-    clock.advance(6)
-    assert store.queue_size("q") == 1
-    (long,) = take(store)
-    assert long.body == "long"
-    clock.advance(6)
-    store.release_messages([long.id], consumer="c")
-    assert take(store) == []
-    store.renew_messages([], [], consumer="c", hold=HOLD)
-    assert store.purge_queue("q") == 0
-
-
-def test_a_temporary_queue_ends_without_a_consumer(store: MessageStore, clock: ManualClock) -> None:
-    """A temporary queue whose consumer is gone gets nothing more, and is deleted with its bindings and messages."""
-    for name in ("mine", "dead"):
-        store.declare_queue(name, expires_after=10, message_ttl=None)
-        store.bind_queue(name, "x", "", "")
-    clock.advance(8)
-    store.renew_messages([], ["mine"], consumer="c", hold=HOLD)
-    clock.advance(8)
-    assert put(store, "m", exchange="x") == ["mine"]
-    assert store.queue_size("dead") is None
-    assert store.bindings() == [("x", "", "mine")]
-    store.renew_messages([], ["mine"], consumer="c", hold=HOLD)
-    store.declare_queue("dead", expires_after=10, message_ttl=None)
-    assert (store.queue_size("dead"), store.bindings("x")) == (0, [("x", "", "mine")])
-
-
-@pytest.mark.parametrize(("away", "found"), [(2 * HOLD, [("x", "", "q")]), (2 * FORGOTTEN_AFTER, [])])
-def test_a_suspended_consumer_keeps_its_queue(
-    store: MessageStore, clock: ManualClock, away: float, found: list[Any]
-) -> None:
-    """A consumer that renews its temporary queue late has it again, empty and bound, unless it was away for long."""
-    store.declare_queue("q", expires_after=10, message_ttl=None)
-    store.bind_queue("q", "x", "", "")
-    put(store, "old")
-    clock.advance(away)
-    store.renew_messages([], [], consumer=NOBODY, hold=HOLD)
-    assert (put(store, "lost", exchange="x", to=""), store.queue_size("q"), store.bindings()) == ([], None, [])
-    store.renew_messages([], ["q"], consumer="c", hold=HOLD)
-    assert store.bindings() == found
-    assert put(store, "new", exchange="x", to="") == [queue for _exchange, _key, queue in found]
-    assert bodies(take(store)) == ["new"] * len(found)
-
-
-def test_a_late_consumer_keeps_its_messages(store: MessageStore, clock: ManualClock) -> None:
-    """A consumer that renews after the deadline of its messages still has those which nobody else got."""
-    put(store, "a")
-    (mine,) = take(store)
-    clock.advance(2 * HOLD)
-    store.renew_messages([mine.id], [], consumer="c", hold=HOLD)
-    assert take(store, consumer="d") == []
-
-
-def test_a_declared_queue_exists(store: MessageStore) -> None:
-    """A queue exists from its declaration, or its first message, to its deletion; a purge keeps what is taken."""
-    assert store.queue_size("q") is None
-    store.declare_queue("q", expires_after=None, message_ttl=None)
-    store.declare_queue("q", expires_after=None, message_ttl=None)
-    assert store.queue_size("q") == 0
-    put(store, "a", "b", "c")
-    (taken,) = take(store, limit=1)
-    assert (store.queue_size("q"), store.purge_queue("q"), store.queue_size("q")) == (2, 2, 0)
-    store.bind_queue("q", "x", "key", None)
-    store.delete_queue("q")
-    assert (store.queue_size("q"), store.bindings()) == (None, [])
-    store.release_messages([taken.id], consumer="c")
-    assert bodies(take(store)) == ["a"]
 
 
 def test_what_can_be_taken_wakes_the_consumers_of_its_queue(store: Any) -> None:
