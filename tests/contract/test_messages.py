@@ -38,7 +38,7 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
 
 
 MATCHING = r"bind matching x p pattern='^a\.[^\.]+$'; "
-LAWS: dict[str, str | list[str]] = {
+LAWS: dict[str, Any] = {
     "Of several queues, the messages with the highest priority come first, then the oldest, as many as wanted.":
         "put old new; put other to=r; put urgent to=r priority=9; take q r limit=2 -> urgent old; "
         "take q r -> new other; take q r ->; put a; put b priority=9; take q limit=1 -> b",
