@@ -32,8 +32,15 @@ from tests.fundamentals.shop import claimed
 from tests.services import start_redis
 
 PATIENCE = 40.0
+pytestmark = pytest.mark.anyio
 TICKS = 20
 """How many turns the event loop must make while the store does not answer."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run the tests that are coroutines by asyncio."""
+    return "asyncio"
 
 
 @pytest.fixture
@@ -82,7 +89,7 @@ def locked(app: Any) -> Iterator[None]:
         yield
 
 
-def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """While Redis answers nothing, submissions and reads wait and the loop turns; then they end as usual."""
     server = start_redis(tmp_path)
     request.addfinalizer(server.stop)
@@ -103,86 +110,71 @@ def test_a_store_that_is_away_blocks_no_loop(tmp_path: Path, request: pytest.Fix
             os.kill(server.pid, signal.SIGCONT)
         return await asyncio.wait_for(pending, PATIENCE)
 
-    async def scenario() -> None:
-        first = await invoice.asubmit(1)
-        answers = [
-            await while_paused(lambda: invoice.asubmit(2)),
-            await while_paused(lambda: invoice.aapply_async((3,), countdown=60)),
-            await while_paused(lambda: invoice.aapply_async((4,), task_id="of-its-own")),
-            *await while_paused(lambda: invoice.asubmit_many([(5,), (6,)])),
-        ]
-        assert [each.outcome for each in answers] == [Outcome.ADMITTED] * 5
-        assert (await while_paused(first.ajob)).state is State.QUEUED
-
-    asyncio.run(scenario())
+    first = await invoice.asubmit(1)
+    answers = [
+        await while_paused(lambda: invoice.asubmit(2)),
+        await while_paused(lambda: invoice.aapply_async((3,), countdown=60)),
+        await while_paused(lambda: invoice.aapply_async((4,), task_id="of-its-own")),
+        *await while_paused(lambda: invoice.asubmit_many([(5,), (6,)])),
+    ]
+    assert [each.outcome for each in answers] == [Outcome.ADMITTED] * 5
+    assert (await while_paused(first.ajob)).state is State.QUEUED
 
 
-def test_concurrent_submissions_are_batched(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_submissions_are_batched(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many coroutines that submit at once take few calls of the store, and equal ones get one job."""
     invoice, store = app.tasks["invoice"], app_state_of(app).ledger.store
     submit_many = Mock(wraps=store.submit_many)
     monkeypatch.setattr(store, "submit_many", submit_many)
-
-    async def scenario() -> list[Any]:
-        return await asyncio.gather(*(invoice.asubmit(number % 10) for number in range(200)))
-
-    results = asyncio.run(scenario())
+    results = await asyncio.gather(*(invoice.asubmit(number % 10) for number in range(200)))
     assert len({each.id for each in results}) == 10
     assert [each.outcome for each in results].count(Outcome.ADMITTED) == 10
     assert submit_many.call_count < 20
 
 
-def test_a_result_is_awaited(app: Any) -> None:
+async def test_a_result_is_awaited(app: Any) -> None:
     """`aget` returns the value once the job has ended, to many waiters, and once more without another read."""
     invoice = app.tasks["invoice"]
-
-    async def scenario() -> list[str]:
-        result = await invoice.asubmit(1)
-        waits = [asyncio.create_task(result.aget(PATIENCE)) for _ in range(50)]
-        same = [asyncio.create_task(invoice.AsyncResult(result.id).aget()) for _ in range(50)]
-        await until(lambda: reader_of(app).watcher.watches)
-        await asyncio.to_thread(end, app, result.id)
-        values: list[str] = await asyncio.gather(*waits, *same)
-        assert await result.aget(0) == "done"
-        return values
-
-    assert asyncio.run(scenario()) == ["done"] * 100
+    result = await invoice.asubmit(1)
+    waits = [asyncio.create_task(result.aget(PATIENCE)) for _ in range(50)]
+    same = [asyncio.create_task(invoice.AsyncResult(result.id).aget()) for _ in range(50)]
+    await until(lambda: reader_of(app).watcher.watches)
+    await asyncio.to_thread(end, app, result.id)
+    values: list[str] = await asyncio.gather(*waits, *same)
+    assert await result.aget(0) == "done"
+    assert values == ["done"] * 100
 
 
-def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> None:
+async def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> None:
     """Wrong arguments, duplicates, reused keys, cancellations and timeouts raise what the other calls raise."""
     invoice, strict, ledger = app.tasks["invoice"], app.tasks["strict"], app_state_of(app).ledger
-
-    async def scenario() -> None:
-        await strict.asubmit(1)
-        await invoice.aapply_async((1,), idempotency_key="k")
-        waiting, unknown = await invoice.asubmit(3), invoice.AsyncResult("unknown")
-        wrong: list[tuple[type[Exception], str | None, Any]] = [
-            (onejob.InvalidArgumentsError, None, invoice.asubmit),
-            (
-                onejob.InvalidArgumentsError,
-                "option of a task",
-                lambda: invoice.aapply_async((1,), on_duplicate="raise"),
-            ),
-            (onejob.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
-            (onejob.DuplicateJobError, None, lambda: strict.asubmit(1)),
-            (onejob.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
-            (CeleryTimeoutError, r"not ended after 0.05 s: it was PENDING", lambda: waiting.aget(0.05)),
-            (CeleryTimeoutError, None, lambda: unknown.aget(0.05)),
-            (onejob.JobNotFoundError, None, unknown.ajob),
-        ]
-        for error, text, call in wrong:
-            with pytest.raises(error, match=text):
-                await call()
-        ledger.cancel(waiting.id)
-        with pytest.raises(Exception, match="cancel"):
-            await waiting.aget(PATIENCE)
-        assert isinstance(await waiting.aget(propagate=False), Exception)
-
-    asyncio.run(scenario())
+    await strict.asubmit(1)
+    await invoice.aapply_async((1,), idempotency_key="k")
+    waiting, unknown = await invoice.asubmit(3), invoice.AsyncResult("unknown")
+    wrong: list[tuple[type[Exception], str | None, Any]] = [
+        (onejob.InvalidArgumentsError, None, invoice.asubmit),
+        (
+            onejob.InvalidArgumentsError,
+            "option of a task",
+            lambda: invoice.aapply_async((1,), on_duplicate="raise"),
+        ),
+        (onejob.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
+        (onejob.DuplicateJobError, None, lambda: strict.asubmit(1)),
+        (onejob.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
+        (CeleryTimeoutError, r"not ended after 0.05 s: it was PENDING", lambda: waiting.aget(0.05)),
+        (CeleryTimeoutError, None, lambda: unknown.aget(0.05)),
+        (onejob.JobNotFoundError, None, unknown.ajob),
+    ]
+    for error, text, call in wrong:
+        with pytest.raises(error, match=text):
+            await call()
+    ledger.cancel(waiting.id)
+    with pytest.raises(Exception, match="cancel"):
+        await waiting.aget(PATIENCE)
+    assert isinstance(await waiting.aget(propagate=False), Exception)
 
 
-def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:
+async def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:
     """Each of the coroutines that submit at once has its own submitter, in a batch and alone."""
     invoice = app.tasks["invoice"]
 
@@ -191,11 +183,9 @@ def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:
             result = await invoice.aapply_async((1,), **options)
         return str((await result.ajob()).submitter)
 
-    async def scenario() -> list[str]:
-        together = [submit_as(f"user:{number}") for number in range(20)]
-        return await asyncio.gather(*together, submit_as("alone", task_id="of-its-own"))
-
-    assert asyncio.run(scenario()) == [f"user:{number}" for number in range(20)] + ["alone"]
+    together = [submit_as(f"user:{number}") for number in range(20)]
+    found = await asyncio.gather(*together, submit_as("alone", task_id="of-its-own"))
+    assert found == [f"user:{number}" for number in range(20)] + ["alone"]
 
 
 def test_an_option_that_is_none_overrides_the_tasks_own(app: Any) -> None:
@@ -268,7 +258,7 @@ def test_a_closed_event_loop_is_not_kept(app: Any) -> None:
     assert [loop() for loop in loops] == [None, None, None]
 
 
-def test_a_wait_for_a_chain_has_one_deadline(app: Any) -> None:
+async def test_a_wait_for_a_chain_has_one_deadline(app: Any) -> None:
     """The results before one in a chain, and in a group before it, share the timeout of `aget` with it."""
     play = app.tasks["invoice"]
     given = list[float | None]()
@@ -278,13 +268,10 @@ def test_a_wait_for_a_chain_has_one_deadline(app: Any) -> None:
             given.append(timeout)
             await asyncio.sleep(0.02)
 
-    async def scenario() -> None:
-        last = await play.asubmit(1)
-        last.parent = GroupResult("group", [Earlier("one", app=app), Earlier("two", app=app)], app=app)
-        end(app, last.id)
-        await last.aget(timeout=PATIENCE)
-
-    asyncio.run(scenario())
+    last = await play.asubmit(1)
+    last.parent = GroupResult("group", [Earlier("one", app=app), Earlier("two", app=app)], app=app)
+    end(app, last.id)
+    await last.aget(timeout=PATIENCE)
     first, second = map(not_none, given)
     assert second < first <= PATIENCE
 
@@ -317,7 +304,7 @@ def test_concurrent_items_are_batched(count: int) -> None:
     assert max(map(len, batches)) <= BATCH_LIMIT
 
 
-def test_a_failed_batch_fails_each_item() -> None:
+async def test_a_failed_batch_fails_each_item() -> None:
     """An exception of the whole batch is raised for each of its items, and the next batch is processed."""
 
     def fails(numbers: Sequence[int]) -> list[int]:
@@ -325,45 +312,36 @@ def test_a_failed_batch_fails_each_item() -> None:
             raise ConnectionError("away")
         return list(numbers)
 
-    async def scenario() -> int:
-        batcher = Batcher(fails)
-        with pytest.raises(ConnectionError, match="away"):
-            await batcher.process(0)
-        return await batcher.process(1)
-
-    assert asyncio.run(scenario()) == 1
+    batcher = Batcher(fails)
+    with pytest.raises(ConnectionError, match="away"):
+        await batcher.process(0)
+    assert await batcher.process(1) == 1
 
 
-def test_a_result_that_no_future_takes_is_an_error() -> None:
+async def test_a_result_that_no_future_takes_is_an_error() -> None:
     """StopIteration, which a future of some versions of Python refuses, is the error of its own item only."""
 
     def answer(numbers: Sequence[int]) -> list[int | Pending[int] | Exception]:
         special: dict[int, Any] = {1: StopIteration("none"), 2: Pending(partial(next, iter(())))}
         return [special.get(number, number) for number in numbers]
 
-    async def scenario() -> list[int | BaseException]:
-        batcher = Batcher(answer)
-        return await asyncio.gather(*map(batcher.process, range(4)), return_exceptions=True)
-
-    answers = asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    batcher = Batcher(answer)
+    answers = await asyncio.gather(*map(batcher.process, range(4)), return_exceptions=True)
     assert [type(each) for each in answers] == [int, RuntimeError, RuntimeError, int]
 
 
-def test_a_failing_argument_function_is_its_callers_error(app: Any) -> None:
+async def test_a_failing_argument_function_is_its_callers_error(app: Any) -> None:
     """A task's `unique_on` that raises StopIteration fails the call, and no other one."""
 
     @onejob.task(app, name="first_of", shared=False, unique_on=lambda items: next(each for each in items if each))
     def first_of(items: list[int]) -> None: ...
 
-    async def scenario() -> list[Any]:
-        calls = [first_of.asubmit([number]) for number in range(4)]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    answers = asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    calls = [first_of.asubmit([number]) for number in range(4)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(each, Exception) for each in answers] == [True, False, False, False]
 
 
-def test_a_deferred_result_delays_no_other() -> None:
+async def test_a_deferred_result_delays_no_other() -> None:
     """The other items of the batch and later batches do not wait for a deferred result."""
     opened = threading.Event()
 
@@ -374,24 +352,17 @@ def test_a_deferred_result_delays_no_other() -> None:
     def work(numbers: Sequence[int]) -> list[int | Pending[int] | Exception]:
         return [Pending(slow) if number == 0 else number for number in numbers]
 
-    async def scenario() -> tuple[list[int], int]:
-        batcher = Batcher(work)
-        waits = [asyncio.create_task(batcher.process(0)) for _ in range(MAX_BATCHES + 1)]
-        others = [await batcher.process(number) for number in range(1, 50)]
-        opened.set()
-        return others, sum(await asyncio.gather(*waits))
-
-    assert asyncio.run(scenario()) == (list(range(1, 50)), -MAX_BATCHES - 1)
+    batcher = Batcher(work)
+    waits = [asyncio.create_task(batcher.process(0)) for _ in range(MAX_BATCHES + 1)]
+    others = [await batcher.process(number) for number in range(1, 50)]
+    opened.set()
+    assert (others, sum(await asyncio.gather(*waits))) == (list(range(1, 50)), -MAX_BATCHES - 1)
 
 
-def test_no_item_is_left_behind() -> None:
+async def test_no_item_is_left_behind() -> None:
     """However the arrival of items and the end of batches interleave, each item is processed."""
-
-    async def scenario() -> int:
-        batcher: Batcher[int, int] = Batcher(list)
-        count = 0
-        for _ in range(200):
-            count += len(await asyncio.gather(*(batcher.process(number) for number in range(MAX_BATCHES + 1))))
-        return count
-
-    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 200 * (MAX_BATCHES + 1)
+    batcher: Batcher[int, int] = Batcher(list)
+    count = 0
+    for _ in range(200):
+        count += len(await asyncio.gather(*(batcher.process(number) for number in range(MAX_BATCHES + 1))))
+    assert count == 200 * (MAX_BATCHES + 1)
