@@ -46,8 +46,7 @@ REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 DELIVERS: dict[str, Any] = {"broker_url": "onejob://", "broker_transport_options": {}}
 """The settings of a house whose ledger is its broker."""
 two_waiters = pytest.mark.skipif(
-    tuple(celery.VERSION) < (5, 7),
-    reason="before Celery 5.7, only one result can wait for a task id",
+    tuple(celery.VERSION) < (5, 7), reason="before Celery 5.7, only one result can wait for a task id"
 )
 ROOT = Path(__file__).parents[2]
 

@@ -17,15 +17,7 @@ from onejob.celery.publisher import Publisher
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
 from tests.celery.app import PLAIN
-from tests.celery.harness import (
-    LEASE,
-    LONG_LEASE,
-    PATIENCE,
-    House,
-    await_,
-    is_running,
-    pause_until,
-)
+from tests.celery.harness import LEASE, LONG_LEASE, PATIENCE, House, await_, is_running, pause_until
 from tests.conftest import make_ledger
 from tests.quiet import KILLED, provokes
 from tests.services import RedisServer, Server, start_postgres, start_redis

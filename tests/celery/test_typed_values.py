@@ -255,10 +255,7 @@ def test_equal_models_are_equal_jobs(app: Any) -> None:
     [
         (lambda ship: ship.delay({"id": "x"}), r"order\.id: Input should be"),
         (lambda ship: ship.submit_many([({"id": "x"},)]), r"order\.id: Input should be"),
-        (
-            lambda ship: check_duplicate(ship.app, "ship", ({"id": "x"},), {}),
-            r"order\.id: Input should be",
-        ),
+        (lambda ship: check_duplicate(ship.app, "ship", ({"id": "x"},), {}), r"order\.id: Input should be"),
         (lambda ship: ship.delay(Order(1), gifts={"a": {}}), r"gifts\.a\.sku: Field required"),
         (lambda ship: ship.delay(Order(1), {"name": 5}), r"to\.name"),
     ],
