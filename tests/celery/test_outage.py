@@ -221,13 +221,8 @@ def test_an_interrupted_submission_is_not_lost(shared: House) -> None:
             with nullcontext() if issubclass(error, Exception) else pytest.raises(error):
                 shared.play_brief.delay(error.__name__, ["return"])
     for error, job in zip(interrupts, reversed(shared.jobs()[: len(interrupts)]), strict=True):
-        assert_ran_once(shared, job.id, error.__name__)
-
-
-def assert_ran_once(house: House, job_id: str, key: str) -> None:
-    result = house.play_brief.AsyncResult(job_id)
-    assert result.get(PATIENCE) == key
-    assert house.runs(key) == 1
+        assert shared.play_brief.AsyncResult(job.id).get(PATIENCE) == error.__name__
+        assert shared.runs(error.__name__) == 1
 
 
 @provokes(logs=["Received unregistered task"], because="one worker lacks the task")

@@ -38,10 +38,6 @@ class Stage(tests.celery.app.Stage):
     def write(self, session: Any, key: str) -> None:
         session.execute(text(self.insert(key)) if isinstance(session, Session) else self.insert(key).encode())
 
-    def mark_and_wait(self, key: str) -> None:
-        self.mark(key, "waits")
-        self.wait(key)
-
 
 class LostSession(Session):
     """A session that commits and loses the response."""
@@ -96,7 +92,8 @@ def commits_without_a_result(stage: Stage, job: onejob.RunningJob, key: str) -> 
 
 @body
 def waits_and_commits(stage: Stage, job: onejob.RunningJob, key: str) -> Any:
-    stage.mark_and_wait(key)
+    stage.mark(key, "waits")
+    stage.wait(key)
     return commits(stage, job, key)
 
 
