@@ -3,8 +3,6 @@
 import gc
 import json
 import select
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from kombu import Exchange, Queue
 
 from onejob.celery.transport import NO_BROKER, name_of
 from onejob.errors import ConfigurationError
+from tests import forks
 from tests.celery.app import CONFIG
 from tests.celery.harness import DELIVERS, PATIENCE, House, await_, event_loop, program_environment
 from tests.quiet import KILLED, provokes
@@ -237,9 +236,9 @@ def test_commands_find_the_ledger(ledger_house: House) -> None:
     for number in range(3):
         ledger_house.plain.delay(number)
     assert ledger_house.offered_messages() == 3
-    command = [sys.executable, "-m", "celery", "-A", ledger_house.module, "purge", "-f"]
+    command = ["-m", "celery", "-A", ledger_house.module, "purge", "-f"]
     environment = program_environment() | {CONFIG: json.dumps(ledger_house.config)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = forks.run(command, environment=environment, cwd=ledger_house.directory, modules=forks.CELERY)
     assert "Purged 3 messages" in done.stdout, done.stdout + done.stderr
     assert ledger_house.offered_messages() == 0
 

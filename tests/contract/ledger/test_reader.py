@@ -1,4 +1,4 @@
-"""What readers see: searches find each job once, in windows of time, and a visibility leaves out the others' jobs."""
+"""What readers see: searches find each job once, a visibility leaves out others; queues, and failures in groups."""
 
 import json
 from collections.abc import Callable
@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
-from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Job, Route
+from onejob.jobs.records import Query, Registration
+from onejob.ledger.bulk import Selection, bulk_apply
+from onejob.ledger.dead_letters import SAMPLE_LIMIT, group_failures, group_key, in_group
 from onejob.ledger.reader import JobReader, Visibility
 from onejob.ledger.search import Count, count_matching, search
+from onejob.ledger.stats import QUEUE_SERIES, QueueLoad, read_metrics, read_queues
 from onejob.stores.protocol import INDEXED_STATES, OTHER_SUBMITTERS, GroupBy
+from tests.cases import for_each
+from tests.conftest import every_store
 from tests.contract.ledger.world import World
-from tests.contract.support import START, end, run, submit
+from tests.contract.support import START, apply, claim, end, queue_next, read, run, submit
 
 JOBS = 40
 
@@ -149,3 +155,156 @@ def test_nobody_sees_the_sums_of_the_other_submitters(world: World, monkeypatch:
     assert OTHER_SUBMITTERS in {each.name for each in world.store.duplicate_counts(GroupBy.SUBMITTER, limit=9)}
     reader = JobReader(world.store, Visibility(submitter=OTHER_SUBMITTERS))
     assert [reader.duplicate_counts(by) for by in GroupBy] == [[], [], []]
+
+
+# --- the load of queues -----------------------------------------------------------------------------------------------
+
+TASK = "app.add"
+
+
+def load(queue: str, **values: float) -> QueueLoad:
+    """Return a load whose other numbers are 0."""
+    numbers: dict[str, float] = dict.fromkeys(("due", "running", "oldest_due", "slots", "workers"), 0)
+    return QueueLoad(queue=queue, **(numbers | values))  # type: ignore[arg-type]
+
+
+@every_store
+def test_the_load_of_a_queue(world: World) -> None:
+    """A queue has the jobs that may run and that run, and its workers' slots: no delayed, ended or following jobs."""
+    store = world.store
+    for number, queue in enumerate(("fast", "fast", "slow", "")):
+        submit(store, f"due-{number}", route=queue)
+        world.clock.advance(1.0)
+    submit(store, "exchange", route=Route("topics", "key", "fast").encode())
+    submit(store, "later", route="fast", delay=5.0)
+    submit(store, "webhook", route="slow", task="onejob.webhook", publisher_task=TASK)
+    submit(store, "unknown", route="fast", task="of.nobody")
+    run(store, "running", route="fast")
+    end(store, run(store, "ended", route="fast"))
+    run(store, "holder", route="idle", identity="same")
+    queue_next(store, "next", route="fast")
+    world.follow("follower", follows="due-0", route="fast")
+    apply(store, run(store, "again", route="idle"), Transition.RETRY, run_in=7.0, wake_after=7.0)
+    store.heartbeat("a", lasts=60.0, registration=Registration(tasks=(TASK,), queues=("fast", "empty"), concurrency=4))
+    store.heartbeat("b", lasts=60.0, registration=Registration(queues=("fast",), concurrency=2))
+    store.heartbeat("dead", lasts=1.0, registration=Registration(queues=("fast", "gone"), concurrency=8))
+    world.clock.advance(2.0)
+    loads = [
+        load("empty", slots=4, workers=1),
+        load("fast", due=3, running=1, oldest_due=6.0, slots=6, workers=2),
+        load("idle", running=1),
+        load("slow", due=2, oldest_due=4.0),
+    ]
+    assert read_queues(world.ledger) == loads
+    metrics = read_metrics(world.ledger)
+    for series, field in QUEUE_SERIES.items():
+        assert metrics[series] == {(series, each.queue): getattr(each, field) for each in loads}
+    claim(store, "due-0")
+    world.clock.advance(10.0)
+    fast, idle = (each for each in read_queues(world.ledger) if each.queue in {"fast", "idle"})
+    assert (fast.due, fast.running, fast.oldest_due) == (3, 2, 15.0)
+    assert (idle.due, idle.oldest_due) == (1, world.clock.now - read(store, "again").run_at)
+
+
+def test_the_tasks_of_queues_without_workers_are_those_that_were_submitted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a worker the jobs of counted tasks are found, for an autoscaler that starts at none; up to a limit."""
+    submit(world.store, "job-1", task="counted", route="slow")
+    assert read_queues(world.ledger) == []
+    world.store.increment({'["submissions_total", "counted", "admitted"]': 1.0})
+    assert read_queues(world.ledger) == [load("slow", due=1)]
+    monkeypatch.setattr("onejob.ledger.stats.LOOKED_AT", 2)
+    for number in range(3):
+        submit(world.store, f"more-{number}", task="counted", route="slow")
+    assert [each.due for each in read_queues(world.ledger)] == [2]
+
+
+# --- groups of dead letters -------------------------------------------------------------------------------------------
+
+UUID = "d516792d-ede0-48fa-87ad-c2c95e863786"
+
+
+def fail(world: World, job_id: str, kind: str, message: str, task: str = "app.add") -> Job:
+    """Let a job fail with an error."""
+    job = world.run(job_id, task=task, payload='{"large": 1}')
+    return world.ledger.fail(
+        job, json.dumps({"type": kind, "message": message, "traceback": "t"}), f"{kind}: {message}"
+    )
+
+
+@every_store
+def test_failures_are_grouped(world: World) -> None:
+    """Each group has its number of jobs, the times of its first and last failure, and the newest message."""
+    failures = [
+        ("KeyError", f"no row {UUID}", "app.add"), ("TimeoutError", "after 30.5 s", "app.add"),
+        ("KeyError", "no row 17", "app.add"), ("KeyError", "no row 18", "other.task"),
+        ("ValueError", "no row 18", "app.add"),
+    ]  # fmt: skip
+    times = {}
+    for number, failure in enumerate(failures):
+        times[number] = world.clock.advance(10.0)
+        fail(world, f"job-{number}", *failure)
+    groups = group_failures(world.ledger)
+    assert [(each.task, each.error_type, each.count, each.message) for each in groups] == [
+        ("app.add", "ValueError", 1, "no row 18"), ("other.task", "KeyError", 1, "no row 18"),
+        ("app.add", "KeyError", 2, "no row 17"), ("app.add", "TimeoutError", 1, "after 30.5 s"),
+    ]  # fmt: skip
+    third = groups[2]
+    assert (third.pattern, third.job_ids) == ("no row …", ["job-2", "job-0"])
+    assert (third.first_at, third.last_at) == (times[0], times[2])
+    assert [each.task for each in group_failures(world.ledger, task="other.task")] == ["other.task"]
+    assert sum(each.count for each in group_failures(world.ledger, limit=2)) == 2
+
+
+def test_the_message_is_that_of_the_last_failure(world: World) -> None:
+    """Message and first id are those of the job that failed last, whenever it was submitted; the sample is bounded."""
+    slow = world.run("slow")
+    for number in range(SAMPLE_LIMIT + 1):
+        fail(world, f"job-{number}", "E", f"try {number}")
+    world.clock.advance(5.0)
+    world.ledger.fail(slow, '{"type": "E", "message": "try 99"}', "E")
+    (group,) = group_failures(world.ledger)
+    assert (group.message, group.count, len(group.job_ids)) == ("try 99", SAMPLE_LIMIT + 2, SAMPLE_LIMIT)
+    assert (group.last_at, group.job_ids[0]) == (world.clock(), slow.id)
+
+
+@for_each(
+    "one, other, equal",
+    [
+        ("row 17", "row 4711", True),
+        ("took 1.5 s", "took 12 s", True),
+        (f"no {UUID}", "no 00000000-0000-4000-8000-000000000000", True),
+        ("commit deadbeef01", "commit 0123456789abcdef", True),
+        ("commit deadbeef01", "commit 12345678", True),
+        ("at 0x7f0a", "at 0xffffffff", True),
+        ("no column 'a b'", "no column 'c'", True),
+        ('no column "a"', 'no column "b 7"', True),
+        ("can't open x, won't retry", "can't open y, won't retry", False),
+        ("row not found", "column not found", False),
+        ("", "x", False),
+    ],
+)
+def test_ids_and_numbers_do_not_split_groups(world: World, one: str, other: str, equal: bool) -> None:
+    """Numbers, UUIDs, hexadecimal and quoted texts are equal to all others; words are not."""
+    number = len(world.store.find(Query(limit=1000)))
+    keys = {group_key(fail(world, f"{number}-{index}", "E", text)) for index, text in enumerate((one, other))}
+    assert len(keys) == (1 if equal else 2)
+
+
+@for_each("error", ["", "null", "[]", "{", '"lost"', "{}"])
+def test_an_error_of_another_form_is_grouped_by_its_reason(world: World, error: str) -> None:
+    """A dead letter whose error has no class is grouped by its reason."""
+    number = len(world.store.find(Query(limit=1000)))
+    job = world.ledger.fail(world.run(f"job-{number}"), error, f"lost {number} times")
+    assert group_key(job) == ("app.add", "", "lost … times")
+
+
+def test_a_bulk_operation_acts_on_a_group(world: World) -> None:
+    """The jobs of a group can be selected for a bulk operation; a redriven job is in no group."""
+    for number in range(3):
+        fail(world, f"job-{number}", "KeyError" if number != 1 else "E", f"no row {number}")
+    key = next(each.key for each in group_failures(world.ledger) if each.error_type == "KeyError")
+    selection = Selection(query=Query(), matches=lambda job: in_group(job, key))
+    assert bulk_apply(world.ledger, selection, lambda job: world.ledger.redrive(job.id)).done == ["job-2", "job-0"]
+    assert not in_group(world.read("job-2"), key)
