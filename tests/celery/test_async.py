@@ -290,7 +290,7 @@ def test_concurrent_items_are_batched(count: int) -> None:
         tasks = [asyncio.create_task(batcher.process(0))]
         await until(lambda: batches)
         tasks += [asyncio.create_task(batcher.process(number)) for number in range(1, count)]
-        await asyncio.sleep(0)
+        await until(lambda: len(batches) > 1)  # while the first one is still in progress
         opened.set()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
