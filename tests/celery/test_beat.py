@@ -15,15 +15,16 @@ import pytest
 from celery import Celery
 from celery.beat import SchedulingError
 from celery.schedules import crontab, schedule
+from kombu.exceptions import SerializerNotInstalled
 
 import onejob
 from onejob.celery import beat
 from onejob.celery.app_state import app_state_of
-from onejob.celery.beat import Beat
+from onejob.celery.beat import Beat, run_entry
 from onejob.compat.celery_once import QueueOnce
 from onejob.compat.celery_singleton import Singleton
 from onejob.config import build_ledger
-from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.errors import KeyReuseMismatchError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
@@ -171,6 +172,28 @@ def test_the_end_of_a_tick_is_sent_to_the_webhook_of_its_entry(store: Store, clo
     Beat(app).look()
     (tick,), (webhook,) = jobs_of(store), store.find(Query(task=WEBHOOK_TASK))
     assert (WebhookPayload.from_job(webhook).url, webhook.follows_id) == (url, tick.id)
+
+
+def test_a_run_of_an_entry_is_a_call_of_its_task(store: Store) -> None:
+    """A run of an entry is the call of its task, with its key and its id, also where tasks are eager or of Celery's."""
+    options = {"idempotency_key": "k", "task_id": "mine", "identity": "tick", "missed": "all"}
+    entries = {"nightly": NIGHTLY | {"options": options}, "plain": NIGHTLY | {"task": "shop.plain"}}
+    app = make_app(store, entries)
+    assert run_entry(app, "nightly").id == "mine"
+    app.conf.beat_schedule["nightly"] = NIGHTLY | {"args": (3,), "options": {"idempotency_key": "k"}}
+    with pytest.raises(KeyReuseMismatchError, match="mine"):
+        run_entry(app, "nightly")
+    checked: list[str] = []
+    assert run_entry(app, "plain", check=checked.append).id != run_entry(app, "plain").id
+    assert checked == ["shop.plain"]
+    app.conf.task_always_eager = True
+    assert run_entry(app, "nightly").get() == 3
+    app.conf.task_always_eager = False
+    app.conf.beat_schedule["nightly"] = NIGHTLY | {"options": {"serializer": "none"}}
+    with pytest.raises(onejob.OneJobError, match="'nightly' cannot be submitted"):
+        run_entry(app, "nightly")
+    with pytest.raises(SerializerNotInstalled):
+        run_entry(app, "nightly", check_answer=bool)
 
 
 def test_a_paused_entry_has_no_ticks(store: Store, clock: ManualClock) -> None:

@@ -65,6 +65,6 @@ def test_an_entry_that_cannot_be_run_or_changed(
     monkeypatch.setattr("onejob.stores.sqlite.SQLiteStore.put_schedule", refuse)
     refused = app_shell("beat", "resume", "hourly")
     assert (refused.exit_code, "try again" in refused.output, len(calls)) == (1, True, CHANGE_TRIES)
-    monkeypatch.setattr("onejob.celery.beat.send", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("onejob.celery.beat.submit", lambda *_, **__: 1 / 0)
     refused = app_shell("beat", "run", "hourly")
     assert (refused.exit_code, "cannot be submitted: ZeroDivisionError" in refused.output) == (1, True)

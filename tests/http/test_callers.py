@@ -218,19 +218,29 @@ def test_a_refused_redrive_shows_no_job_that_may_not_be_read(celery_app: Celery)
 
 
 @for_each("task", ["invoice", "strict"])
-def test_a_run_of_a_schedule_shows_no_job_that_may_not_be_read(
-    celery_app: Celery, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
-    """A run of a schedule entry that another's job answers says nothing of that job; a new job has an id."""
-    users = Users(celery_app, as_named, may=lambda _caller, action, _job: action != "read")
-    entry = {"task": f"shop.{task}", "schedule": 3600.0, "args": [7]}
-    monkeypatch.setitem(celery_app.conf, "beat_schedule", {"daily": entry})
+def test_a_run_of_a_schedule_shows_no_job_that_may_not_be_read(tmp_path: Path, task: str) -> None:
+    """A run of an entry that another's job answers says nothing of it, and adds no webhook to it; a new job has an id.
+
+    What may not be submitted is not.
+    """
+    secrets = ["whsec_" + base64.b64encode(b"k" * 32).decode()]
+    app = build(f"sqlite:///{tmp_path / task}.db", onejob_webhook_secrets=secrets)
+    allowed = {"operate", "statistics", "submit"}
+    users = Users(app, as_named, may=lambda _caller, action, _job: action in allowed)
+    entry = {"task": f"shop.{task}", "schedule": 3600.0, "args": [7], "options": {}}
+    app.conf.beat_schedule = {"daily": entry}
     mine = users["bob"].post("/schedules/daily/run").json()["job_id"]
+    app.conf.beat_schedule = {"daily": entry | {"options": {"webhook_url": "https://example.com/"}}}
     response = users["bob"].post("/schedules/daily/run")
     assert problem(response, 409, "duplicate-job").keys() == {"type", "title", "status", "detail", "outcome"}
     assert mine not in response.text
-    app_state_of(celery_app).ledger.cancel(mine)
+    ledger = app_state_of(app).ledger
+    assert [job.id for job in ledger.find(Query())] == [mine]
+    ledger.cancel(mine)
     assert users["bob"].post("/schedules/daily/run").json()["job_id"] != mine
+    allowed.remove("submit")
+    problem(users["bob"].post("/schedules/daily/run"), 403, "forbidden")
+    ledger.close()
 
 
 @for_each("path, headers", [("/events", {}), ("", {"prefer": "wait=30"})])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ from celery import Celery, beat, schedules
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.call import Call
-from onejob.celery.options import tasks_of
+from onejob.celery.options import BoundTask, tasks_of
 from onejob.celery.submit import submit
 from onejob.config import check_missed
 from onejob.errors import (
@@ -34,6 +34,7 @@ from onejob.errors import (
     StoreUnavailableError,
     describe,
 )
+from onejob.jobs.model import Admission
 from onejob.jobs.records import ScheduleState
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
@@ -88,6 +89,10 @@ class Entry:
         """The arguments of a tick; those that are computed for each are computed now."""
         args, kwargs = self._entry.args or (), self._entry.kwargs or {}
         return [_evaluate(value) for value in args], {name: _evaluate(value) for name, value in kwargs.items()}
+
+    def call(self, task: BoundTask) -> Call:
+        """Return the call of the entry's task."""
+        return Call(task, *self.arguments, self.options, webhook_url=self.options.get("webhook_url"))
 
     def is_over(self, state: ScheduleState) -> bool:
         """Return whether an entry of django-celery-beat was to run once, and has."""
@@ -230,7 +235,7 @@ class Beat:
         task, job_id = tasks_of(self._app).get(entry.task), ""
         if task is None:
             return self._send(ledger, entry, state, tick, until)
-        call = Call(task, *entry.arguments, entry.options, webhook_url=entry.options.get("webhook_url"))
+        call = entry.call(task)
         try:
             job_id = str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
         except (DuplicateJobError, KeyReuseMismatchError) as error:
@@ -339,11 +344,6 @@ def _describe(entry: Entry, state: ScheduleState | None) -> ScheduleEntry:
     )  # fmt: skip
 
 
-def find_entry(app: Celery, ledger: Ledger, name: str) -> ScheduleEntry:
-    """Return an entry of an app. Raises `ScheduleEntryNotFoundError`."""
-    return _describe(_entry_of(app, name), _states_of(ledger).get(name))
-
-
 def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> ScheduleEntry:
     """Pause an entry, or resume it, and return it afterwards. The ticks of a pause are not made up for.
 
@@ -358,17 +358,29 @@ def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> Sched
     raise StoreUnavailableError(f"the schedule entry {name!r} changes all the time: try again")
 
 
-def run_entry(app: Celery, name: str) -> Any:
+def run_entry(
+    app: Celery, name: str, *, check: Callable[[str], object] = lambda _: None,
+    check_answer: Callable[[Admission], object] | None = None,
+) -> Any:  # fmt: skip
     """Submit the call of an entry now, besides its ticks, and return the result of the job that answers.
 
-    An equal job that is live answers, as for any call. Raises `ScheduleEntryNotFoundError`, and as `apply_async` does.
+    An equal job that is live answers, as for any call. `check` may refuse the task of the entry, and `check_answer` a
+    job that would answer. Raises `ScheduleEntryNotFoundError`, and as `apply_async` does; without `check_answer` only
+    `OneJobError`, in one sentence.
     """
     entry = _entry_of(app, name)
+    check(entry.task)
+    app_state, task = app_state_of(app), tasks_of(app).get(entry.task)
     try:
-        return send(app, entry)
+        if task is None or app_state.is_eager:
+            return send(app, entry)
+        key, task_id = entry.options.get("idempotency_key"), entry.options.get("task_id")
+        return submit(app_state, entry.call(task)._replace(key=key, task_id=task_id, check_answer=check_answer))
     except OneJobError:
         raise
     except Exception as error:
+        if check_answer is not None:
+            raise
         msg = f"the task {entry.task} of the schedule entry {name!r} cannot be submitted: {describe(error)}"
         raise OneJobError(msg) from error
 

@@ -2,22 +2,21 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from celery import Celery
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from onejob.api.callers import Permissions, permissions_of
+from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.response_models import EntryRun
 from onejob.api.routes.jobs import Limit
 from onejob.celery.batching import TTLCache
-from onejob.celery.beat import ScheduleEntry, find_entry, list_entries, run_entry, set_paused
+from onejob.celery.beat import ScheduleEntry, list_entries, run_entry, set_paused
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.worker.metrics import CONTENT_TYPE, COST_FACTOR, cached_metrics
-from onejob.errors import DuplicateJobError, KeyReuseMismatchError
-from onejob.jobs.model import Admission, Outcome
 from onejob.jobs.records import AuditEntry, Period
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.stats import LENGTHS, QueueLoad, activity_to_dict, read_activity, read_queues
@@ -96,20 +95,9 @@ class LedgerRoutes:
     def run_schedule(self, entry: str, request: Request) -> EntryRun:
         """Submit the call of an entry now, besides its ticks. An equal job that is live answers, as always."""
         permissions = permissions_of(request)
-        permissions.check("submit", find_entry(self._app, self._ledger, entry).task)
-        try:
-            result = run_entry(self._app, entry)
-        except (DuplicateJobError, KeyReuseMismatchError) as error:
-            self._check_answer(permissions, error.job_id, Outcome.REJECTED)
-            raise
-        self._check_answer(permissions, result.id, getattr(result, "outcome", Outcome.ADMITTED))
+        check = partial(permissions.check, "submit")
+        result = run_entry(self._app, entry, check=check, check_answer=permissions.check_answer)
         return EntryRun(job_id=result.id)
-
-    def _check_answer(self, permissions: Permissions, job_id: str, outcome: Outcome) -> None:
-        """Raise `Problem` if an existing job that the caller does not see has answered its call."""
-        job = None if outcome.makes_job else self._ledger.get_or_none(job_id)
-        if job is not None:
-            permissions.check_answer(Admission(job, outcome))
 
     def _connect_to_broker(self) -> bool:
         with connect_to_broker(self._app):
