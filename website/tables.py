@@ -23,8 +23,7 @@ This page is generated from the commands by `python -m website generate`; `make 
 
 `onejob` takes the ledger from `--store URL`, from the variable `ONEJOB_STORE`, from the file that
 `ONEJOB_STORE_FILE` names, or from the app, `-A APP`.
-`celery -A APP
-onejob` takes it from the app and has the same commands, without `demo`, `serve`, `keys` and `probe`.
+`celery -A APP onejob` takes it from the app and has the same commands.
 """
 SCHEMA = """# Schema
 

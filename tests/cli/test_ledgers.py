@@ -7,10 +7,15 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
+from onejob.cli import celery_group
+from onejob.cli.access import find_app
 from onejob.jobs.lifecycle import State
 from onejob.ledger.ledger import Ledger
 from onejob.stores.schema import HEAD, VERSIONS
@@ -100,6 +105,18 @@ def test_an_app_submits_to_its_own_ledger(ledger: Ledger, app_shell: Shell, tmp_
         refused = app_shell(*options, "--create", *chosen.split())
         assert (refused.exit_code, f"its own ledger, sqlite:///{other}" in refused.output) == (1, True)
     assert (ledger.get(dead.id).state, other.exists()) == (State.FAILED, False)
+
+
+def test_an_app_is_served_however_it_is_named(app_shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` takes the app of its argument, of `-A` and of `celery -A`; without one it says what is missing."""
+    name, served = app_shell.options[1], list[Any]()
+    monkeypatch.setattr("onejob.api.server.serve", lambda web, **_: served.append(web))
+    words = ["--create", "serve"]
+    assert [call(*words, name).exit_code, app_shell(*words).exit_code] == [0, 0]
+    result = CliRunner().invoke(celery_group, words, obj=CLIContext(find_app(name), no_color=True, workdir="."))
+    assert (result.exit_code, len(served)) == (0, 3)
+    refused = call("serve")
+    assert (refused.exit_code, "name one with -A module" in refused.output) == (1, True)
 
 
 def test_an_app_has_the_tasks_of_the_modules_that_it_names(tmp_path: Path, app_shell: Shell) -> None:

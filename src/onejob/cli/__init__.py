@@ -72,9 +72,9 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
     raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
 
 
-COMMANDS = (jobs, dead, duplicates, activity, audit, why, identity, workers, queues, beat, metrics, migrate, doctor)
 for group in (main, celery_group):
-    for command in COMMANDS:
+    for command in (
+        jobs, dead, duplicates, activity, audit, why, identity, workers, queues, beat, metrics, migrate, doctor,
+        demo, serve, keys, probe,
+    ):  # fmt: skip
         group.add_command(command)
-for command in (demo, serve, keys, probe):
-    main.add_command(command)

@@ -23,7 +23,7 @@ server_installed = partial(needs_extra, "server", "the server")
 
 
 @click.command()
-@click.argument("app", metavar="MODULE:CELERY_APP")
+@click.argument("app", required=False, metavar="[MODULE:CELERY_APP]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
@@ -34,17 +34,17 @@ server_installed = partial(needs_extra, "server", "the server")
 @seconds_option("--body-timeout", "body", default=30.0, help="Seconds for the body of a request.")
 @access
 def serve(
-    access: Access, /, app: str, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int,
+    access: Access, /, app: str | None, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int,
     **limits: Any,
 ) -> None:  # fmt: skip
-    """Serve the HTTP API of a Celery app, and the dashboard below /dashboard."""
+    """Serve the HTTP API of a Celery app, by default that of -A, and the dashboard below /dashboard."""
     with server_installed():
         from onejob.api.server import Limits, check_host
         from onejob.api.server import serve as serve_app
         from onejob.pages.app import create_app_with_dashboard
-    served = replace(access, bare_app=find_app(app))
+    served = replace(access, bare_app=find_app(app)) if app else access
+    celery_app = served.app_for("the tasks to serve")
     served.check_own()
-    celery_app = served.app
     check_host(host, keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
