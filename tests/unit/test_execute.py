@@ -377,8 +377,9 @@ def test_a_job_goes_on_as_its_replacement(house: House, sends: int) -> None:
     ("webhook_url", "https://shop.example/"), ("tags", ["late"]), ("idempotency_key", "a"), ("session", 1),
 ])  # fmt: skip
 def test_a_job_goes_on_with_the_options_of_its_submission(house: House, name: str, value: object) -> None:
-    """A retry, or a replacement, with an option that belongs to a submission fails, and names it."""
+    """A retry, or a replacement, also by a chain, with an option that belongs to a submission fails, and names it."""
     for act in (
+        lambda task: task.replace(house.echo.s(7) | house.echo.s().set(**{name: value})),
         lambda task: task.replace(task.app.tasks["echo"].s(7).set(**{name: value})),
         lambda task: task.retry(countdown=0, **{name: value}),
     ):

@@ -7,7 +7,7 @@ or to a task that the ledger does not run: then the job waits for that task's me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -23,7 +23,7 @@ from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import RunningJob
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import REPLACED, Ignored, decode, dumps, encode_failure, loads, replacement_depth, to_json
-from onejob.errors import StoreBusyError
+from onejob.errors import InvalidArgumentsError, StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Job, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
@@ -35,6 +35,8 @@ FIRST_POLL = 1.0
 """Seconds until the first look for the end of what replaced a job; each later one waits as long as all before it."""
 POLL_LEASES = 8
 """At most this many leases pass between two looks."""
+OF_SUBMISSION = frozenset({"session", "idempotency_key", "webhook_url", "tags"})
+"""The options that a job keeps from its submission."""
 NEVER = 366 * 86_400.0
 """Seconds after which an end is no longer awaited, with a result backend that keeps results for ever."""
 
@@ -45,9 +47,12 @@ NEVER = 366 * 86_400.0
 def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable[[Any], object]) -> NoReturn:
     """End a run with the signature that replaces it, which `send` publishes.
 
-    Raises Celery's `Ignore`; `LeaseLost` or `JobCanceled` before a publication, and what the publication raises.
+    Raises Celery's `Ignore`; `LeaseLost`, `JobCanceled` or what `check_has_no_own` does, before a publication; and
+    what the publication raises.
     """
     run.raise_if_interrupted()
+    _, last = _path_to(run.id, signature)
+    check_has_no_own(() if last is None else last.options.items())
     if run.attempt > 1:
         with suppress(NotImplementedError):
             task.backend.forget(run.id)  # the end of an earlier attempt is not that of the replacement
@@ -61,6 +66,14 @@ def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable
     finally:
         run.replaced = False
     raise Ignore(REPLACED)  # pragma: no cover - Celery raises it
+
+
+def check_has_no_own(options: Iterable[tuple[str, Any]]) -> None:
+    """Raise `InvalidArgumentsError` for an option of a submission: a retry or a replacement keeps those of its job."""
+    for name, given in options:
+        if name in OF_SUBMISSION and given is not None:
+            msg = f"{name}={given!r:.100} is not used by Task.retry and Task.replace: the job goes on with its own"
+            raise InvalidArgumentsError(msg)
 
 
 def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:

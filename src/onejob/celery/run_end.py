@@ -16,7 +16,7 @@ from onejob.celery.call import Call, build, delay_of, dump_models, merge_options
 from onejob.celery.current_job import RunningJob, draining
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
-from onejob.celery.replacement import replace_and_publish
+from onejob.celery.replacement import check_has_no_own, replace_and_publish
 from onejob.celery.submit import check_task
 from onejob.errors import (
     InvalidArgumentsError,
@@ -162,12 +162,8 @@ def record_retry(run: RunningJob, call: Call, session: object = None) -> Job:
     Within `Task.replace` the job goes on as the call's task; otherwise another task raises `TaskIdReusedError`. Raises
     `InvalidArgumentsError` for options of a submission: this is none, and the job keeps its own.
     """
-    tags = call.options.get("tags")
-    of_submission = {"session": session, "idempotency_key": call.key, "webhook_url": call.webhook_url, "tags": tags}
-    for name, given in of_submission.items():
-        if given is not None:
-            msg = f"{name}={given!r:.100} is not used by Task.retry and Task.replace: the job goes on with its own"
-            raise InvalidArgumentsError(msg)
+    own = {"session": session, "idempotency_key": call.key, "webhook_url": call.webhook_url}
+    check_has_no_own([*call.options.items(), *own.items()])
     if not run.replaced:
         check_task(run.job, str(call.task.name))
     change = partial(_replace if run.replaced else _retry, call, run.job)
