@@ -184,6 +184,20 @@ def test_an_unknown_option_is_refused(app: Celery, base: Any, options: dict[str,
         define(_anything).name  # noqa: B018 - binds the task
 
 
+def test_a_class_has_the_options_of_its_own_once(app: Celery) -> None:
+    """A task that derives from one that is bound has the `keys` and `unlock_before_run` of its own `once`, or none."""
+    once: Any = {"keys": ["first"], "unlock_before_run": True}
+    task: Any = app.task(base=QueueOnce, name="base", once=once, bind=True, shared=False)(_bound)
+    assert (task.unique_on, task.unique_until) == (["first"], "started")
+    found = []
+    for own in (once, {"keys": ["other"]}, {"graceful": True}):
+        derived: Any = app.task(base=task.__class__, name=str(own), once=own, bind=True, shared=False)(_bound)
+        found.append((derived.unique_on, derived.unique_until))
+    assert found == [(["first"], "started"), (["other"], "finished"), (None, "finished")]
+    task.__class__.bind(app)
+    assert task.unique_on == ["first"]
+
+
 def test_a_function_decides_beside_a_text_of_locks(app: Celery) -> None:
     """With a function as `unique_on`, a class may have a text of its own for shared locks."""
     task: Any = app.task(base=Keyed, name="keyed", unique_on=lambda value: value % 2, shared=False)(_anything)

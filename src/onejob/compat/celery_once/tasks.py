@@ -37,6 +37,8 @@ class QueueOnce(LockSharingTask):
     once: ClassVar[Mapping[str, Any]] = {"graceful": False, "unlock_before_run": False}
     _unlocks_by = "once_backend.clear_lock"
     _onejob_foreign_options = frozenset({"once"})
+    _of_once: ClassVar[Mapping[str, Any]] = {}
+    """The options that `once` has set when this class, or one that it derives from, was bound."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -52,14 +54,18 @@ class QueueOnce(LockSharingTask):
         setting = app.conf.get("ONCE") or {}
         if setting.get("settings", {}).get("blocking") and not shares_locks(app):
             notice_once(BLOCKING)
+        for option, value in cls._of_once.items():
+            if getattr(cls, option) is value:
+                setattr(cls, option, getattr(LockSharingTask, option))
+        cls._of_once = {"unique_until": "started"} if cls.once.get("unlock_before_run") else {}
         if (keys := cls.once.get("keys")) is not None:
-            if cls.unique_on not in (None, [*keys]):  # a class may be bound again
+            if cls.unique_on not in (None, [*keys]):
                 msg = f"task {cls.name} has unique_on and the keys of once: keep unique_on, and remove the keys"
                 raise ConfigurationError(msg)
-            cls.unique_on = [*keys]
+            cls._of_once |= {"unique_on": [*keys]}
+        for option, value in cls._of_once.items():
+            setattr(cls, option, value)
         cls._check_locks(app, "ONCE", QueueOnce.get_key, has_place={"backend", "settings"} <= setting.keys())
-        if cls.once.get("unlock_before_run"):
-            cls.unique_until = "started"
         if "timeout" in cls.once:
             notice_once(UNENDED.format(option="once={'timeout': ...}"))
         if cls.on_duplicate is None:
