@@ -16,7 +16,7 @@ from onejob.ledger.schedules import Missed
 from onejob.observability.events import Listener
 from onejob.observability.logs import emit_to, log
 from onejob.observability.meter import Meter
-from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
+from onejob.stores import POSTGRES_SCHEMES, REDIS_SCHEMES, SCHEMES, open_store, scheme_of
 from onejob.stores.protocol import Store
 from onejob.stores.schema import checked_schema
 
@@ -111,6 +111,9 @@ class Settings:
         """Read Celery's configuration. Raises `ConfigurationError` for an invalid value."""
         values = {name: conf.get(f"onejob_{name}") for name in NAMES}
         values["store"] = values["store"] or _default_store(conf)
+        brokers = [conf.get(name) for name in ("broker_url", "broker_read_url", "broker_write_url")]
+        if "onejob" in {scheme_of(str(url)) for url in brokers} and scheme_of(str(values["store"])) in REDIS_SCHEMES:
+            raise ConfigurationError(NO_BROKER)
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     def check_window(self, task: str, seconds: float) -> None:
@@ -171,6 +174,11 @@ def check_retention(retention: object) -> None:
         check_seconds(f"onejob_retention of {state} jobs", seconds)
 
 
+NO_BROKER = (
+    "broker_url = 'onejob://' needs a ledger in PostgreSQL or SQLite: set onejob_store to one. With a ledger in Redis, "
+    "set the URL of that Redis as broker_url, too: the ledger then pushes the message of each job in the operation "
+    "that writes the job"
+)
 NO_STORE = (
     "onejob has no store: neither the result backend nor the broker is supported as one. "
     "Set app.conf.onejob_store, for example to 'sqlite:///onejob.db' or 'redis://localhost:6379/0'"

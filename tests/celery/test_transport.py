@@ -16,7 +16,9 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from kombu import Exchange, Queue
 
-from onejob.celery.transport import NO_BROKER, name_of
+import onejob
+from onejob.celery.transport import name_of
+from onejob.config import NO_BROKER
 from onejob.errors import ConfigurationError
 from tests import forks
 from tests.celery.app import CONFIG
@@ -223,12 +225,27 @@ def test_a_worker_survives_cut_connections(ledger_house: House) -> None:
     assert replies(ledger_house, "ping")
 
 
-def test_a_ledger_in_redis_is_no_such_broker(new_house: Callable[..., House]) -> None:
-    """With a ledger in Redis the first message says that its URL belongs to `broker_url`, too."""
-    house = new_house("broker", **DELIVERS)
+def _nothing() -> None: ...
+
+
+def test_a_ledger_in_redis_is_no_such_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a ledger in Redis a task says, when it is defined, that its URL belongs to `broker_url`, too.
+
+    Where the environment names the broker, which is in no configuration, the first message says it.
+    """
+    app = celery.Celery("shop", set_as_current=False, changes={"onejob_store": "redis://127.0.0.1:1/0"})
+    define: Any = app.task
+    monkeypatch.setenv("CELERY_BROKER_URL", "onejob://")
+    task = define(base=onejob.Task, shared=False, name="shop.late")(_nothing)
+    transport: Any = app.connection_for_write().transport
     with pytest.raises(ConfigurationError, match="set the URL of that Redis") as refused:
-        house.plain.delay(1)
-    assert str(refused.value) == NO_BROKER
+        _ = transport.store
+    assert (str(refused.value), task.unique_for) == (NO_BROKER, None)
+    app = celery.Celery("shop", broker="onejob://", set_as_current=False, changes=app.conf.changes)
+    define = app.task
+    task = define(base=onejob.Task, shared=False, name="shop.early")(_nothing)
+    with pytest.raises(ConfigurationError, match="set the URL of that Redis"):
+        task.unique_for  # noqa: B018 - binds the task
 
 
 def test_commands_find_the_ledger(ledger_house: House) -> None:

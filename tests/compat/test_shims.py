@@ -186,15 +186,17 @@ def test_an_unknown_option_is_refused(app: Celery, base: Any, options: dict[str,
 
 def test_a_class_has_the_options_of_its_own_once(app: Celery) -> None:
     """A task that derives from one that is bound has the `keys` and `unlock_before_run` of its own `once`, or none."""
+    define: Any = app.task
     once: Any = {"keys": ["first"], "unlock_before_run": True}
-    task: Any = app.task(base=QueueOnce, name="base", once=once, bind=True, shared=False)(_bound)
-    assert (task.unique_on, task.unique_until) == (["first"], "started")
+    task = define(base=QueueOnce, name="base", once=once, bind=True, shared=False)(_bound)
+    base = task.__class__
+    assert (base.unique_on, base.unique_until) == (["first"], "started")
     found = []
     for own in (once, {"keys": ["other"]}, {"graceful": True}):
-        derived: Any = app.task(base=task.__class__, name=str(own), once=own, bind=True, shared=False)(_bound)
+        derived = define(base=base, name=str(own), once=own, bind=True, shared=False)(_bound)
         found.append((derived.unique_on, derived.unique_until))
     assert found == [(["first"], "started"), (["other"], "finished"), (None, "finished")]
-    task.__class__.bind(app)
+    base.bind(app)
     assert task.unique_on == ["first"]
 
 

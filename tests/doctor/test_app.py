@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -73,6 +74,16 @@ def test_a_schedule_that_nobody_runs_is_found(tmp_path: Path) -> None:
             define: Any = installation.app and installation.app.task
             define(base=onejob.Task, shared=False, name="nightly", schedule=3600)(_invoice)
             assert names(app_checks.examine(installation)) & {"schedule-off"} == expected
+
+
+def test_a_ledger_that_delivers_to_an_app_without_jobs_is_found(tmp_path: Path) -> None:
+    """An app whose broker is the ledger, and that has no task of onejob, is found: other processes may not know it."""
+    with shop(tmp_path, broker_url="onejob://") as installation:
+        assert "no-onejob-task" not in names(app_checks.examine(installation))
+        app = celery.Celery("plain", broker="onejob://", set_as_current=False)
+        app.conf.onejob_store = installation.settings.store
+        assert "no-onejob-task" in names(app_checks.examine(replace(installation, app=app)))
+        app_state_of(app).close()
 
 
 @for_each("conf, totals, expected, value", [

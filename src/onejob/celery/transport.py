@@ -29,6 +29,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import SCHEME
 from onejob.celery.channel import Channel, PlainMessages, Source
 from onejob.celery.delivery import JobMessages
+from onejob.config import NO_BROKER
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.records import NewMessage
 from onejob.stores.protocol import LOOK_INTERVAL, MessageStore
@@ -47,10 +48,6 @@ PLACE_INTERVAL = 0.01
 """Seconds between two looks for a free place in a worker whose pool tells no event loop of the ends of its runs."""
 APP = "onejob_app"
 """The transport option with the name of a connection's app: pools compare the texts of options."""
-NO_BROKER = (
-    "broker_url = 'onejob://' needs a ledger in PostgreSQL or SQLite. With a ledger in Redis, set the URL of that "
-    "Redis as broker_url, too: the ledger then pushes the message of each job in the operation that writes the job"
-)
 
 
 class Waker(threading.Event):

@@ -101,6 +101,11 @@ SCHEDULES = Check("schedule-off", "app", Level.WARNING,
     when="tasks have a `schedule`, and `onejob_beat` is off",
     meaning="nobody submits them: Celery's own beat reads `beat_schedule` only",
     remedy="`app.conf.onejob_beat = True`")
+NO_TASKS = Check("no-onejob-task", "app", Level.WARNING,
+    when="the broker is `onejob://`, and the app has no task of class onejob.Task",
+    meaning="Celery knows that broker where onejob.celery is imported, as with such a task: a process without it "
+    "raises `KeyError: 'No such transport: onejob'` when it sends a message; and its workers do not sweep the ledger",
+    remedy="give a task `base=onejob.Task`; an app that shall have none imports `onejob.celery` beside `celery`")
 PYTHON_COOKIES = Check("python-cookies", "app", Level.INFO,
     when="tasks are exposed over HTTP, and Python is older than 3.11.10 or 3.12.6",
     meaning="its `http.cookies` takes seconds for one hostile `Cookie` header, in which the server answers nobody "
@@ -215,6 +220,8 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
 
 def _check_tasks(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
     options = {name: task._onejob for name, task in tasks_of(app).items()}
+    if not options and app_state_of(app).publisher.delivers:
+        yield NO_TASKS.found("broker_url is onejob://, and no task is of class onejob.Task")
     if not settings.shutdown_grace and seen.longest >= LONG_RUN:
         yield GRACE.found(f"{seen.text}, and onejob_shutdown_grace is 0")
     shortest = min([settings.lease, *(each.lease for each in options.values())])
