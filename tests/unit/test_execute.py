@@ -743,6 +743,21 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
     assert (str(refusal.exception) != "", rest) == (True, [True, 0.0, None])
 
 
+def test_messages_of_another_ledger_are_a_warning(house: House, trace: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The first dropped message of a job that was not purged is a warning that names the ledger; the others are not."""
+    caplog.set_level(logging.INFO)
+    purged = house.play.delay("purged").job
+    house.ledger.cancel(purged.id)
+    house.ledger.store.delete([purged.id], sources=FINAL, tombstone_for=60.0)
+    for job_id in (purged.id, "first", "second"):
+        trace(job_id, **{MARK: job_id})
+    dropped = [each for each in caplog.records if "dropped" in each.getMessage()]
+    logged = [(each.levelname, each.getMessage().split()[1].strip(":")) for each in dropped]
+    assert logged == [("INFO", purged.id), ("INFO", "first"), ("WARNING", "first"), ("INFO", "second")]
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert f"namespace {app_state_of(house.app).settings.namespace}" in warning
+
+
 def test_a_claim_names_its_process_and_node(house: House, trace: Any) -> None:
     """A claim has the nonce of the message, or one of its own, and the name of the node."""
     claims: list[str] = []

@@ -39,6 +39,8 @@ class AppState:
         """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
         self.warned_tasks: set[str] = set()
         """The tasks of which a warning was logged that a duplicate's other arguments are not used."""
+        self.knows_of_unknown = False
+        """Whether a warning was logged that messages of another ledger's jobs arrive here."""
         self.received: dict[tuple[str, str, int], str] = {}
         """In a worker's parent: by exchange, routing key and priority, the id of the message received last."""
         self.slots: Slots | None = None

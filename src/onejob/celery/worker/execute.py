@@ -55,6 +55,7 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import note_canvas_error
 from onejob.observability import tracing
 from onejob.observability.events import transition_event
+from onejob.stores import display_url
 
 logger = logging.getLogger("onejob")
 OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
@@ -86,7 +87,9 @@ def trace_message(
     reason = _find_refusal(claimed, nonce, is_marked=request.get(MARK) == task_id)
     if reason:
         logger.info("job %s: %s", task_id, reason)
-        if claimed.job is not None and (request.get("delivery_info") or {}).get("redelivered"):
+        if claimed.job is None:
+            _warn_of_unknown(app_state, task_id)
+        elif (request.get("delivery_info") or {}).get("redelivered"):
             _record_redelivery(claimed.job, str(request.get("hostname")), app_state)
         return Refusal(reason), True, 0.0, None
     _claimed.set((claimed, nonce))
@@ -102,6 +105,26 @@ def _find_refusal(claimed: Applied, nonce: str, *, is_marked: bool) -> str:
     if claimed.applied or (job.state.final and job.canvas_pending) or _is_of_dead_child(job, nonce):
         return ""
     return f"not claimed: it is {job.state} ({job.reason}), attempt {job.attempt}"
+
+
+def _warn_of_unknown(app_state: AppState, job_id: str) -> None:
+    """Log, once in this process, that a message is of a job that the ledger has not had: another one may have it."""
+    if app_state.knows_of_unknown:
+        return
+    with suppress(StoreError):
+        if app_state.ledger.store.tombstone(job_id) is not None:
+            return
+    app_state.knows_of_unknown = True
+    settings = app_state.settings
+    logger.warning(
+        "job %s: its message was dropped, since it is unknown in this ledger (%s, namespace %s). Unless it was "
+        "deleted, workers of another ledger consume the same queue: each drops the messages of the other's jobs, which "
+        "run late. Give each ledger a queue of its own (task_default_queue), or a database or virtual host of the "
+        "broker. Further ones are logged at INFO",
+        job_id,
+        settings.store and display_url(settings.store),
+        settings.namespace,
+    )
 
 
 def _is_of_dead_child(job: Job, nonce: str) -> bool:
