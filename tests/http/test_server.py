@@ -109,6 +109,40 @@ def test_a_long_head_in_one_read_is_refused(app: EchoApp) -> None:
         assert b"200 OK" not in read_all(server.connect(POST + b"content-length: 0\r\n\r\n" + long)).partition(b"]")[2]
 
 
+def test_a_client_that_still_sends_gets_the_refusal(app: EchoApp) -> None:
+    """A client whose request is refused can send on, and gets the response; one that sends for ever does not."""
+    with serving(app) as server:
+        connection = server.connect()
+        connection.sendall(POST + b"x: " + b"a" * 4_000_000)
+        assert read_problem(connection)[:2] == (400, "bad-request")
+        assert is_refused(server.connect(POST + b"x: "), b"a" * 65536)
+        eventually(lambda: not server.connections)
+
+
+def test_a_client_that_ends_its_side_gets_the_response_to_a_post() -> None:
+    """The response to a POST is sent, and the connection closed, also if the client has shut its sending side."""
+    shut = threading.Event()
+
+    async def respond(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await asyncio.to_thread(shut.wait, PATIENCE)
+        for _ in range(10):  # the event loop reads the end
+            await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    with serving(respond) as server:
+        for sent, received in (
+            (POST + b"content-length: 1\r\n\r\na", b"\r\n\r\nok"), (POST + b"content-length: 2\r\n\r\na", b""),
+            (GET, b""), (GET[:5], b""), (b"", b""),
+        ):  # fmt: skip
+            shut.clear()
+            connection = server.connect(sent)
+            connection.shutdown(socket.SHUT_WR)
+            shut.set()
+            assert read_all(connection)[-6:] == received
+
+
 def is_refused(connection: socket.socket, part: bytes) -> bool:
     """Send something over and over; return whether the server closes the connection within 50 MB."""
     with connection, suppress(ConnectionError):

@@ -36,6 +36,8 @@ PIPELINE_LIMIT = 16
 """How many requests of one connection wait for the response to an earlier one."""
 SPARE_CONNECTIONS = 100
 """How many connections above the limit are accepted, for health checks and for the responses that refuse a request."""
+LINGER, LINGER_LIMIT = 2.0, 8 * 1024 * 1024
+"""For how many seconds, and bytes, a refused client may send on: a reset would take the response from it."""
 LIVENESS_PATH = b"/healthz"
 """A request for it is never refused for the number of others: restarting a busy server makes it busier."""
 TOO_LONG = Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
@@ -77,6 +79,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether the head may be too long. `_overhead` begins anew with each message of one read."""
         self._body = 0
         self._problem: Problem | None = None
+        self._lingers = False
+        """Whether the response that refuses the request was sent, and what else arrives is dropped."""
         self._awaited: tuple[int, bool] | None = None
         """The request, and whether its head has been received, for which `_deadline` was set."""
         self._deadline: TimerHandle | None = None
@@ -120,6 +124,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the received bytes, and refuse the request if too many of them are not of its body."""
+        if self._lingers:
+            self._overhead += len(data)
+            if self._overhead > LINGER_LIMIT:
+                self.transport.abort()
+            return
         if self._received_all and (self.cycle is None or self.cycle.response_complete):
             self._begin_request()
         self._overhead += len(data)
@@ -129,6 +138,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._overhead > HEAD_LIMIT:
             self._refuse(TOO_LONG)
         self._set_deadline()
+
+    def eof_received(self) -> bool:  # type: ignore[override] # as in asyncio
+        """Return whether a client that has ended its side gets the response: to a POST, since others may wait for long.
+
+        What waits hears in this way alone that its client has gone.
+        """
+        cycle = self.cycle
+        if not self._received_all or self.pipeline or cycle.response_complete or cycle.scope["method"] != "POST":
+            return False
+        cycle.keep_alive = False
+        return True
 
     def on_message_begin(self) -> None:
         """Reset the counts for a new request, unless too many wait already."""
@@ -206,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, problem: Problem) -> None:
         """Close the connection, after a response if the client cannot take it for that to an earlier request."""
-        if self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
             return
         cycle = self.cycle
         is_idle = cycle is None or cycle.response_complete
@@ -216,10 +236,16 @@ class BoundedProtocol(HttpToolsProtocol):
             lines = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
             head = STATUS_LINE[response.status_code] + lines + b"connection: close\r\n\r\n"
             self.transport.write(head + bytes(response.body))
+            self._lingers = True
         if cycle is not None:
             cycle.disconnected = True  # the app must not respond as well
             cycle.message_event.set()
-        self.transport.close()
+        if not self._lingers:
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER, self.transport.close)
 
 
 _SECRET_PARAMETER = re.compile(r"(?:^|[&;])[^=&;]*(?:key|token|secret|passw|auth|credential)", re.IGNORECASE)
