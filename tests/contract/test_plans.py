@@ -19,7 +19,7 @@ from onejob.stores.postgres.statements import SQL, statement
 from onejob.stores.sqlite.transaction import SQL as SQLITE
 from tests.cases import for_each
 from tests.conftest import make_ledger
-from tests.contract.support import LEASE, ManualClock, StoreAddress, claim, submission
+from tests.contract.support import LEASE, ManualClock, StoreAddress, claim, end, run, submission
 from tests.services import PostgresServer
 
 JOBS = 20_000
@@ -177,6 +177,27 @@ def test_an_idle_sweep_of_redis_costs_the_same_for_any_number_of_tasks(redis_url
             claim(store, task)
         clock.advance(LEASE / 2)
         assert commands(tasks) == none
+
+
+def test_an_end_in_redis_makes_many_followers_due_in_a_few_commands(redis_url: str, redis_prefix: str) -> None:
+    """The end of a job with 1,500 followers, of two tasks, makes all of them due in a few commands."""
+    followers = [
+        submission(f"follower-{number}", identity="same", follows=True, task=f"app.task{number % 2}")
+        for number in range(1500)
+    ]
+    clock = ManualClock()
+    with StoreAddress(redis_url, redis_prefix).opened(clock) as store, redis.Redis.from_url(redis_url) as server:
+        job = run(store, "job-1", identity="same")
+        store.submit_many(followers, wake_after=LEASE)
+
+        def commands() -> int:
+            return sum(row["calls"] for row in server.info("commandstats").values())
+
+        before = commands()
+        end(store, job)
+        assert commands() - before < 50
+        due = store.take_due(tasks=frozenset({"app.task0", "app.task1"}), limit=2000, hold=LEASE)
+        assert {each.id for each in due} == {each.id for each in followers}
 
 
 def test_a_scan_is_seen() -> None:

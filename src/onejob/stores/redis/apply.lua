@@ -116,11 +116,7 @@ end
 if ends then
   signal('end', job_id)
   if row[FOLLOWED] then
-    for follower, task in pairs(read_hash(followers)) do
-      if redis.call('HGET', follows_ids, follower) == job_id then
-        wake_follower(follower, task, now)
-      end
-    end
+    wake_all_followers(followers, follows_ids, job_id, now)
     signal('due', '')
   end
   holder_id = is_free and hand_over_identity(identity, next_key, next_id, followers, follows_ids, job_id, now)

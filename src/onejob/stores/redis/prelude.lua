@@ -220,11 +220,31 @@ local function add_follower(follows_ids, followers, followed, follower, wake_at)
   set_wake_at(follower, wake_at)
 end
 
--- Make a follower due now, unless it runs; the caller signals it. Its row is not a key of this script; the job that it
--- follows has its task.
-local function wake_follower(follower_id, task, now)
-  redis.call('ZADD', KEYS[1] .. task, 'XX', format_time(now), follower_id)
-  keep_earliest(KEYS[1] .. task, format_time(now))
+-- Make followers with one task due at a time, unless they run; the caller signals it. `due`: that time and an id, in
+-- turn. Their rows are no keys of this script; the job that they follow has their task.
+local function wake_followers(due, task, at)
+  redis.call('ZADD', KEYS[1] .. task, 'XX', unpack(due))
+  keep_earliest(KEYS[1] .. task, at)
+end
+
+-- Make all followers of a job due now, a thousand in a call: a call for each would block Redis for much longer.
+local function wake_all_followers(followers, follows_ids, followed_id, now)
+  local flat, at, size = redis.call('HGETALL', followers), format_time(now), 2000
+  for first = 1, #flat, size do
+    local ids, tasks, by_task = {}, {}, {}
+    for i = first, math.min(first + size, #flat) - 1, 2 do
+      ids[#ids + 1], tasks[#tasks + 1] = flat[i], flat[i + 1]
+    end
+    for i, follows in ipairs(redis.call('HMGET', follows_ids, unpack(ids))) do
+      if follows == followed_id then
+        local due = by_task[tasks[i]] or {}
+        by_task[tasks[i]], due[#due + 1], due[#due + 2] = due, at, ids[i]
+      end
+    end
+    for task, due in pairs(by_task) do
+      wake_followers(due, task, at)
+    end
+  end
 end
 
 -- Append an entry to the history of a job, which keeps its newest entries.
@@ -259,7 +279,7 @@ local function hand_over_identity(identity, next_key, next_id, followers, follow
   redis.call('DEL', next_key)
   local task = redis.call('HGET', followers, next_id)
   if task then
-    wake_follower(next_id, task, now)
+    wake_followers({ format_time(now), next_id }, task, format_time(now))
     signal('due', '')
   end
   return next_id
