@@ -51,6 +51,26 @@ def test_a_task_is_the_app_s_task(app: Any) -> None:
     assert (first.outcome, second.outcome, second.id) == (onejob.Outcome.ADMITTED, onejob.Outcome.ATTACHED, first.id)
 
 
+def test_equal_names_in_two_apps_are_two_tasks(app: Any, tmp_path: Path) -> None:
+    """Tasks of equal names that two apps do not share have their own bodies, options and ledgers."""
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.onejob_store = f"sqlite:///{tmp_path / 'other.db'}"
+    found = []
+    for each, unique_on in ((app, None), (other, ["a"])):
+
+        @onejob.task(each, name="add", unique_on=unique_on, shared=False)
+        def add(a: int, b: int = 1, main: str = each.main) -> str:
+            return main + str(a + b)
+
+    for each in (other, app):
+        each.finalize()
+        task: Any = each.tasks["add"]
+        found.append((task(1), task.unique_on, [task.delay(1, b=b).outcome for b in (1, 2)]))
+    admitted, attached = onejob.Outcome.ADMITTED, onejob.Outcome.ATTACHED
+    assert found == [("other2", ["a"], [admitted, attached]), ("typed2", None, [admitted, admitted])]
+    app_state_of(other).ledger.close()
+
+
 def test_a_bound_task_gets_itself(app: Any) -> None:
     """With `bind=True` the first parameter of the body is the task, and no part of the identity."""
 
