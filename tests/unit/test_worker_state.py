@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,9 @@ from celery.worker import state
 from onejob.celery.app_state import app_state_of
 from onejob.celery.slots import MAX_AHEAD, Slots
 from onejob.celery.worker.bootstep import MAX_SHARE, SWEEPERS, LedgerStep, release_run, sweep_share
-from onejob.celery.worker.heartbeat import FailureLog, ProbeFile, StoreContact, find_fault
+from onejob.celery.worker.heartbeat import FailureLog, Loop, ProbeFile, StoreContact, find_fault
 from onejob.celery.worker.request import Request
-from onejob.errors import ConfigurationError, StoreError
+from onejob.errors import BrokerUnavailableError, ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel
 from tests.cases import for_each
@@ -56,6 +57,23 @@ def test_an_outage_is_logged_at_once_and_then_less_and_less(
             *(f"at {second}" for second in (0, 2, 6, 14, 30, 62, 122, 182, 242)), "the-loop works again, after 300 s",
         ]  # fmt: skip
         caplog.clear()
+
+
+def test_an_outage_of_the_broker_is_logged_without_a_stack(caplog: pytest.LogCaptureFixture) -> None:
+    """While a loop fails since the broker is away, it logs that as it does for the store: in lines without a stack."""
+    failed = threading.Event()
+
+    def tick() -> None:
+        failed.set()
+        raise BrokerUnavailableError("nobody listens")
+
+    loop = Loop("the-loop", 0.0, tick)
+    loop.start()
+    assert failed.wait(40.0)
+    loop.stop()
+    assert caplog.records
+    for record in caplog.records:
+        assert (record.getMessage(), record.exc_info) == ("the-loop failed, and goes on: nobody listens", None)
 
 
 def test_a_worker_that_starts_waits(contact: StoreContact, clock: ManualClock) -> None:

@@ -21,7 +21,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.slots import members_of
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
-from onejob.errors import ConfigurationError, StoreError
+from onejob.errors import BrokerUnavailableError, ConfigurationError, OneJobError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.jobs.records import Registration
@@ -40,7 +40,7 @@ RETRIES = frozenset({Transition.RETRY, Transition.REPLACE})
 
 
 class FailureLog:
-    """Logs that the store fails: at once, then after pauses that double, up to `PAUSES`; and that it does no more."""
+    """Logs that the store or the broker fails: at once, then after pauses that double, up to `PAUSES`; and its end."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -50,7 +50,7 @@ class FailureLog:
         self._logs_at = 0.0
         self._pause = 0.0
 
-    def record_failure(self, error: StoreError) -> None:
+    def record_failure(self, error: OneJobError) -> None:
         """Record a failure, and log it if that is due."""
         now = self._clock()
         if self._failed_at is None:
@@ -70,7 +70,7 @@ class FailureLog:
 class Loop:
     """A thread that calls `tick` every `interval` seconds, and when it is woken, until it is stopped.
 
-    It logs what `tick` raises.
+    It logs what `tick` raises: an outage of the store or the broker in one line, now and then, all else with its stack.
 
     `spread`: jitter, the fraction of the interval by which a call may be early. `pause`: seconds at least between two
     calls of a loop that is woken. A fork of this process waits for the
@@ -123,7 +123,7 @@ class Loop:
             try:
                 with self.ticking:
                     self._tick()
-            except StoreError as error:
+            except (StoreError, BrokerUnavailableError) as error:
                 self._log.record_failure(error)
             except Exception:
                 logger.exception("%s failed, and goes on", self._name)
