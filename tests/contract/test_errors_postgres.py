@@ -422,6 +422,17 @@ def test_a_database_without_an_encoding_can_have_a_ledger(own_server: PostgresSe
         assert store.put_messages([NewMessage("id", "", "été", "{}")]) == ["été"]
 
 
+@pytest.mark.parametrize("pooler", ["", "&pooler=transaction"])
+def test_a_role_that_reads_no_nulls_in_arrays_has_a_ledger(place: Place, pooler: str) -> None:
+    """A job is postponed whatever the role's `array_nulls`, which would make a text of each null in an array."""
+    url = f"{place.server.url}?options=-c%20array_nulls%3Doff{pooler}"
+    with closing(PostgresStore(url, schema=place.schema)) as store:
+        submit(store)
+        wake_at = read(store).wake_at or 0.0
+        store.postpone({"job-1": 1000.0})
+        assert (read(store).wake_at or 0.0) > wake_at + 100.0
+
+
 def test_a_text_that_no_index_holds_is_refused(store: PostgresStore) -> None:
     """A text that is too long for an index of the ledger is refused, and is no outage that is worth another try."""
     with pytest.raises(StoreRefusedError, match="maximum size"):

@@ -47,12 +47,14 @@ SESSION = (
     "set statement_timeout = '30s'",
     # Where a limit is a parameter, estimates are high, and compiling a statement takes longer than all of its work.
     "set jit = off",
+    # Otherwise the null in an array is a text, which is no number.
+    "set array_nulls = on",
     # A completion that the server has acknowledged must survive a crash of the server.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
 POOLED = (
     "select set_config('lock_timeout', '10s', true), set_config('statement_timeout', '30s', true), "
-    "set_config('jit', 'off', true), "
+    "set_config('jit', 'off', true), set_config('array_nulls', 'on', true), "
     "case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end"
 )
 """The same for one transaction: behind a pooler in transaction mode the next one may get another session."""
