@@ -161,6 +161,19 @@ def test_a_database_without_a_ledger_is_refused(place: Place, new_database: Call
         owner.commit()
 
 
+@for_each("kind", ["psycopg", "sqlalchemy-session"])
+def test_a_session_without_an_encoding_is_refused(place: Place, kind: str) -> None:
+    """A session that returns texts as bytes is refused for that reason, and not for its ledger, which is right."""
+    with closing(KINDS[kind](place.url)) as owner:
+        owner.execute("set client_encoding = 'SQL_ASCII'")
+        with pytest.raises(ConfigurationError, match="client_encoding SQL_ASCII"):
+            owner.submit(place.effect, "a")
+        owner.execute("set client_encoding = 'UTF8'")
+        owner.submit(place.effect, "a")
+        owner.commit()
+    assert place.rows("jobs") == 1
+
+
 def test_a_completion_in_another_ledger_is_refused(place: Place, url_of_another: str) -> None:
     """`complete_in` refuses a session on the database of another ledger, and the run goes on."""
     run = place.started()

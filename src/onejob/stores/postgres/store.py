@@ -195,6 +195,11 @@ class PostgresStore(SQLStore):
         """
         self._own_ledger = self._own_ledger or self._sql.run("get_ledger_info")[0]
         (session,) = joined.run("find_ledger_info")
+        if isinstance(session["database"], bytes):
+            raise ConfigurationError(
+                "this session has the client_encoding SQL_ASCII, perhaps that of its database, and psycopg returns its "
+                "texts as bytes: connect with client_encoding=utf8, in the URL or as an option"
+            )
         if session["exists"] and joined.run("get_ledger_info") == [self._own_ledger]:
             return
         what = "another ledger" if session["exists"] else "no ledger"
