@@ -104,7 +104,7 @@ def redis_binary(number: int = 0) -> str:
 
 
 def client_program(name: str) -> str:
-    """Return the path of `redis-cli` or `psql`, which may be beside its server. Raises `MissingServiceError`."""
+    """Return the path of `redis-cli`, `sqlite3` or `psql`, maybe beside its server. Raises `MissingServiceError`."""
     folders = [str(postgres_folder())] if name == "psql" else []
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
     if found is None:
