@@ -24,8 +24,7 @@ from onejob.celery.transport import Waker
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.ledger.ledger import NextRun
-from onejob.stores.protocol import LOOK_INTERVAL
-from onejob.stores.signals import JOB, MESSAGE
+from onejob.stores.protocol import JOB, LOOK_INTERVAL, MESSAGE
 from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, await_, event_loop
 from tests.contract.support import accepted
 from tests.quiet import provokes

@@ -14,8 +14,7 @@ from onejob.celery import async_reads
 from onejob.celery.app_state import app_state_of
 from onejob.ledger.ledger import Ledger
 from onejob.stores.listener import Listener
-from onejob.stores.protocol import Store
-from onejob.stores.signals import BACKSTOP
+from onejob.stores.protocol import BACKSTOP, Store
 from tests.celery.harness import House, await_
 from tests.contract.support import StoreAddress
 from tests.contract.test_signals import listening

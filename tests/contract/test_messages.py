@@ -12,8 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from onejob.jobs.records import Delivery, NewMessage
-from onejob.stores.protocol import FORGOTTEN_AFTER, MessageStore
-from onejob.stores.signals import JOB, MESSAGE, Channel
+from onejob.stores.protocol import FORGOTTEN_AFTER, JOB, MESSAGE, Channel, MessageStore
 from tests.cases import for_each
 from tests.conftest import on_stores
 from tests.contract.support import ManualClock, StoreAddress, submit

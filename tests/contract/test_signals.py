@@ -16,9 +16,8 @@ from onejob.jobs.lifecycle import State
 from onejob.stores import listener
 from onejob.stores.postgres import PostgresStore, signals
 from onejob.stores.postgres.statements import NAME_LIMIT, channels_of
-from onejob.stores.protocol import Store
+from onejob.stores.protocol import POLL, Channel, Store
 from onejob.stores.redis.rows import Keys
-from onejob.stores.signals import POLL, Channel
 from tests.contract.processes import in_child
 from tests.contract.support import StoreAddress, end, run, submission, submit
 from tests.proxies import HalfOpen

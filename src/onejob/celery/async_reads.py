@@ -22,7 +22,7 @@ from onejob.celery.batching import Batcher, or_error
 from onejob.celery.payload import REPLACED
 from onejob.jobs.model import Job
 from onejob.ledger.ledger import Ledger
-from onejob.stores.signals import Channel
+from onejob.stores.protocol import Channel
 
 logger = logging.getLogger("onejob")
 T = TypeVar("T")

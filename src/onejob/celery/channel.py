@@ -19,8 +19,7 @@ from onejob.celery.delivery import JobMessages, Taken
 from onejob.celery.option_names import is_priority
 from onejob.errors import StoreError
 from onejob.jobs.records import Delivery, NewMessage
-from onejob.stores.protocol import MessageStore
-from onejob.stores.signals import MESSAGE
+from onejob.stores.protocol import MESSAGE, MessageStore
 
 Source: TypeAlias = "PlainMessages | JobMessages"
 

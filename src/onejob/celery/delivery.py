@@ -16,8 +16,7 @@ from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
 from onejob.jobs.model import Job
 from onejob.ledger.sweep import note_publication
-from onejob.stores.protocol import DeliveringStore
-from onejob.stores.signals import JOB
+from onejob.stores.protocol import JOB, DeliveringStore
 
 if TYPE_CHECKING:
     from onejob.celery.worker.heartbeat import Loop

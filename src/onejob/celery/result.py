@@ -23,8 +23,7 @@ from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Job, Outcome, values_of
 from onejob.jobs.model import value as value_type
-from onejob.stores.protocol import Store
-from onejob.stores.signals import BACKSTOP, POLL, Channel
+from onejob.stores.protocol import BACKSTOP, POLL, Channel, Store
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

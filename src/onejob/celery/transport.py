@@ -32,9 +32,8 @@ from onejob.celery.delivery import JobMessages
 from onejob.config import NO_BROKER
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.records import NewMessage
-from onejob.stores.protocol import LOOK_INTERVAL, MessageStore
-from onejob.stores.signals import BACKSTOP
-from onejob.stores.signals import Channel as Signal
+from onejob.stores.protocol import BACKSTOP, LOOK_INTERVAL, MessageStore
+from onejob.stores.protocol import Channel as Signal
 
 HOLD = 30.0
 """Seconds after which a dead consumer's messages are delivered again: the transport option `visibility_timeout`."""

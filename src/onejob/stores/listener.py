@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakSet
 
 from onejob.stores.forks import ForkLocks, abandon_in_children
-from onejob.stores.signals import BACKSTOP, POLL, Channel, Wake
+from onejob.stores.protocol import BACKSTOP, POLL, Channel, Wake
 
 logger = logging.getLogger("onejob")
 

@@ -22,9 +22,9 @@ Every store guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
@@ -45,7 +45,6 @@ from onejob.jobs.records import (
     Tombstone,
     WorkerInfo,
 )
-from onejob.stores.signals import Signals
 from onejob.transactions.sessions import OpenTransaction
 
 HISTORY_LIMIT = 200
@@ -64,6 +63,13 @@ FORGOTTEN_AFTER = 3_600.0
 """Seconds for which an expired queue and its bindings are kept: a consumer that was suspended meanwhile renews it."""
 LOOK_INTERVAL = 10.0
 """Seconds after which workers look for jobs and messages without a signal, which tells of all that are due before."""
+Wake: TypeAlias = Callable[[str], object]
+BACKSTOP = 1.0
+"""Seconds after which each subscriber looks for itself, so that a lost notification costs no more."""
+POLL = 0.05
+"""Seconds after which each subscriber looks for itself where no notifications arrive."""
+JOB = "job"
+MESSAGE = "message"
 INDEXED_STATES = (State.CANCELED, State.FAILED, State.RETRYING)
 """The states that have an index in the order of `created_at`. Running jobs are found by their leases."""
 
@@ -333,6 +339,34 @@ class Metrics(Protocol):
 
     def take_dead_workers(self) -> list[WorkerInfo]:
         """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
+
+
+class Channel(StrEnum):
+    """What a signal is about."""
+
+    END = "end"
+    """A job has ended; the key is its id."""
+    DUE = "due"
+    """A job or a message may be due; the key is the name of its queue, or "" for a job that the end of another one has
+    made due. The payload is `JOB` or `MESSAGE`."""
+
+
+class Signals(Protocol):
+    """The signals of one store. Safe to use from many threads; a forked child has no subscriptions of its parent."""
+
+    interval: float
+    """Seconds after which each subscriber should look for itself: `BACKSTOP`, or `POLL` where no signals arrive."""
+
+    def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
+        """Have `wake` called with the payload of each signal, and return the function that ends the subscription.
+
+        It is called in the thread that listens, must not block, and may be called without a reason. An empty payload
+        means that something may have happened: also when a connection was lost, and when a new one listens. So a
+        subscriber looks for itself once after this call, which never raises, after each wake, and at each `interval`.
+        """
+
+    def close(self) -> None:
+        """Close the connection. The next subscription opens another one."""
 
 
 class SignalingStore(Protocol):

@@ -34,7 +34,7 @@ from onejob.observability.logs import JsonFormatter
 from onejob.observability.meter import write_all
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores import display_url, kind_of
-from onejob.stores.signals import Channel
+from onejob.stores.protocol import Channel
 
 if TYPE_CHECKING:
     from onejob.celery.worker.metrics import MetricsServer

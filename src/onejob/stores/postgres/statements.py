@@ -11,9 +11,8 @@ from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 from onejob.jobs.model import Job, Submission, values_of
-from onejob.stores.protocol import SUBMITTER_LIMIT
+from onejob.stores.protocol import SUBMITTER_LIMIT, Channel
 from onejob.stores.schema import in_schema
-from onejob.stores.signals import Channel
 from onejob.stores.sql import COLUMNS
 from onejob.stores.statement_files import NEW_JOB, NEW_VALUES, statements
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,11 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
 from onejob.jobs.records import NO_AMOUNTS, Delivery, Entry, Period, full_history, row_implies_entry
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.listener import ConnectedListener
-from onejob.stores.postgres.connection import Connection, Connections
-from onejob.stores.postgres.signals import PostgresFeed
+from onejob.stores.listener import ConnectedListener, Feed
+from onejob.stores.postgres.connection import HEARTBEAT_SILENCE, Connection, Connections
 from onejob.stores.postgres.statements import Rows, Statement, Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
-from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.protocol import HISTORY_LIMIT, Channel
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
 from onejob.stores.sql import SQLStore, completion_of, job_in
 from onejob.transactions.sessions import OpenTransaction
@@ -256,3 +255,38 @@ class _TransactionRunner:
 
 def _parse_applied(rows: Rows) -> Applied:
     return Applied(applied=rows[0]["applied"], job=job_in(rows[0])) if rows else Applied(applied=False, job=None)
+
+
+# --- the signals: statements notify of them, and one connection per process listens -----------------------------------
+
+
+class PostgresFeed(Feed):
+    """A connection that listens to channels, named `names`."""
+
+    def __init__(self, conninfo: str, names: Mapping[Channel, str]) -> None:
+        connection = Connection.connect(conninfo, autocommit=True)
+        connection.silence = HEARTBEAT_SILENCE
+        super().__init__(connection, names)
+        self._arrived: list[tuple[Channel, str | None, str]] = []
+        self._connection.add_notify_handler(
+            lambda notify: self._arrived.append(self._signal(notify.channel, notify.payload))
+        )
+
+    def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
+        """Listen to channels, and no more to others."""
+        for command, channels in (("listen", added), ("unlisten", removed)):
+            for channel in channels:
+                self._connection.execute(f'{command} "{self._names[channel]}"'.encode())
+        self._arrived += [(channel, None, "") for channel in added]
+
+    def read(self) -> Iterator[tuple[Channel, str | None, str]]:
+        """Yield channel, key and payload of what has arrived; without a key when a channel is listened to."""
+        self._connection.pgconn.consume_input()
+        while notify := self._connection.pgconn.notifies():
+            self._arrived.append(self._signal(notify.relname.decode(), notify.extra.decode()))
+        arrived, self._arrived = self._arrived, []
+        yield from arrived
+
+    def check(self) -> None:
+        """Have the server answer."""
+        self._connection.execute(b"select")

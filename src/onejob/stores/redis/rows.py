@@ -15,8 +15,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.records import AUDIT_KINDS, Period
-from onejob.stores.protocol import INDEXED_STATES
-from onejob.stores.signals import Channel
+from onejob.stores.protocol import INDEXED_STATES, Channel
 
 
 class Keys:

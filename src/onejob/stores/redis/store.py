@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from redis import ConnectionPool, exceptions
 from redis.crc import key_slot
 
 from onejob.errors import PartlySubmittedError
@@ -14,13 +15,13 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Change, Job, MessageOf, Outcome, Renewal, Submission
 from onejob.jobs.records import REDELIVERED, Entry, Tombstone, full_history, row_implies_entry
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.listener import ConnectedListener
-from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.listener import ConnectedListener, Feed
+from onejob.stores.protocol import HISTORY_LIMIT, Channel
 from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of
+from onejob.stores.redis.connection import Connection
 from onejob.stores.redis.queries import Queries
 from onejob.stores.redis.records import Records
 from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_of
-from onejob.stores.redis.signals import RedisFeed
 from onejob.stores.redis.submission import Submitting, arguments_of, exceeded_quota, limits_of, quota_keys, split_batch
 from onejob.stores.statement_files import NEW_VALUES
 
@@ -242,3 +243,38 @@ def _words(values: Iterable[str]) -> str:
 
 def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, sent: str = "") -> Applied:
     return Applied(applied=status == "applied", job=job_of(job_id, parts) if parts else None, sent=sent == "1")
+
+
+# --- the signals: scripts publish them, and one connection per process is subscribed to them --------------------------
+
+
+class RedisFeed(Feed):
+    """A connection that is subscribed to channels, named `names`."""
+
+    def __init__(self, pool: ConnectionPool, names: Mapping[Channel, str]) -> None:
+        super().__init__(Connection(pool), names)
+        self._is_checked = False
+
+    def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
+        """Subscribe to channels, and unsubscribe from others."""
+        for command, channels in (("SUBSCRIBE", added), ("UNSUBSCRIBE", removed)):
+            self._connection.send((command, self._names[channel]) for channel in channels)
+
+    def read(self) -> Iterator[tuple[Channel, str | None, str]]:
+        """Yield channel, key and payload of what has arrived; without a key when a channel was subscribed to."""
+        for reply in self._connection.receive_available():
+            if isinstance(reply, Exception):
+                raise reply
+            self._is_checked = False
+            kind, name, text = reply if len(reply) == 3 else (*reply, "")  # noqa: PLR2004 - a PONG has two
+            if kind == "message":
+                yield self._signal(name, text)
+            elif kind == "subscribe":
+                yield self._channels[name], None, ""
+
+    def check(self) -> None:
+        """Send a ping, whose reply has to arrive before the next call."""
+        if self._is_checked:
+            raise exceptions.TimeoutError("the server does not answer")
+        self._connection.send([("PING",)])
+        self._is_checked = True

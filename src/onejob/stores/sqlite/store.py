@@ -31,8 +31,7 @@ from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import HISTORY_LIMIT, SUBMITTER_LIMIT
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import SQLStore, completion_of
-from onejob.stores.sqlite.connection import ForkSafeConnection, is_uri_path
-from onejob.stores.sqlite.signals import SQLiteSignals
+from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals, is_uri_path
 from onejob.stores.sqlite.submission import WhenDue, admit, follow, record, release_expired, submit_charged
 from onejob.stores.sqlite.transaction import Transaction, check_same_file, run_alone, run_joined
 from onejob.transactions.sessions import OpenTransaction
