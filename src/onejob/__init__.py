@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onejob.celery import RunningJob, Task, current_job
+    from onejob.celery.current_job import RunningJob, current_job
     from onejob.celery.result import AsyncResult
-    from onejob.celery.task import task
+    from onejob.celery.task import Task, task
     from onejob.errors import *  # noqa: F403 - those of them that are public are named below
     from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Admission, Duplicate, Job, Outcome

@@ -15,41 +15,21 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery import Celery, beat, schedules
+from celery import Celery, beat
+from celery.schedules import schedule as interval
 
+from onejob import errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.call import Call
 from onejob.celery.options import BoundTask, tasks_of
 from onejob.celery.submit import submit
 from onejob.config import check_missed
-from onejob.errors import (
-    ConfigurationError,
-    DuplicateJobError,
-    KeyReuseMismatchError,
-    OneJobError,
-    ScheduleEntryNotFoundError,
-    StoreError,
-    StoreRefusedError,
-    StoreUnavailableError,
-    describe,
-)
 from onejob.jobs.model import Admission
 from onejob.jobs.records import ScheduleState
 from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger import schedules
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.schedules import (
-    Missed,
-    Timetable,
-    advance,
-    due_ticks,
-    follow,
-    forget,
-    latest_moment,
-    pause,
-    tick_id,
-    write,
-)
 from onejob.observability.logs import log_warning
 
 LOOK_INTERVAL = 10.0
@@ -61,7 +41,7 @@ OWN_OPTIONS = ("missed", "identity")
 """The options of an entry that are not Celery's."""
 IDENTITIES = (None, "tick", "task")
 """What makes the job of a tick unique; None: its task decides."""
-INTERVAL: Any = schedules.schedule
+INTERVAL: Any = interval
 BRACKETS = str.maketrans("", "", "<>")
 HOP, HOPS = 60.0, 180
 """Seconds, and how often: how far a moment is looked for where local time was set back and a schedule finds none."""
@@ -81,8 +61,8 @@ class Entry:
         self.identity = entry.options.get("identity")
         if self.identity not in IDENTITIES:
             msg = f"identity of the schedule entry {self.name} must be 'tick' or 'task', not {self.identity!r:.100}"
-            raise ConfigurationError(msg)
-        self.timetable = Timetable(self.name, describe_schedule(self.schedule), self._next_after, missed)
+            raise errors.ConfigurationError(msg)
+        self.timetable = schedules.Timetable(self.name, describe_schedule(self.schedule), self._next_after, missed)
 
     @property
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
@@ -163,13 +143,13 @@ def _django_entries(app: Celery) -> Iterator[Entry]:
     try:
         models = [*PeriodicTask.objects.enabled()]
     except Error as error:
-        log_warning("the entries of django-celery-beat cannot be read: %s", describe(error))
+        log_warning("the entries of django-celery-beat cannot be read: %s", errors.describe(error))
         return
     for model in models:
         try:
             yield Entry(app, ModelEntry(model, app=app))
         except Exception as error:  # noqa: BLE001 - a row that nobody has validated costs its own ticks only
-            log_warning("the entry %s of django-celery-beat cannot be used: %s", model, describe(error))
+            log_warning("the entry %s of django-celery-beat cannot be used: %s", model, errors.describe(error))
 
 
 class Beat:
@@ -192,17 +172,17 @@ class Beat:
         ledger = app_state_of(self._app).ledger
         states, now, entries = _states_of(ledger), ledger.read_clock(), entries_of(self._app)
         following = [self._try_entry(ledger, entry, states.get(name), now) for name, entry in entries.items()]
-        forget(ledger, [state for name, state in states.items() if name not in entries], now)
+        schedules.forget(ledger, [state for name, state in states.items() if name not in entries], now)
         return max(0.0, min([LOOK_INTERVAL, *(at - now for at in following if at is not None)]))
 
     def _try_entry(self, ledger: Ledger, entry: Entry, state: ScheduleState | None, now: float) -> float | None:
         """Submit the ticks of one entry, whose errors must not keep the others from theirs; return its next moment."""
         try:
             following = self._submit_due(ledger, entry, state, now)
-        except StoreError:
+        except errors.StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - of a schedule, or a broker
-            text = describe(error)
+            text = errors.describe(error)
             if self._failures.get(entry.name) != text:
                 log_warning("the schedule entry %s cannot be submitted: %s", entry.name, text)
             self._failures[entry.name] = text
@@ -211,13 +191,13 @@ class Beat:
         return following
 
     def _submit_due(self, ledger: Ledger, entry: Entry, state: ScheduleState | None, now: float) -> float | None:
-        followed = follow(ledger, entry.timetable, state, now)
+        followed = schedules.follow(ledger, entry.timetable, state, now)
         if followed is None:
             return now  # another process was first, which may die before it submits what is due
         if followed.paused or entry.is_over(followed):
             return None
         since = max(followed.since, entry.begins_at())
-        due = due_ticks(entry.timetable, since, now)
+        due = schedules.due_ticks(entry.timetable, since, now)
         for tick in due.ticks:
             until = due.until if tick == due.ticks[-1] else tick
             advanced = self._submit(ledger, entry, followed, tick, until)
@@ -225,7 +205,7 @@ class Beat:
                 return now  # another process was first
             followed = advanced
         if not due.ticks and due.until > since:
-            advance(ledger, followed, until=due.until)
+            schedules.advance(ledger, followed, until=due.until)
         return entry.timetable.next_after(due.until)
 
     def _submit(
@@ -238,13 +218,13 @@ class Beat:
         call = entry.call(task)
         try:
             job_id = str(submit(app_state_of(self._app), as_tick(call, entry, tick)).id)
-        except (DuplicateJobError, KeyReuseMismatchError) as error:
+        except (errors.DuplicateJobError, errors.KeyReuseMismatchError) as error:
             job_id = error.job_id
         except Exception as error:
-            if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
+            if isinstance(error, errors.StoreError) and not isinstance(error, errors.StoreRefusedError):
                 raise
             _log_skipped(entry, tick, error)  # what is wrong with the call is wrong with it later, too
-        return advance(ledger, state, until=until, tick=tick, job_id=job_id)
+        return schedules.advance(ledger, state, until=until, tick=tick, job_id=job_id)
 
     def _send(
         self, ledger: Ledger, entry: Entry, state: ScheduleState, tick: float, until: float
@@ -253,8 +233,8 @@ class Beat:
 
         It is noted first: nothing recognises a second message. If the broker does not get it, its tick is due again.
         """
-        task_id = str(uuid.uuid5(uuid.NAMESPACE_OID, tick_id(entry.name, tick)))
-        advanced = advance(ledger, state, until=until, tick=tick, job_id=task_id)
+        task_id = str(uuid.uuid5(uuid.NAMESPACE_OID, schedules.tick_id(entry.name, tick)))
+        advanced = schedules.advance(ledger, state, until=until, tick=tick, job_id=task_id)
         if advanced is None:
             return None
         try:
@@ -262,7 +242,7 @@ class Beat:
                 send(self._app, entry, task_id=task_id, producer=producer, **with_tick(entry.options, tick))
         except Exception as error:
             if self._broker.is_outage(error):
-                write(ledger, advanced, state)
+                schedules.write(ledger, advanced, state)
                 raise
             _log_skipped(entry, tick, error)
         return advanced
@@ -270,7 +250,7 @@ class Beat:
 
 def _log_skipped(entry: Entry, tick: float, error: Exception) -> None:
     at = format_timestamp(tick)
-    log_warning("the tick %s of the schedule entry %s is left out: %s", at, entry.name, describe(error))
+    log_warning("the tick %s of the schedule entry %s is left out: %s", at, entry.name, errors.describe(error))
 
 
 def as_tick(call: Call, entry: Entry, tick: float) -> Call:
@@ -278,7 +258,7 @@ def as_tick(call: Call, entry: Entry, tick: float) -> Call:
 
     It is equal to other calls of its task if the entry, an option of the task or another library's rule says so.
     """
-    identity = tick_id(entry.name, tick)
+    identity = schedules.tick_id(entry.name, tick)
     options = {name: value for name, value in call.options.items() if name not in OWN_OPTIONS}
     call = call._replace(options=with_tick(options, tick), source=SOURCE, key=identity)
     task = call.task._onejob
@@ -314,7 +294,7 @@ class ScheduleEntry:
     name: str
     task: str
     schedule: str
-    missed: Missed
+    missed: schedules.Missed
     paused: bool
     last_tick_at: float | None
     last_job: str
@@ -337,7 +317,7 @@ def _describe(entry: Entry, state: ScheduleState | None) -> ScheduleEntry:
         try:
             next_tick = entry.timetable.next_after(max(state.since, entry.begins_at()))
         except Exception as failed:  # noqa: BLE001 - a schedule of the user's
-            error = describe(failed)
+            error = errors.describe(failed)
     return ScheduleEntry(
         entry.name, entry.task, entry.timetable.spec, entry.timetable.missed, state is not None and state.paused,
         state.last_tick if state else None, state.last_job if state else "", next_tick, error,
@@ -351,11 +331,11 @@ def set_paused(app: Celery, ledger: Ledger, name: str, *, paused: bool) -> Sched
     """
     entry = _entry_of(app, name)
     for _ in range(CHANGE_TRIES):
-        state = _states_of(ledger).get(name) or follow(ledger, entry.timetable, None, ledger.read_clock())
-        changed = state and pause(ledger, state, paused=paused)
+        state = _states_of(ledger).get(name) or schedules.follow(ledger, entry.timetable, None, ledger.read_clock())
+        changed = state and schedules.pause(ledger, state, paused=paused)
         if changed is not None:
             return _describe(entry, changed)
-    raise StoreUnavailableError(f"the schedule entry {name!r} changes all the time: try again")
+    raise errors.StoreUnavailableError(f"the schedule entry {name!r} changes all the time: try again")
 
 
 def run_entry(
@@ -376,13 +356,13 @@ def run_entry(
             return send(app, entry)
         key, task_id = entry.options.get("idempotency_key"), entry.options.get("task_id")
         return submit(app_state, entry.call(task)._replace(key=key, task_id=task_id, check_answer=check_answer))
-    except OneJobError:
+    except errors.OneJobError:
         raise
     except Exception as error:
         if check_answer is not None:
             raise
-        msg = f"the task {entry.task} of the schedule entry {name!r} cannot be submitted: {describe(error)}"
-        raise OneJobError(msg) from error
+        msg = f"the task {entry.task} of the schedule entry {name!r} cannot be submitted: {errors.describe(error)}"
+        raise errors.OneJobError(msg) from error
 
 
 def _states_of(ledger: Ledger) -> dict[str, ScheduleState]:
@@ -392,7 +372,7 @@ def _states_of(ledger: Ledger) -> dict[str, ScheduleState]:
 def _entry_of(app: Celery, name: str) -> Entry:
     entries = entries_of(app)
     if name not in entries:
-        raise ScheduleEntryNotFoundError(name)
+        raise errors.ScheduleEntryNotFoundError(name)
     return entries[name]
 
 
@@ -415,7 +395,7 @@ class Scheduler(beat.Scheduler):
         try:
             return max(self._beat.look(), app_state_of(self.app).settings.sweep)
         except Exception as error:  # noqa: BLE001 - a beat that ends would need somebody to start it again
-            log_warning("the beat schedule is tried again in %g s: %s", LOOK_INTERVAL, describe(error))
+            log_warning("the beat schedule is tried again in %g s: %s", LOOK_INTERVAL, errors.describe(error))
             return LOOK_INTERVAL
 
 
@@ -432,7 +412,7 @@ def find_tick(call: Call) -> Call:
     states, now = _states_of(app_state.ledger), app_state.ledger.read_clock()
     called = call.task.name, [*call.args], {**call.kwargs}
     ticks = [
-        (latest_moment(entry.timetable, states[entry.name].since, now), entry)
+        (schedules.latest_moment(entry.timetable, states[entry.name].since, now), entry)
         for entry in entries_of(app).values()
         if entry.name in states and (entry.task, *entry.arguments) == called
     ]
@@ -440,5 +420,5 @@ def find_tick(call: Call) -> Call:
         return call
     moment, entry = max(ticks, key=lambda tick: tick[0])
     if states[entry.name].paused and not call.is_message:
-        raise OneJobError(f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it")
+        raise errors.OneJobError(f"the schedule entry {entry.name!r} is paused, and Celery's beat has submitted it")
     return as_tick(call, entry, moment)

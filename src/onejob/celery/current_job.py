@@ -13,17 +13,9 @@ from uuid import UUID, uuid5
 
 from celery.result import ResultBase
 
+from onejob import errors
 from onejob.celery.payload import dumps, loads
 from onejob.celery.typed import Codec, TypedBody, convert_result, result_codec
-from onejob.errors import (
-    ConfigurationError,
-    InvalidArgumentsError,
-    JobCanceled,
-    JobReleased,
-    LeaseLost,
-    OneJobError,
-    StaleTokenError,
-)
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job, Retention
 from onejob.jobs.policy import Limits
@@ -50,7 +42,7 @@ def current_job() -> RunningJob:
     job = _current.get()
     if job is None:
         msg = "no onejob job is running here: current_job() works inside the body of a task that a worker runs"
-        raise OneJobError(msg)
+        raise errors.OneJobError(msg)
     return job
 
 
@@ -121,11 +113,11 @@ class RunningJob:
         """
         if not _is_amount(done) or not (total is None or (_is_amount(total) and done <= total)):
             msg = f"progress takes numbers with 0 <= done <= total, not done={done!r:.100}, total={total!r:.100}"
-            raise InvalidArgumentsError(msg)
+            raise errors.InvalidArgumentsError(msg)
         if not isinstance(stage, str) or len(stage) > STAGE_LIMIT:
             size = f"{len(stage)} characters" if isinstance(stage, str) else type(stage).__name__
             msg = f"the stage of a progress is a text of at most {STAGE_LIMIT} characters, not {size}"
-            raise InvalidArgumentsError(msg)
+            raise errors.InvalidArgumentsError(msg)
         self._report({"done": done, "total": total, "stage": stage})
 
     def report_state(self, state: str, meta: object) -> None:
@@ -188,13 +180,13 @@ class RunningJob:
         transaction = transaction_of(session)
         if transaction.autocommits:
             msg = "this connection is in autocommit mode: effects and completion need one transaction"
-            raise ConfigurationError(msg)
+            raise errors.ConfigurationError(msg)
         try:
             self._ledger.in_transaction(transaction).complete(self._job, text, keep=self._retention)
-        except StaleTokenError as error:
+        except errors.StaleTokenError as error:
             if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
-                raise OneJobError("complete_in was called twice in one transaction: a job ends once") from None
-            raise LeaseLost(self.id) from None
+                raise errors.OneJobError("complete_in was called twice in one transaction: a job ends once") from None
+            raise errors.LeaseLost(self.id) from None
         self._sessions.append(session)
 
     @contextmanager
@@ -248,16 +240,16 @@ class RunningJob:
     def raise_if_draining(self) -> None:
         """Raise `JobReleased` when the worker of this process is shutting down."""
         if draining.is_set():
-            raise JobReleased(self.id)
+            raise errors.JobReleased(self.id)
 
     def raise_if_interrupted(self) -> None:
         """Raise `LeaseLost`, `JobCanceled` or `JobReleased` if this run has to stop. Reads the ledger."""
         self.raise_if_draining()
         now = self._ledger.get(self.id)
         if now.token != self.token or now.state is not State.RUNNING:
-            raise LeaseLost(self.id)
+            raise errors.LeaseLost(self.id)
         if now.cancel is not Cancel.NO:
-            raise JobCanceled(self.id)
+            raise errors.JobCanceled(self.id)
 
 
 def _is_amount(value: object) -> bool:

@@ -15,25 +15,13 @@ from typing import Any, Self
 
 from celery import Celery
 
+from onejob import errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import queue_length, set_timeouts
 from onejob.celery.call import Call, Caller, Prepared, build, dump_models, unique_on_reported
 from onejob.celery.options import tasks_of
 from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.submit import admit, check_accepted, create_webhooks
-from onejob.errors import (
-    IdentityHeldError,
-    InvalidArgumentsError,
-    JobEndedError,
-    JobNotEndedError,
-    JobNotFoundError,
-    JobStateError,
-    NoDeadLetterError,
-    NotResubmittableError,
-    NotWaitingError,
-    SupersededError,
-    describe,
-)
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Admission, BrokerMessage, Job, Outcome, Submission
 from onejob.jobs.on_duplicate import resolve
@@ -62,21 +50,25 @@ WEBHOOK_LIMIT = 100
 class Operation(StrEnum):
     """An operation on a job."""
 
-    CANCEL = "cancel", "canceled", frozenset(State) - FINAL, JobEndedError
-    FORCE_CANCEL = "force_cancel", "canceled", frozenset(State) - FINAL, JobEndedError
-    RUN_NOW = "run_now", "made due", RULES[Transition.RUN_NOW].sources, NotWaitingError
-    REDRIVE = "redrive", "redriven", RULES[Transition.REDRIVE].sources, NoDeadLetterError
-    DELETE = "delete", "deleted", FINAL, JobNotEndedError
+    CANCEL = "cancel", "canceled", frozenset(State) - FINAL, errors.JobEndedError
+    FORCE_CANCEL = "force_cancel", "canceled", frozenset(State) - FINAL, errors.JobEndedError
+    RUN_NOW = "run_now", "made due", RULES[Transition.RUN_NOW].sources, errors.NotWaitingError
+    REDRIVE = "redrive", "redriven", RULES[Transition.REDRIVE].sources, errors.NoDeadLetterError
+    DELETE = "delete", "deleted", FINAL, errors.JobNotEndedError
 
     done: str
     """What a job is after it, as a participle."""
     states: frozenset[State]
     """The states of the jobs that it applies to."""
-    error: type[JobStateError]
+    error: type[errors.JobStateError]
     """Raised for a job in another state."""
 
     def __new__(  # noqa: D102 - of an enum: type checkers take it for its look-up, too, which has a name only
-        cls, name: str, done: str = "", states: frozenset[State] = FINAL, error: type[JobStateError] = JobStateError
+        cls,
+        name: str,
+        done: str = "",
+        states: frozenset[State] = FINAL,
+        error: type[errors.JobStateError] = errors.JobStateError,
     ) -> Self:
         operation = str.__new__(cls, name)
         operation._value_, operation.done, operation.states, operation.error = name, done, states, error
@@ -124,8 +116,8 @@ class Operator:
             case Operation.REDRIVE:
                 try:
                     return redrive(app, ledger, ledger.get(job.id), forget_steps=forget_steps, reason=reason)
-                except (IdentityHeldError, SupersededError) as error:
-                    other = error.holder_id if isinstance(error, IdentityHeldError) else error.newer_id
+                except (errors.IdentityHeldError, errors.SupersededError) as error:
+                    other = error.holder_id if isinstance(error, errors.IdentityHeldError) else error.newer_id
                     if self.reader is None or self.reader.get_or_none(other) is not None:
                         raise
                     raise type(error)(job.id, "unknown", "not shown") from None
@@ -158,7 +150,7 @@ def _cancel(app: Celery | None, ledger: Ledger, operation: Operation, job: Job, 
     forced = operation is Operation.FORCE_CANCEL
     canceled = ledger.cancel(job.id, force=forced, reason=reason)
     if canceled.state.final and canceled.state is not State.CANCELED:
-        raise JobEndedError(canceled.id, canceled.state)
+        raise errors.JobEndedError(canceled.id, canceled.state)
     if forced and app is not None and not canceled.state.final:  # otherwise the run polls the ledger
         try:
             with connect_to_broker(app) as connection:
@@ -167,7 +159,7 @@ def _cancel(app: Celery | None, ledger: Ledger, operation: Operation, job: Job, 
             log_warning(
                 "job %s is canceled, which its worker will see at its next heartbeat, since the broker failed: %s",
                 job.id,
-                describe(error),
+                errors.describe(error),
             )
     return canceled
 
@@ -199,9 +191,9 @@ def edit(
     app_state, message, options = app_state_of(app), decode(job.payload), loads(job.options)
     task = tasks_of(app).get(message.task)
     if task is None:
-        raise NotResubmittableError(job.id, f"this app has no onejob task {message.task}")
+        raise errors.NotResubmittableError(job.id, f"this app has no onejob task {message.task}")
     if has_canvas(options):
-        raise NotResubmittableError(job.id, "it is a member of a canvas (links, chain, group or chord)")
+        raise errors.NotResubmittableError(job.id, "it is a member of a canvas (links, chain, group or chord)")
     own = (options.get("headers") or {}).get(SUBMITTER_HEADER)
     with submitting_as(Submitter(own or "", own_jobs=own is not None, quotas=NO_QUOTAS)):
         given = message.args if args is None else args, message.kwargs if kwargs is None else kwargs
@@ -224,12 +216,12 @@ def edit(
             span.record([admission])
     if admission.key_reused:
         msg = f"it was edited before, and job {admission.job.id} was submitted in its place"
-        raise NotResubmittableError(job.id, msg)
+        raise errors.NotResubmittableError(job.id, msg)
     check_accepted(call, admission)
     for webhook in ledger.followers(job.id, limit=WEBHOOK_LIMIT):
         if webhook.task == WEBHOOK_TASK:
             create_webhooks(app_state, task, ledger, submission, admission, WebhookPayload.from_job(webhook).url)
-    with suppress(JobNotFoundError, NoDeadLetterError):  # it was redriven or deleted meanwhile
+    with suppress(errors.JobNotFoundError, errors.NoDeadLetterError):  # it was redriven or deleted meanwhile
         ledger.drop(job.id)
     return admission
 
@@ -246,7 +238,7 @@ def _check_answer(ledger: Ledger, job: Job, call: Call, submission: Submission) 
         call.check_answer(Admission(existing, outcome))
     if existing.fingerprint != submission.fingerprint and not submission.replaces:
         msg = f"job {existing.id} is equal and {existing.state}, and these arguments would not run: wait for its end"
-        raise NotResubmittableError(job.id, msg)
+        raise errors.NotResubmittableError(job.id, msg)
 
 
 def parse_arguments(text: str, name: str, kind: type) -> Any:
@@ -255,9 +247,9 @@ def parse_arguments(text: str, name: str, kind: type) -> Any:
     try:
         value = loads(text)
     except INVALID_JSON as error:
-        raise InvalidArgumentsError(f"{name} is not valid JSON ({error}): write a JSON {expected}") from error
+        raise errors.InvalidArgumentsError(f"{name} is not valid JSON ({error}): write a JSON {expected}") from error
     if not isinstance(value, kind):
-        raise InvalidArgumentsError(f"{name} must be a JSON {expected}")
+        raise errors.InvalidArgumentsError(f"{name} must be a JSON {expected}")
     return value
 
 
@@ -283,7 +275,7 @@ def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool,
         windows = iter(range(NEWER_LIMIT // WINDOW - 1))
         for newer in search(ledger, query, is_over=lambda: next(windows, None) is None).jobs:
             if newer.fingerprint != job.fingerprint:
-                raise SupersededError(job.id, newer.id, newer.state)
+                raise errors.SupersededError(job.id, newer.id, newer.state)
     canvas = has_canvas(loads(job.options))
     message = push_message(app, ledger, replace(job, retries=0))
     return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
@@ -400,7 +392,7 @@ def check_duplicate(
     """
     task = tasks_of(app).get(task_name)
     if task is None:
-        raise InvalidArgumentsError(f"the app has no onejob task named {task_name!r}")
+        raise errors.InvalidArgumentsError(f"the app has no onejob task named {task_name!r}")
     with nullcontext() if submitter is None else submitting_as(submitter):
         app_state, caller = app_state_of(app), Caller.of(app)
         call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)

@@ -11,15 +11,8 @@ from typing import Any, Protocol, Self
 from celery import Celery
 from celery import Task as CeleryTask
 
+from onejob.celery import option_names
 from onejob.celery.app_state import app_state_of
-from onejob.celery.option_names import (
-    FLAGS,
-    MESSAGE_OPTIONS,
-    TASK_OPTIONS,
-    check_option_values,
-    check_schedule,
-    merge_tags,
-)
 from onejob.celery.typed import TypedBody
 from onejob.config import Settings, check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
@@ -102,14 +95,15 @@ class TaskOptions:
             name, task, body, bound=bound, limits=settings.limits, checked=task.typing is not False
         )
         try:  # the defaults of options of calls, with which jobs are submitted
-            tags = merge_tags((), task.tags)
-            check_option_values({option: getattr(task, option, None) for option in MESSAGE_OPTIONS})
+            tags = option_names.merge_tags((), task.tags)
+            option_names.check_option_values({each: getattr(task, each, None) for each in option_names.MESSAGE_OPTIONS})
         except InvalidArgumentsError as error:
             raise ConfigurationError(f"task {name}: {error}") from None
         if window is not None:
             settings.check_window(name, window.longest)
         typed = TypedBody(name, body, identifier.signature) if task.typed else None
-        values = {option: getattr(task, option) for option in TASK_OPTIONS if option in cls.__dataclass_fields__}
+        fields = cls.__dataclass_fields__
+        values = {option: getattr(task, option) for option in option_names.TASK_OPTIONS if option in fields}
         values |= {
             "window": window,
             "conflict_policy": conflict_policy,
@@ -149,8 +143,8 @@ def resolve_definition(
         msg = f"permanent_for of task {name} must be a tuple of exception classes, not {permanent!r}"
         raise ConfigurationError(msg)
     if given.schedule is not None:
-        check_schedule(name, given.schedule)
-    for option in FLAGS:
+        option_names.check_schedule(name, given.schedule)
+    for option in option_names.FLAGS:
         if not isinstance(flag := getattr(given, option), bool):
             raise ConfigurationError(f"{option} of task {name} must be True or False, not {flag!r}")
     if given.typed and getattr(given, _DUMP, None) is not None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
+from onejob import errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, delay_of, dump_models, merge_options, retries_of
 from onejob.celery.current_job import RunningJob, draining
@@ -18,17 +19,6 @@ from onejob.celery.options import BoundTask
 from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
 from onejob.celery.replacement import check_has_no_own, replace_and_publish
 from onejob.celery.submit import check_task
-from onejob.errors import (
-    InvalidArgumentsError,
-    JobCanceled,
-    JobInterrupted,
-    JobReleased,
-    LeaseLost,
-    StaleTokenError,
-    StoreError,
-    StoreRefusedError,
-    describe,
-)
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Job
 from onejob.jobs.transitions import new_nonce
@@ -64,21 +54,21 @@ def end_of(error: BaseException, *, has_ended: bool) -> End:
     if isinstance(error, Reject):  # Celery also wraps the error of a failed `Task.retry` in it
         reason = error.reason  # type: ignore[attr-defined] # missing in the stubs
         error = reason if isinstance(reason, Exception) else error
-    if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
+    if isinstance(error, errors.StoreError) and not isinstance(error, errors.StoreRefusedError):
         return End(Transition.RELEASE, f"its run could not reach the store: {error}", is_silent=True)
-    if isinstance(error, JobInterrupted):
+    if isinstance(error, errors.JobInterrupted):
         return _end_of_interrupt(error)
     if isinstance(error, Retry | Ignore | Reject):
         return End(None) if has_ended else _end_of_signal(error)
-    if isinstance(error, Exception) and not isinstance(error, StaleTokenError):
-        return End(Transition.FAIL, describe(error), encode_failure(error))
+    if isinstance(error, Exception) and not isinstance(error, errors.StaleTokenError):
+        return End(Transition.FAIL, errors.describe(error), encode_failure(error))
     return End(None)
 
 
-def _end_of_interrupt(error: JobInterrupted) -> End:
-    if isinstance(error, JobCanceled):
+def _end_of_interrupt(error: errors.JobInterrupted) -> End:
+    if isinstance(error, errors.JobCanceled):
         return End(Transition.ABANDON, "canceled on request", is_silent=True)
-    if isinstance(error, JobReleased):
+    if isinstance(error, errors.JobReleased):
         # Due at once, for the sweeper of another worker: this one may still consume messages.
         return End(Transition.RELEASE, "its worker is shutting down", delay=0.0, is_silent=True)
     return End(None, str(error), is_silent=True)
@@ -88,8 +78,8 @@ def _end_of_signal(signal: Retry | Ignore | Reject) -> End:
     if isinstance(signal, Retry):
         try:
             delay = delay_of({"eta" if isinstance(signal.when, datetime) else "countdown": signal.when})
-        except InvalidArgumentsError as error:
-            return End(Transition.FAIL, describe(error), encode_failure(error))
+        except errors.InvalidArgumentsError as error:
+            return End(Transition.FAIL, errors.describe(error), encode_failure(error))
         return End(Transition.RETRY, delay=delay)
     if isinstance(signal, Ignore):
         return End(Transition.ABANDON, "the task raised Ignore")
@@ -125,9 +115,9 @@ def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
     while True:
         try:
             return operation()
-        except StoreRefusedError:
+        except errors.StoreRefusedError:
             raise
-        except StoreError as error:
+        except errors.StoreError as error:
             if not waited:
                 logger.warning("job %s: its run waits for the store: %s", job_id, error)
             waited = True
@@ -150,7 +140,9 @@ def end_run(job_id: str, change: Callable[..., T]) -> T:
 def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | None, request_id: str) -> Job:
     """Have a job wait for its next run, and publish it if that is due; the reason has what is being handled."""
     app_state, cause = app_state_of(task.app), sys.exc_info()[1]
-    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
+    because = (
+        f" after {errors.describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
+    )
     reason = f"runs again {f'in {next_run.delay:g} s' if next_run.delay > 0 else 'at once'}{because}"
     retry = partial(app_state.ledger.retry, job, error=error, reason=reason, request_id=request_id)
     return app_state.publisher.run_next(job, next_run, retry)
@@ -169,8 +161,8 @@ def record_retry(run: RunningJob, call: Call, session: object = None) -> Job:
     change = partial(_replace if run.replaced else _retry, call, run.job)
     try:
         job = end_run(run.id, change)
-    except StaleTokenError:
-        raise LeaseLost(run.id) from None
+    except errors.StaleTokenError:
+        raise errors.LeaseLost(run.id) from None
     run.ended = True
     return job
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from onejob import errors
 from onejob.celery.app_state import AppState
 from onejob.celery.call import Call, Prepared, prepare
 from onejob.celery.options import BoundTask
@@ -14,18 +15,6 @@ from onejob.celery.payload import decode, replacement_depth
 from onejob.celery.replacement import resume
 from onejob.celery.result import AsyncResult
 from onejob.celery.routing import UNPUBLISHABLE
-from onejob.errors import (
-    DuplicateJobError,
-    KeyReuseMismatchError,
-    PartlySubmittedError,
-    QuotaExceededError,
-    StoreError,
-    StoreRefusedError,
-    StoreUnavailableError,
-    TaskIdReusedError,
-    TooManyWebhooksError,
-    describe,
-)
 from onejob.jobs.model import Admission, Duplicate, Job, MessageOf, Outcome, Submission
 from onejob.jobs.submitter import MAX_PERIOD, Charge, Quota
 from onejob.ledger.ledger import Ledger
@@ -109,9 +98,9 @@ def answer(prepared: Prepared, admission: Admission | Exception, session: object
 def check_accepted(call: Call, admission: Admission) -> None:
     """Raise `KeyReuseMismatchError` or `DuplicateJobError` for a submission that was rejected."""
     if admission.key_reused:
-        raise KeyReuseMismatchError(str(call.key), admission.job.id)
+        raise errors.KeyReuseMismatchError(str(call.key), admission.job.id)
     if admission.outcome is Outcome.REJECTED:
-        raise DuplicateJobError(admission.job.id, admission.job.state, str(call.task.name))
+        raise errors.DuplicateJobError(admission.job.id, admission.job.state, str(call.task.name))
 
 
 def result_of(prepared: Prepared, admission: Admission, session: object = None) -> AsyncResult[Any]:
@@ -130,7 +119,7 @@ def all_admitted(results: Results) -> list[Admission]:
     """Return results that are all admissions. Raises the first error if none is, else `PartlySubmittedError`."""
     if results and not any(isinstance(each, Admission) for each in results):
         raise cast("Exception", results[0])
-    return PartlySubmittedError.checked(results)
+    return errors.PartlySubmittedError.checked(results)
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------
@@ -144,7 +133,7 @@ def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
 def check_task(job: Job, task: str) -> None:
     """Raise `TaskIdReusedError` unless a job is one of a task, or was replaced by it."""
     if task != job.task and task != decode(job.payload).task:
-        raise TaskIdReusedError(job.id, task, job.task)
+        raise errors.TaskIdReusedError(job.id, task, job.task)
 
 
 def _write(
@@ -154,12 +143,12 @@ def _write(
     ledger = app_state.ledger
     try:
         results: Results = [*ledger.submit_many(submissions, wait_for_locks=wait_for_locks, message_of=message_of)]
-    except StoreUnavailableError as error:
+    except errors.StoreUnavailableError as error:
         return [error for _ in submissions]
-    except PartlySubmittedError as error:
+    except errors.PartlySubmittedError as error:
         results = [*error.results]  # type: ignore[list-item] # admissions and errors
-    except (StoreError, QuotaExceededError) as error:
-        if len(submissions) > 1 and isinstance(error, StoreRefusedError):
+    except (errors.StoreError, errors.QuotaExceededError) as error:
+        if len(submissions) > 1 and isinstance(error, errors.StoreRefusedError):
             one_by_one = (_write(app_state, [each], message_of, wait_for_locks=wait_for_locks) for each in submissions)
             return [result for (result,) in one_by_one]
         return [error for _ in submissions]
@@ -167,7 +156,7 @@ def _write(
         if isinstance(result, Admission) and (result.follower or result.job).submission_nonce != submission.nonce:
             try:
                 results[number] = _settle(ledger, submission, result)
-            except (StoreError, TaskIdReusedError) as error:
+            except (errors.StoreError, errors.TaskIdReusedError) as error:
                 results[number] = error
     return results
 
@@ -268,9 +257,9 @@ def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
 def _create_webhook(ledger: Ledger, job: Job, webhook: Submission) -> None:
     try:
         follower = ledger.follow(webhook, follows_id=job.id)
-    except QuotaExceededError as error:
+    except errors.QuotaExceededError as error:
         if error.option == "webhooks":
-            raise TooManyWebhooksError(job.id, ADDED_QUOTA.limit) from None
+            raise errors.TooManyWebhooksError(job.id, ADDED_QUOTA.limit) from None
         raise
     if follower is None:
         log_warning("job %s no longer exists: its webhook is not sent", job.id)
@@ -288,23 +277,23 @@ def needs_message(submission: Submission, admission: Admission) -> bool:
 
 def _publish(app_state: AppState, due: Mapping[str, tuple[Call, Admission]], producer: Any) -> dict[str, Exception]:
     """Publish the jobs that are due because of their submissions; return the errors of the withdrawn ones, by id."""
-    errors = app_state.publisher.publish_stored([admission.job for _, admission in due.values()], producer) or {}
+    found = app_state.publisher.publish_stored([admission.job for _, admission in due.values()], producer) or {}
     withdrawn: dict[str, Exception] = {}
-    for job_id, error in errors.items():
+    for job_id, error in found.items():
         call, admission = due[job_id]
         if admission.outcome is not Outcome.ADMITTED:
             continue
         try:
             if _withdraw(app_state.ledger, admission.job, error, has_webhooks=_has_webhooks(call)):
                 withdrawn[job_id] = error
-        except StoreError as failure:  # whether the job exists is unknown
+        except errors.StoreError as failure:  # whether the job exists is unknown
             withdrawn[job_id] = failure
     return withdrawn
 
 
 def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool) -> bool:
     """Fail a job whose message cannot be sent, and remove it if it is alone; False if a worker has claimed it."""
-    applied = fail_unpublishable(ledger, job, f"its message could not be sent: {describe(error)}")
+    applied = fail_unpublishable(ledger, job, f"its message could not be sent: {errors.describe(error)}")
     if not applied.applied or applied.job is None:
         return False
     error.add_note(UNPUBLISHABLE)
@@ -343,7 +332,7 @@ def _submit_inside(ledger: Ledger, submission: Submission, wake_after: float | N
         own = admission.follower or admission.job
         if own.id == submission.id:
             check_task(own, submission.task)
-    except (QuotaExceededError, TaskIdReusedError) as error:
+    except (errors.QuotaExceededError, errors.TaskIdReusedError) as error:
         return error
     return admission
 
@@ -352,5 +341,5 @@ def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admissi
     """Record a duplicate outside the user's transaction, which must not lock the row of a live job."""
     try:
         ledger.record(Duplicate.of(submission, admission))
-    except StoreError as error:
+    except errors.StoreError as error:
         log_warning("a duplicate of job %s was not recorded: %s", admission.job.id, error)

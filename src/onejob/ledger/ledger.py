@@ -10,21 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Self, TypeAlias
 
-from onejob.errors import (
-    ConfigurationError,
-    IdentityHeldError,
-    JobCanceled,
-    JobNotEndedError,
-    LeaseLost,
-    NoDeadLetterError,
-    NotWaitingError,
-    PartlySubmittedError,
-    QuotaExceededError,
-    StaleTokenError,
-    StoreError,
-    StoreUnavailableError,
-    UniquenessWindowError,
-)
+from onejob import errors
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import (
     Admission,
@@ -53,7 +39,7 @@ from onejob.observability.events import Listener
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, Store, TransactionalStore
 from onejob.transactions.sessions import OpenTransaction
 
-Result: TypeAlias = "Admission | StoreError | QuotaExceededError"
+Result: TypeAlias = "Admission | errors.StoreError | errors.QuotaExceededError"
 Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
 """Has the store write submissions, with the options of one call."""
 TRIES = 20
@@ -130,7 +116,7 @@ class Ledger(JobReader):
         Its writes take effect with the commit, so no events are emitted, except to `emit`, which must wait for that.
         """
         if not isinstance(self.store, TransactionalStore):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 "this ledger cannot take part in a transaction of your database: it is stored elsewhere. "
                 "Keep it in that database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
             )
@@ -169,7 +155,7 @@ class Ledger(JobReader):
         results: list[Any] = []
         for start in range(0, len(submissions), BATCH_LIMIT):
             results += self._submit_batch(submissions[start : start + BATCH_LIMIT], write)
-        return PartlySubmittedError.checked(results)
+        return errors.PartlySubmittedError.checked(results)
 
     def _submit_batch(self, batch: Sequence[Submission], write: Write) -> list[Result]:
         unique, duplicates = _split_duplicates(batch)
@@ -182,19 +168,19 @@ class Ledger(JobReader):
     def _submit_all(self, submissions: Sequence[Submission], write: Write) -> list[Result]:
         try:
             found: Sequence[Any] = write(submissions)
-        except StoreUnavailableError:
+        except errors.StoreUnavailableError:
             raise
-        except PartlySubmittedError as error:
+        except errors.PartlySubmittedError as error:
             found = error.results
-        except (StoreError, QuotaExceededError) as error:
+        except (errors.StoreError, errors.QuotaExceededError) as error:
             return [error for _ in submissions]
         results: list[Result] = []
         for submission, each in zip(submissions, found, strict=True):
             try:
                 results.append(self._finish(submission, each, write) if isinstance(each, Admission) else each)
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 raise
-            except (StoreError, QuotaExceededError) as error:  # of a submission that was written again
+            except (errors.StoreError, errors.QuotaExceededError) as error:  # of a submission that was written again
                 results.append(error)
         return results
 
@@ -209,7 +195,7 @@ class Ledger(JobReader):
             Admission(replace(job, duplicate_count=job.duplicate_count + number), outcome)
             for number, _ in enumerate(duplicates, start=1)
         ]
-        with suppress(StoreError):  # the jobs are admitted, and an error here must not prevent their publication
+        with suppress(errors.StoreError):  # the jobs are admitted, and an error here must not prevent their publication
             self.store.record(Duplicate.of(duplicates[0], admissions[0]), also=[each.nonce for each in duplicates[1:]])
         for admission in admissions:
             self.emit(events.submission_event(admission))
@@ -259,15 +245,15 @@ class Ledger(JobReader):
         """Store a run's progress (JSON). Raises `LeaseLost` or `JobCanceled` if the run has to stop."""
         cancel = self.store.report(job.id, job.token, progress, sources=RULES[Transition.UPDATE_PROGRESS].sources)
         if cancel is None:
-            raise LeaseLost(job.id)
+            raise errors.LeaseLost(job.id)
         if cancel is not Cancel.NO:
-            raise JobCanceled(job.id)
+            raise errors.JobCanceled(job.id)
 
     def keep_step(self, job: Job, name: str, value: str) -> str:
         """Memoise a step's value (JSON) and return the stored value. Raises `LeaseLost`."""
         kept = self.store.keep_step(job.id, job.token, name, value, sources=RULES[Transition.UPDATE_PROGRESS].sources)
         if kept is None:
-            raise LeaseLost(job.id)
+            raise errors.LeaseLost(job.id)
         return kept
 
     def release_identity(self, job: Job) -> Job:
@@ -381,9 +367,9 @@ class Ledger(JobReader):
         for _ in range(TRIES):
             job = self.get(job_id)
             if job.state not in RULES[Transition.RUN_NOW].sources:
-                raise NotWaitingError(job_id, job.state)
+                raise errors.NotWaitingError(job_id, job.state)
             if job.queued_next or follows_another(job):
-                raise NotWaitingError(job_id, job.state, job.follows_id or "")
+                raise errors.NotWaitingError(job_id, job.state, job.follows_id or "")
             if job.run_at <= self.read_clock():
                 return job
             message = message_of(job)
@@ -414,9 +400,9 @@ class Ledger(JobReader):
             return applied.job
         job = applied.job or self.get(job_id)
         if job.state is not State.FAILED:
-            raise NoDeadLetterError(job_id, job.state)
+            raise errors.NoDeadLetterError(job_id, job.state)
         holder = self.store.find_existing(job.identity, None)
-        raise IdentityHeldError(
+        raise errors.IdentityHeldError(
             job_id, holder.id if holder else "unknown", holder.state if holder else "deleted meanwhile"
         )
 
@@ -436,13 +422,13 @@ class Ledger(JobReader):
         if not self._delete(job_id, FINAL):
             job = self.get(job_id)
             if not job.state.final:
-                raise JobNotEndedError(job_id, job.state)
-            raise UniquenessWindowError(job_id, job.state, format_timestamp(job.identity_until or 0.0))
+                raise errors.JobNotEndedError(job_id, job.state)
+            raise errors.UniquenessWindowError(job_id, job.state, format_timestamp(job.identity_until or 0.0))
 
     def drop(self, job_id: str) -> None:
         """Delete a dead letter; its tombstone remains. Raises `JobNotFoundError` and `NoDeadLetterError`."""
         if not self._delete(job_id, RULES[Transition.REDRIVE].sources):
-            raise NoDeadLetterError(job_id, self.get(job_id).state)
+            raise errors.NoDeadLetterError(job_id, self.get(job_id).state)
 
     def _delete(self, job_id: str, sources: frozenset[State]) -> bool:
         deleted = self.store.delete([job_id], sources=sources, tombstone_for=self.policy.tombstone_retention)
@@ -545,7 +531,9 @@ class Ledger(JobReader):
     def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
         applied = self.change(job, transition, reason, token=job.token, **values)
         if not applied.applied or applied.job is None:
-            raise StaleTokenError(job.id, job.token, "deleted" if applied.job is None else str(applied.job.state))
+            raise errors.StaleTokenError(
+                job.id, job.token, "deleted" if applied.job is None else str(applied.job.state)
+            )
         return applied.job
 
 

@@ -26,25 +26,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from onejob.jobs import records
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
-from onejob.jobs.records import (
-    NO_AMOUNTS,
-    UNREGISTERED,
-    AuditEntry,
-    Backlog,
-    Bucket,
-    Delivery,
-    DuplicateCount,
-    Entry,
-    NewMessage,
-    Period,
-    Query,
-    Registration,
-    ScheduleState,
-    Tombstone,
-    WorkerInfo,
-)
 from onejob.transactions.sessions import OpenTransaction
 
 HISTORY_LIMIT = 200
@@ -74,13 +58,13 @@ INDEXED_STATES = (State.CANCELED, State.FAILED, State.RETRYING)
 """The states that have an index in the order of `created_at`. Running jobs are found by their leases."""
 
 
-def indexed_state(query: Query) -> State | None:
+def indexed_state(query: records.Query) -> State | None:
     """Return the state of all jobs of a query if that has an index, and None otherwise."""
     (state,) = query.states if len(query.states) == 1 else (None,)
     return state if state is State.RUNNING or state in INDEXED_STATES else None
 
 
-def is_indexed(query: Query, *, of_submitter: bool) -> bool:
+def is_indexed(query: records.Query, *, of_submitter: bool) -> bool:
     """Return whether an index has the jobs of a query and no others. `of_submitter`: there is one of submitters."""
     filters = query.filters
     if of_submitter and query.submitter:
@@ -209,10 +193,10 @@ class Queries(Protocol):
         A holder whose uniqueness window is over would not answer: the next submission, redrive or sweep releases it.
         """
 
-    def find(self, query: Query) -> list[Job]:
+    def find(self, query: records.Query) -> list[Job]:
         """Return jobs, newest first."""
 
-    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+    def counts(self, query: records.Query, *, limit: int | None = None) -> dict[State, int]:
         """Return how many jobs match, by state, without states that have none; the page of the query is ignored.
 
         `limit`: only the newest so many matching jobs are counted.
@@ -224,17 +208,17 @@ class Queries(Protocol):
         A job that has ended counts as queued, and not as completed, until its canvas is notified.
         """
 
-    def is_indexed(self, query: Query) -> bool:
+    def is_indexed(self, query: records.Query) -> bool:
         """Return whether an index has the jobs of a query and no others, so that `find` reads few others."""
 
-    def edge(self, query: Query, *, skip: int) -> float | None:
+    def edge(self, query: records.Query, *, skip: int) -> float | None:
         """Return when the job was created that is `skip` places after the position of a query; None without one.
 
         The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first: the
         other filters are ignored.
         """
 
-    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[records.Backlog]:
         """Return the jobs that wait for a run or run, by task, queue and state, sorted; none that wait for another job.
 
         Of each of the tasks whose workers handle them, the `limit` waiting jobs with the earliest `wake_at` are looked
@@ -245,10 +229,10 @@ class Queries(Protocol):
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         """Return the jobs whose `follows_id` is this job, oldest first, ended ones, too: webhooks are such jobs."""
 
-    def history(self, job_id: str) -> list[Entry]:
+    def history(self, job_id: str) -> list[records.Entry]:
         """Return a job's history, oldest first: what is stored and what the row implies (`full_history`)."""
 
-    def tombstone(self, job_id: str) -> Tombstone | None:
+    def tombstone(self, job_id: str) -> records.Tombstone | None:
         """Return the tombstone of a deleted job; None if a new job has this id."""
 
 
@@ -273,7 +257,7 @@ class DuplicateStats(Protocol):
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
-    ) -> list[DuplicateCount]:
+    ) -> list[records.DuplicateCount]:
         """Return the counts of the `limit` groups with the most duplicates, largest first.
 
         Redelivered messages have counts of their own, which do not affect the order. `submitter`: count only the
@@ -295,7 +279,7 @@ class WebhookEvents(Protocol):
 class AuditLog(Protocol):
     """What operators did, and which requests were refused."""
 
-    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+    def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
         """Append an entry, with an id and the time; delete two at most of those that exceed a limit.
 
         The limits: older than `keep_for` seconds, or not one of the newest `keep` of its kind. So entries of one kind
@@ -304,14 +288,14 @@ class AuditLog(Protocol):
         This is not idempotent: after a lost reply, a retry may append the entry twice.
         """
 
-    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[records.AuditEntry]:
         """Return entries of the last `keep_for` seconds, newest first; with `before` only those with smaller ids."""
 
 
 class Metrics(Protocol):
     """What all processes share besides jobs: metrics, in total and by time, and worker heartbeats."""
 
-    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = records.NO_AMOUNTS) -> None:
         """Add `amounts` to totals by name, and `recent` to the current bucket of each `Period`; a missing one is 0.
 
         Each call deletes some of the expired buckets: at most twice as many amounts as it may add.
@@ -322,22 +306,22 @@ class Metrics(Protocol):
     def totals(self) -> dict[str, float]:
         """Return all totals by name."""
 
-    def series(self, period: Period, *, since: float) -> list[Bucket]:
+    def series(self, period: records.Period, *, since: float) -> list[records.Bucket]:
         """Return the buckets that begin at `since` or later, oldest first, without empty ones.
 
         A bucket expires `Period.kept_for` seconds after its begin. One that begins later than now is left out.
         """
 
-    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: records.Registration = records.UNREGISTERED) -> None:
         """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker.
 
         `registration` replaces that of its previous heartbeat.
         """
 
-    def workers(self) -> list[WorkerInfo]:
+    def workers(self) -> list[records.WorkerInfo]:
         """Return the workers whose heartbeats have not expired, by name."""
 
-    def take_dead_workers(self) -> list[WorkerInfo]:
+    def take_dead_workers(self) -> list[records.WorkerInfo]:
         """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
 
 
@@ -386,10 +370,10 @@ class SignalingStore(Protocol):
 class Schedules(Protocol):
     """The states of the entries of the beat schedule."""
 
-    def schedules(self) -> list[ScheduleState]:
+    def schedules(self) -> list[records.ScheduleState]:
         """Return all states, by name."""
 
-    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+    def put_schedule(self, state: records.ScheduleState, *, expected: str) -> bool:
         """Write a state if the stored nonce of its entry is `expected` ("": none is stored); return whether it was.
 
         A repeated call, which finds its own nonce, gets True again.
@@ -446,14 +430,16 @@ class MessageStore(Protocol):
     A message that a consumer has taken is delivered again when its deadline passes. A repeated call changes nothing.
     """
 
-    def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
+    def put_messages(
+        self, messages: Sequence[records.NewMessage], *, durable: bool = True, wake: bool = True
+    ) -> list[str]:
         """Write a copy of each message to each queue that its exchange and its routing key lead to, in this order.
 
         Return the queues that got one; a temporary queue that has expired gets none. With `wake` their consumers are
         signaled (`Channel.DUE`). Without `durable` the copies may be lost with the server.
         """
 
-    def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
+    def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[records.Delivery]:
         """Return the first copies in these queues, by priority and then by age, and give them to a consumer.
 
         They are the consumer's for `hold` seconds; 0: they are deleted at once. A store may skip a row that is locked.

@@ -11,24 +11,9 @@ from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from onejob.jobs import records
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Change, Duplicate, Job, values_of
-from onejob.jobs.records import (
-    UNREGISTERED,
-    AuditEntry,
-    Backlog,
-    Bucket,
-    DuplicateCount,
-    NewMessage,
-    Period,
-    Query,
-    Registration,
-    ScheduleState,
-    Tombstone,
-    WorkerInfo,
-    group_backlog,
-    row_implies_entry,
-)
 from onejob.stores.protocol import FORGOTTEN_AFTER, GroupBy, indexed_state, is_indexed
 
 COLUMNS = tuple(field.name for field in fields(Job))
@@ -74,7 +59,7 @@ def job_in(row: Mapping[str, Any]) -> Job:
 
 def completion_of(change: Change) -> dict[str, Any] | None:
     """Return the values for `complete.sql`; None for a change that does more than every completion of a run."""
-    only_ends = change.ends and change.token and row_implies_entry(change) and _others(change) == _NO_OTHERS
+    only_ends = change.ends and change.token and records.row_implies_entry(change) and _others(change) == _NO_OTHERS
     if not only_ends or change.target is None:
         return None
     return dict(zip(_COMPLETION, _completion(change), strict=True)) | {"target": change.target.value}
@@ -146,10 +131,10 @@ class SQLStore(ABC):
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         return next(iter(self._jobs("find_existing", identity=identity, key=key)), None)
 
-    def find(self, query: Query) -> list[Job]:
+    def find(self, query: records.Query) -> list[Job]:
         return self._jobs(self._narrowed("find_light" if query.light else "find", query), **self._filters(query))
 
-    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+    def counts(self, query: records.Query, *, limit: int | None = None) -> dict[State, int]:
         name = self._narrowed("count_jobs" if limit is None else "count_newest", query)
         rows = self._rows(name, **(self._filters(query) | {"limit": limit}))
         return {State(row["state"]): row["count"] for row in rows}
@@ -158,34 +143,34 @@ class SQLStore(ABC):
         (row,) = self._rows("count_states", limit=limit)
         return {state: min(max(row[state], 0), limit) for state in State}
 
-    def is_indexed(self, query: Query) -> bool:
+    def is_indexed(self, query: records.Query) -> bool:
         return is_indexed(query, of_submitter=True)
 
-    def edge(self, query: Query, *, skip: int) -> float | None:
+    def edge(self, query: records.Query, *, skip: int) -> float | None:
         rows = self._rows("edge", **self._filters(query), skip=skip)
         return rows[0]["created_at"] if rows else None
 
-    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[records.Backlog]:
         rows = self._rows("backlog", tasks=self._names(tasks), limit=limit, submitter=submitter)
-        return group_backlog(row.values() for row in rows)
+        return records.group_backlog(row.values() for row in rows)
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:
         return self._jobs("followers", job_id=job_id, limit=limit)
 
-    def tombstone(self, job_id: str) -> Tombstone | None:
+    def tombstone(self, job_id: str) -> records.Tombstone | None:
         rows = self._rows("tombstone", job_id=job_id)
-        return Tombstone.from_row(rows[0]) if rows else None
+        return records.Tombstone.from_row(rows[0]) if rows else None
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
         return [Duplicate.from_row(row) for row in self._rows("duplicates", job_id=job_id)]
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
-    ) -> list[DuplicateCount]:
+    ) -> list[records.DuplicateCount]:
         rows = self._rows("list_stats", by=by.value, limit=limit, submitter=submitter, tasks=self._names(tasks))
-        return [DuplicateCount.from_row(**row) for row in rows]
+        return [records.DuplicateCount.from_row(**row) for row in rows]
 
-    def _narrowed(self, name: str, query: Query) -> str:
+    def _narrowed(self, name: str, query: records.Query) -> str:
         """Return the variant of a statement for the index that finds the jobs of a query, if there is one."""
         state = indexed_state(query)
         variant = None if state is None else "of_state"
@@ -195,7 +180,7 @@ class SQLStore(ABC):
             variant = "of_submitter"
         return name if variant is None else f"{name}_{variant}"
 
-    def _filters(self, query: Query) -> dict[str, Any]:
+    def _filters(self, query: records.Query) -> dict[str, Any]:
         state = indexed_state(query)
         states = self._encode(sorted(each.value for each in query.states))
         return values_of(query) | {"states": states, "tasks": self._names(query.tasks), "state": state and state.value}
@@ -205,40 +190,40 @@ class SQLStore(ABC):
 
     # --- what processes share besides jobs ----------------------------------------------------------------------------
 
-    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: records.Registration = records.UNREGISTERED) -> None:
         name = "heartbeat" if lasts > 0 else "delete_worker"
         self._rows(name, node=node, lasts=lasts, registration=registration.to_json())
 
-    def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo.from_row(**row) for row in self._rows("workers")]
+    def workers(self) -> list[records.WorkerInfo]:
+        return [records.WorkerInfo.from_row(**row) for row in self._rows("workers")]
 
-    def take_dead_workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo.from_row(**row) for row in self._rows("take_dead_workers")]
+    def take_dead_workers(self) -> list[records.WorkerInfo]:
+        return [records.WorkerInfo.from_row(**row) for row in self._rows("take_dead_workers")]
 
     def totals(self) -> dict[str, float]:
         return {row["name"]: row["total"] for row in self._rows("totals")}
 
-    def series(self, period: Period, *, since: float) -> list[Bucket]:
+    def series(self, period: records.Period, *, since: float) -> list[records.Bucket]:
         found: dict[float, dict[str, float]] = {}
         for row in self._rows("series", period=period.seconds, kept_for=period.kept_for, since=since):
             found.setdefault(row["starts_at"], {})[row["name"]] = row["amount"]
-        return [Bucket(start, amounts) for start, amounts in found.items()]
+        return [records.Bucket(start, amounts) for start, amounts in found.items()]
 
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
         rows = self._rows("keep_event", id=event_id, body=body, keep_for=keep_for)
         return str(rows[0]["body"]) if rows else None
 
-    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+    def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
         self._rows("append_audit", kind=entry.kind, entry=entry.to_json(), keep=keep, keep_for=keep_for)
 
-    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[records.AuditEntry]:
         rows = self._rows("audit", limit=limit, before=before, keep_for=keep_for)
-        return [AuditEntry.from_row(**row) for row in rows]
+        return [records.AuditEntry.from_row(**row) for row in rows]
 
-    def schedules(self) -> list[ScheduleState]:
-        return [ScheduleState.from_row(**row) for row in self._rows("schedules")]
+    def schedules(self) -> list[records.ScheduleState]:
+        return [records.ScheduleState.from_row(**row) for row in self._rows("schedules")]
 
-    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+    def put_schedule(self, state: records.ScheduleState, *, expected: str) -> bool:
         values = {"name": state.name, "nonce": state.nonce, "state": state.to_json()}
         return bool(self._rows("put_schedule", expected=expected, **values))
 
@@ -247,7 +232,9 @@ class SQLStore(ABC):
 
     # --- the store as a broker: the messages that are no jobs, in queues that are rows --------------------------------
 
-    def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
+    def put_messages(
+        self, messages: Sequence[records.NewMessage], *, durable: bool = True, wake: bool = True
+    ) -> list[str]:
         given = [{"position": position, **values_of(each)} for position, each in enumerate(messages)]
         rows = self._rows("put_messages", messages=to_json(given), durable=durable, wake=wake)
         return sorted({row["queue"] for row in rows})

@@ -20,6 +20,7 @@ from billiard.process import current_process
 from celery import signals
 from celery.exceptions import Ignore, WorkerLostError, WorkerShutdown, WorkerTerminate
 
+from onejob import errors
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import Call, build, is_from_beat
 from onejob.celery.current_job import RunningJob, claim_of, current_job_or_none, draining, set_current_job
@@ -39,16 +40,6 @@ from onejob.celery.payload import (
 from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
 from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store
 from onejob.celery.submit import create_task_webhook, needs_message, submit_to_ledger
-from onejob.errors import (
-    JobCanceled,
-    JobInterrupted,
-    OneJobError,
-    StaleTokenError,
-    StoreError,
-    StoreRefusedError,
-    TaskIdReusedError,
-    describe,
-)
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Applied, Duplicate, Job, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
@@ -81,7 +72,7 @@ def trace_message(
     claim = partial(app_state.ledger.claim, task_id, nonce=nonce, node=str(request.get("hostname")))
     try:
         claimed = claim_replaced(claim, _depth_of(request))
-    except StoreError as error:
+    except errors.StoreError as error:
         logger.critical("job %s: the ledger failed, the job recovers when its lease expires: %s", task_id, error)
         return Refusal(str(error)), True, 0.0, None
     reason = _find_refusal(claimed, nonce, is_marked=request.get(MARK) == task_id)
@@ -140,12 +131,12 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     """
     try:
         result = _execute(task, request, app_state_of(task.app), body)
-    except (StaleTokenError, TaskIdReusedError) as error:
+    except (errors.StaleTokenError, errors.TaskIdReusedError) as error:
         logger.warning("%s", error)
         result = Ignored(str(error))
-    except StoreRefusedError:  # the error of a failed job
+    except errors.StoreRefusedError:  # the error of a failed job
         raise
-    except StoreError as error:
+    except errors.StoreError as error:
         logger.critical("job %s: the ledger failed, the job recovers when its lease expires: %s", request.id, error)
         result = Ignored(str(error))
     if isinstance(result, Ignored):
@@ -232,7 +223,7 @@ def _record_redelivery(job: Job, node: str, app_state: AppState) -> None:
         job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
         submitter="", host=node, fingerprint=job.fingerprint, arguments_differ=False,
     )  # fmt: skip
-    with suppress(StoreError):  # duplicates are statistics only
+    with suppress(errors.StoreError):  # duplicates are statistics only
         app_state.ledger.record(duplicate)
 
 
@@ -307,11 +298,13 @@ def _run(
             run.rollback_sessions()  # an open transaction would lock the job's row
             completed = _find_committed(run, app_state)
             if completed is not None:  # committed by the body: a later error cannot undo it
-                logger.warning("job %s was completed by its transaction, which then raised %s", job.id, describe(error))
+                logger.warning(
+                    "job %s was completed by its transaction, which then raised %s", job.id, errors.describe(error)
+                )
                 return loads(completed.result or "null")
             end = end_of(error, has_ended=run.ended)
             apply_end(end, task, run.job)
-            if isinstance(error, JobCanceled):
+            if isinstance(error, errors.JobCanceled):
                 report_canceled(task, request, app_state, job)
             if end.is_silent:
                 return Ignored(end.reason)
@@ -342,7 +335,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
     """
     try:
         return body(*message.args, **message.kwargs)
-    except (Exception, JobInterrupted, WorkerShutdown, WorkerTerminate):
+    except (Exception, errors.JobInterrupted, WorkerShutdown, WorkerTerminate):
         raise
     except BaseException as error:
         handler, is_child = getsignal(SIGINT), current_process().name != "MainProcess"
@@ -352,7 +345,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
         is_of_greenlet = not OF_GREENLETS.isdisjoint(each.__name__ for each in type(error).__mro__)
         if not is_in_worker or ends_process or is_of_greenlet or draining.is_set():
             raise
-        msg = f"the task raised {describe(error)}, which is no Exception"
+        msg = f"the task raised {errors.describe(error)}, which is no Exception"
         raise RuntimeError(msg) from error
 
 
@@ -363,7 +356,7 @@ def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
     completed = _find_committed(run, app_state)
     if completed is None:
         msg = "the body called complete_in, but its transaction was not committed"
-        raise OneJobError(msg)
+        raise errors.OneJobError(msg)
     return loads(completed.result or "null")
 
 
@@ -384,7 +377,7 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     followed = ledger.get_or_none(str(job.follows_id))
     if followed is None:
         reason = f"it follows job {job.follows_id}, which was deleted before this job could take over its end"
-        ended = ledger.fail(job, encode_failure(OneJobError(reason)), reason)
+        ended = ledger.fail(job, encode_failure(errors.OneJobError(reason)), reason)
     elif not followed.state.final:
         # It is published again when the followed job ends, or after one lease.
         return Ignored(ledger.release(job, f"waits for the end of {followed.id}").reason)
@@ -393,7 +386,7 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     elif followed.state is State.CANCELED:
         ended = ledger.abandon(job, f"it follows job {followed.id}, which was canceled: {followed.reason}")
     else:
-        error = followed.error or encode_failure(OneJobError(f"job {followed.id} failed: {followed.reason}"))
+        error = followed.error or encode_failure(errors.OneJobError(f"job {followed.id} failed: {followed.reason}"))
         ended = ledger.fail(job, error, f"it follows job {followed.id}, which failed")
     return return_end(task, request, app_state, ended)
 
@@ -440,7 +433,7 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
         try:
             app_state = app_state_of(sender.app)
             _note_dispatch(sender.backend, app_state, app_state.ledger.get(job.id), again=again)
-        except (StoreError, LookupError) as error:
+        except (errors.StoreError, LookupError) as error:
             logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
 
 
@@ -476,15 +469,15 @@ def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_:
         ledger = app_state.ledger
         job = ledger.get_or_none(task_id)
         if job is not None and job.state is State.RUNNING and job.claim == _claimed.get((None, ""))[1]:
-            reason = f"Celery could not begin its run: {describe(exception)}"
+            reason = f"Celery could not begin its run: {errors.describe(exception)}"
             job = ledger.release(job, reason, wake_after=job.lease, withheld=app_state.publisher.delivers)
         if job is None or not (job.state.final and job.canvas_pending):
             return
         if _has_dispatched(job, exception):
             ledger.mark_canvas_notified(job)
         else:
-            note_canvas_error(ledger, job, describe(exception))
-    except (StoreError, StaleTokenError) as error:
+            note_canvas_error(ledger, job, errors.describe(exception))
+    except (errors.StoreError, errors.StaleTokenError) as error:
         logger.warning("job %s recovers after its lease, or its canvas may be notified twice: %s", task_id, error)
 
 

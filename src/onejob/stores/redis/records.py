@@ -7,20 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from onejob.jobs import records
 from onejob.jobs.model import Duplicate
-from onejob.jobs.records import (
-    AUDIT_KINDS,
-    NO_AMOUNTS,
-    REDELIVERED,
-    UNREGISTERED,
-    AuditEntry,
-    Bucket,
-    DuplicateCount,
-    Period,
-    Registration,
-    ScheduleState,
-    WorkerInfo,
-)
 from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, GroupBy
 from onejob.stores.redis.client import Part, pairs_of
 from onejob.stores.redis.rows import POSITIONS
@@ -40,7 +28,7 @@ class Records(Part):
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
         keys, job_id = self._keys, duplicate.job_id
         script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.duplicate_sums)
-        counted_as = duplicate.outcome if duplicate.submission_nonce else REDELIVERED
+        counted_as = duplicate.outcome if duplicate.submission_nonce else records.REDELIVERED
         values = (
             job_id, duplicate.outcome, duplicate.answered_by, "1" if duplicate.arguments_differ else "0",
             "1" if duplicate.rescheduled else "0", origin_of(duplicate), duplicate.submitter, counted_as,
@@ -60,7 +48,7 @@ class Records(Part):
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
-    ) -> list[DuplicateCount]:
+    ) -> list[records.DuplicateCount]:
         """Return the counts of duplicates. All are read, because a hash has no order."""
         counted = self._counts_of_jobs() if by is GroupBy.IDENTITY else self._sums_of_tasks(by)
         return _largest_groups(
@@ -103,30 +91,32 @@ class Records(Part):
         kept: str | None = self._client.call("keep_event", (self._keys.event(event_id),), values)
         return kept
 
-    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+    def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
         audit = self._keys.audit
-        script_keys = (audit[entry.kind], *(audit[kind] for kind in AUDIT_KINDS if kind != entry.kind))
+        script_keys = (audit[entry.kind], *(audit[kind] for kind in records.AUDIT_KINDS if kind != entry.kind))
         self._client.call("append_audit", script_keys, (entry.to_json(), str(keep), str(keep_for)))
 
-    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[records.AuditEntry]:
         values = ("" if before is None else str(before), str(limit), str(keep_for))
         texts = self._client.call("audit", tuple(self._keys.audit.values()), values)
-        found = [AuditEntry.from_row(*text.split(" ", 2)) for text in texts]
+        found = [records.AuditEntry.from_row(*text.split(" ", 2)) for text in texts]
         return sorted(found, key=lambda entry: entry.id, reverse=True)[:limit]
 
-    def schedules(self) -> list[ScheduleState]:
+    def schedules(self) -> list[records.ScheduleState]:
         (found,) = self._client.read(("HGETALL", self._keys.schedules))
-        return [ScheduleState.from_row(name, *text.split(" ", 1)) for name, text in sorted(pairs_of(found).items())]
+        return [
+            records.ScheduleState.from_row(name, *text.split(" ", 1)) for name, text in sorted(pairs_of(found).items())
+        ]
 
-    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
+    def put_schedule(self, state: records.ScheduleState, *, expected: str) -> bool:
         values = (state.name, state.nonce, state.to_json(), expected)
         return self._client.call("put_schedule", (self._keys.schedules,), values) is not None
 
     def delete_schedule(self, name: str, *, expected: str) -> None:
         self._client.call("delete_schedule", (self._keys.schedules,), (name, expected))
 
-    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
-        periods = [str(seconds) for period in Period for seconds in (period.seconds, period.kept_for)]
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = records.NO_AMOUNTS) -> None:
+        periods = [str(seconds) for period in records.Period for seconds in (period.seconds, period.kept_for)]
         totals = _flatten(amounts)
         script_keys = (self._keys.metrics, *self._keys.buckets.values())
         self._client.call("increment", script_keys, (*periods, str(len(totals)), *totals, *_flatten(recent)))
@@ -135,25 +125,28 @@ class Records(Part):
         (found,) = self._client.read(("HGETALL", self._keys.metrics))
         return _parse_amounts(found)
 
-    def series(self, period: Period, *, since: float) -> list[Bucket]:
+    def series(self, period: records.Period, *, since: float) -> list[records.Bucket]:
         values = (str(period.seconds), str(period.kept_for), repr(float(since)))
         flat = self._client.call("series", (self._keys.buckets[period],), values)
-        return [Bucket(float(start), _parse_amounts(found)) for start, found in zip(flat[::2], flat[1::2], strict=True)]
+        return [
+            records.Bucket(float(start), _parse_amounts(found))
+            for start, found in zip(flat[::2], flat[1::2], strict=True)
+        ]
 
-    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: records.Registration = records.UNREGISTERED) -> None:
         script_keys = (self._keys.workers, self._keys.registrations)
         self._client.call("heartbeat", script_keys, (node, str(lasts), registration.to_json()))
 
-    def workers(self) -> list[WorkerInfo]:
+    def workers(self) -> list[records.WorkerInfo]:
         return self._list_workers("workers")
 
-    def take_dead_workers(self) -> list[WorkerInfo]:
+    def take_dead_workers(self) -> list[records.WorkerInfo]:
         return self._list_workers("take_dead_workers")
 
-    def _list_workers(self, script: str) -> list[WorkerInfo]:
+    def _list_workers(self, script: str) -> list[records.WorkerInfo]:
         flat = self._client.call(script, (self._keys.workers, self._keys.registrations))
         rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-        return [WorkerInfo.from_row(*row) for row in rows]
+        return [records.WorkerInfo.from_row(*row) for row in rows]
 
 
 def _flatten(amounts: Mapping[str, float]) -> list[str]:
@@ -170,13 +163,13 @@ def _parse_duplicate(job_id: str, nonce: str, facts: str, origin: str) -> Duplic
     return Duplicate.from_row(row | flags | {"job_id": job_id, "submission_nonce": nonce})
 
 
-def _largest_groups(found: Sequence[tuple[Group, int]], limit: int) -> list[DuplicateCount]:
+def _largest_groups(found: Sequence[tuple[Group, int]], limit: int) -> list[records.DuplicateCount]:
     counts, totals = Counter[Group](), Counter[str]()
     for group, count in found:
         name, _, outcome = group
         counts[group] += count
-        totals[name] += 0 if outcome == REDELIVERED else count
+        totals[name] += 0 if outcome == records.REDELIVERED else count
     largest = sorted(totals, key=lambda name: (-totals[name], name))[:limit]
     rank = {name: number for number, name in enumerate(largest)}
     groups = sorted((group for group in counts if group[0] in rank), key=lambda group: (rank[group[0]], group))
-    return [DuplicateCount.from_row(*group, counts[group]) for group in groups]
+    return [records.DuplicateCount.from_row(*group, counts[group]) for group in groups]
