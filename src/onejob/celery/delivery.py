@@ -146,10 +146,7 @@ class Prefetch:
 
 
 class JobMessages:
-    """The source of a transport's messages that are jobs; in a worker, as many as it has free processes for.
-
-    `announce` has the consumers take from this source; any thread may call it.
-    """
+    """The source of a transport's messages that are jobs. `announce`, of any thread, has consumers take from it."""
 
     signal = JOB
     has_loop = False

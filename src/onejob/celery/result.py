@@ -255,10 +255,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         return meta
 
     def _read(self, wait: EndWait | None = None) -> dict[str, Any]:
-        """Return the result as it is now, for a wait if there is one.
-
-        Raises `JobNotFoundError` for a submission whose job will never exist.
-        """
+        """Return the result as it is now. Raises `JobNotFoundError` for a submission whose job will never exist."""
         may_appear = self._admission is None or (self.may_be_committed is not None and self.may_be_committed())
         job = app_state_of(self.app).ledger.get_or_none(self.id) if wait is None else wait.read()
         if job is not None and job.reason != REPLACED:

@@ -362,10 +362,7 @@ _apps: WeakValueDictionary[str, Celery] = WeakValueDictionary()
 
 
 def name_of(app: Celery) -> str:
-    """Return the name of an app in this process and its forks: another process has no app with it.
-
-    An `id` may be that of an earlier app, whose pool of connections kombu keeps.
-    """
+    """Return a name that is an app's in this process and its forks only; an `id` may be that of an earlier app."""
     name = _names.setdefault(app, f"{app.main} {os.getpid()}-{next(_next_number)}")
     _apps[name] = app
     return name

@@ -110,10 +110,7 @@ class Submitter:
         return self.name if self.own_jobs else None
 
     def scoped_key(self, key: object) -> str:
-        """Return an idempotency key in the scope of this submitter, as the ledger stores it.
-
-        Raises `InvalidArgumentsError` unless the key is printable.
-        """
+        """Return a key in this submitter's scope, as it is stored. Raises `InvalidArgumentsError` unless printable."""
         check_name("an idempotency key", key)
         kind = "own:" if self.own_jobs else ""  # a name may have been used without own jobs before
         return f"{kind}{len(self.name)}:{self.name}:{key}"

@@ -119,10 +119,7 @@ def _read_by_id(ledger: JobReader, job_ids: Sequence[str]) -> Iterator[tuple[str
 
 
 def iterate_jobs(ledger: JobReader, query: Query, page_size: int | None = None) -> Iterator[Job]:
-    """Yield all jobs that match, newest first, without their `LARGE_FIELDS`, a page at a time.
-
-    Each is yielded once, also if it changes or others are submitted meanwhile.
-    """
+    """Yield each job that matches once, newest first, without `LARGE_FIELDS`, a page at a time, whatever changes."""
     page = replace(query, light=True, offset=0, limit=page_size or PAGE_SIZE)
     while True:
         jobs, last = ledger.find_page(page)

@@ -37,10 +37,7 @@ def dead_letters(filters: Mapping[str, Any], limit: int = NO_LIMIT) -> Query:
 def select_dead_letters(
     *, job_ids: Sequence[str] = (), everything: bool = False, limit: int = NO_LIMIT, **filters: Any
 ) -> Selection:
-    """Return the selection of dead letters by id or by filters, or with `everything` of all, up to `limit`.
-
-    Raises `ValueError` unless there are either ids or a filter.
-    """
+    """Select dead letters by id or filters, or `everything`, up to `limit`. Raises `ValueError` for no choice."""
     has_filter = everything or any(filters.values())
     if not job_ids and not has_filter:
         raise ValueError("nothing selected: give job ids, a task, a part of the error, or select all (--all)")

@@ -1,7 +1,4 @@
-"""The filters of jobs, and searching by them newest first, in bounded steps.
-
-A filter without an index may match few jobs of a large ledger.
-"""
+"""The filters of jobs, and searching by them in bounded steps: without an index few of many jobs may match."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ FILTERS = (
 
 
 def query_of(given: Mapping[str, Any], **more: Any) -> Query:
-    """Return the query with these filters by their names, of which None or a missing one selects all, and `more`.
-
-    `more` are other fields of the query, which take precedence.
-    """
+    """Return the query with filters by name (None: it selects all) and `more` fields, which take precedence."""
     values = {each.field: given[each.name] for each in FILTERS if given.get(each.name) is not None}
     if "states" in values:
         values["states"] = frozenset(map(State, values["states"]))

@@ -262,10 +262,7 @@ def _sum_of(stats: Iterable[Stats]) -> Stats:
 
 
 def activity_to_dict(activity: Activity) -> dict[str, Any]:
-    """Return an activity for the API and the command line: JSON values, and times as `datetime`.
-
-    Outcomes and ends that did not occur are left out.
-    """
+    """Return an activity as JSON values, and times as `datetime`; without outcomes and ends that did not occur."""
     return {
         "period": activity.period,
         "begin": to_datetime(activity.begin),
@@ -319,10 +316,7 @@ class DuplicateSummary:
 def summarize_duplicates(
     ledger: JobReader, by: GroupBy, *, limit: int = 20, mean_of: MeanOf | None = None
 ) -> list[DuplicateSummary]:
-    """Return the summaries of the `limit` groups with the most duplicates, largest first.
-
-    `mean_of`: None for `mean_run`.
-    """
+    """Return the `limit` groups with the most duplicates, largest first. `mean_of`: None for `mean_run`."""
     summaries: dict[str, DuplicateSummary] = {}
     mean_of = mean_of or means_of(ledger)
     for group in ledger.duplicate_counts(by, limit=limit):

@@ -65,10 +65,7 @@ def postgres_driver() -> ModuleType:
 
 
 def display_url(url: str, *, with_user: bool = False) -> str:
-    """Return the URL of a store without its password and options, for logs. Raises `ConfigurationError`.
-
-    `with_user`: with the user of a PostgreSQL, for a command.
-    """
+    """Return a store's URL without password and options, `with_user` for PostgreSQL. Raises `ConfigurationError`."""
     url = resolve(url)
     kind = kind_of(url)
     if kind == "sqlite":

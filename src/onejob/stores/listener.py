@@ -167,10 +167,7 @@ class Feed(ABC):
 
     @abstractmethod
     def read(self) -> Iterable[tuple[Channel, str | None, str]]:
-        """Return channel, key and payload of what has arrived, without waiting.
-
-        A key of None: the connection listens to the channel from now on.
-        """
+        """Return channel, key (None: now listened to) and payload of what has arrived, without waiting."""
 
     @abstractmethod
     def check(self) -> None:

@@ -41,10 +41,7 @@ class Status:
 
 
 def upgrade(url: str, namespace: str = "onejob") -> Status:
-    """Migrate the ledger at `url` to the newest schema, or create it. Returns the status afterwards.
-
-    Safe to repeat, and to run concurrently. Raises `ConfigurationError`, `StoreError`.
-    """
+    """Migrate the ledger at `url`, or create it; safe to repeat, also at once. Raises `ConfigurationError`, `StoreError`."""
     found = status(url, namespace)
     if found.current not in (None, *VERSIONS):  # migrated by newer code
         check_version(found.current, f"schema {namespace!r}" if kind_of(url) == "postgresql" else url)
@@ -62,10 +59,7 @@ def status(url: str, namespace: str = "onejob") -> Status:
 
 
 def sql(url: str, namespace: str = "onejob", start: str | None = None) -> str:
-    """Return the SQL that migrates a ledger from version `start` (None: no ledger) to the newest, without connecting.
-
-    Raises `ConfigurationError`.
-    """
+    """Return the SQL from version `start` (None: none) to the newest, offline. Raises `ConfigurationError`."""
     if start is not None and start not in VERSIONS:
         raise ConfigurationError(f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}")
     dialect, name = _checked(resolve(url), namespace)

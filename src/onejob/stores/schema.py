@@ -26,10 +26,7 @@ _POSTGRES_SCHEMA = re.compile(r"\bonejob\.")
 
 
 class LedgerSchema:
-    """The schema of the ledger in one database, through a cursor of any driver (PEP 249).
-
-    `name`: that of the schema in PostgreSQL; SQLite has none.
-    """
+    """The ledger's schema through a cursor of any driver (PEP 249). `name`: that in PostgreSQL; SQLite has none."""
 
     def __init__(self, cursor: Any, dialect: Dialect, name: str = "") -> None:
         self._cursor = cursor

@@ -45,10 +45,7 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 
 @cache
 def statements(package: str, suffix: str, **more: str) -> dict[str, str]:
-    """Return the statements in the folder of a package by name, without header comments and with fragments inserted.
-
-    `more`: further fragments, by name.
-    """
+    """Return a package's statements by name, without header comments; `more`: further fragments, by name."""
     fragments = {name: repr(constant) for name, constant in CONSTANTS.items()}
     fragments |= {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
     fragments |= {"new_job_columns": ", ".join(NEW_JOB.values()), **more}

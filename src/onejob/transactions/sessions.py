@@ -54,10 +54,7 @@ class OpenTransaction:
         raise NotImplementedError
 
     def watch(self) -> Callable[[], bool]:
-        """Return what tells, from any thread, whether this transaction is open.
-
-        Drivers do not tell it from a later one of the same connection.
-        """
+        """Return what tells, from any thread, whether this transaction, or a later one of its connection, is open."""
         return partial(_has_transaction, self.connection)
 
 

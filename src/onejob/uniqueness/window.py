@@ -58,10 +58,7 @@ class Window:
 
 
 def window_of(task: str, unique_until: object, unique_for: object) -> Window | None:
-    """Return the window that a task's options set; None when the identity is released at the end.
-
-    Raises `ConfigurationError` for invalid options.
-    """
+    """Return the window of a task's options; None: the identity ends with the job. Raises `ConfigurationError`."""
     if unique_until not in UNTIL:
         raise ConfigurationError(f"unique_until of task {task} must be 'started' or 'finished', not {unique_until!r}")
     if unique_for is None:

@@ -228,10 +228,7 @@ def _record_redelivery(job: Job, node: str, app_state: AppState) -> None:
 
 
 def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> Job | None:
-    """Submit the job of a message that is not in the ledger: from `send_task`, another language, another broker.
-
-    Returns the live job that it follows as a duplicate, if any.
-    """
+    """Submit the job of a message from elsewhere; return the live job that it follows as a duplicate, if any."""
     carrier = {name: str(value) for name in tracing.TRACE_CONTEXT if (value := request.get(name))}
     with tracing.tracer.submit(str(task.name), "message", carrier=carrier) as span:
         submission = _submission_of(task, request, app_state)

@@ -321,10 +321,7 @@ class LedgerMessage(KombuMessage):  # type: ignore[misc]
 
 
 def message_of_job(app: Celery, job: Job) -> LedgerMessage:
-    """Return the message that Celery would publish for a job, as a consumer gets it from a broker.
-
-    Raises as `payload_of` does.
-    """
+    """Return the message of a job as a consumer gets it from a broker. Raises as `payload_of` does."""
     payload = app_state_of(app).publisher.payload_of(job, job.id)
     properties = payload["properties"]
     return LedgerMessage(

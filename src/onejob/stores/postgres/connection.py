@@ -216,10 +216,7 @@ class Connections:
     def run(
         self, statements: Sequence[Statement], *, wait_for_locks: bool = False, keeps_leases: bool = False
     ) -> list[Rows]:
-        """Run statements as one transaction, in one round trip, and return the rows of each. Raises `StoreError`.
-
-        See `Runner.run`.
-        """
+        """Run statements as one transaction, in one round trip, as `Runner.run` does. Raises `StoreError`."""
         silence = HEARTBEAT_SILENCE if keeps_leases else SILENCE
         start = time.monotonic()
         for delay in (*RETRY_DELAYS, None):
@@ -349,10 +346,7 @@ def _translate_error(error: psycopg.Error | UnicodeEncodeError, address: str) ->
 
 
 def conninfo_of(url: str) -> str:
-    """Return libpq's connection string for a URL, also for SQLAlchemy's `postgresql+driver://`.
-
-    Raises `ConfigurationError`.
-    """
+    """Return libpq's connection string for `postgresql://` or `postgresql+driver://`. Raises `ConfigurationError`."""
     is_pooled(url)
     scheme, _, rest = _POOLER.sub("", url).rstrip("?&").partition("://")
     invalid = ConfigurationError(

@@ -228,10 +228,7 @@ class _JoinedStore(PostgresStore):
 
 
 class _TransactionRunner:
-    """Runs statements in a user's transaction; in autocommit mode, without one, several are a transaction of their own.
-
-    Errors of its driver are not translated.
-    """
+    """Runs statements in a user's transaction, or in autocommit mode as one. Driver errors are not translated."""
 
     def __init__(self, transaction: OpenTransaction) -> None:
         self._transaction = transaction

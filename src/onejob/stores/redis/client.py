@@ -133,10 +133,7 @@ class Client:
 def commands_of(
     requests: Sequence[Request], clock: str = "", *, by_digest: bool = True
 ) -> Iterator[tuple[str | bytes, ...]]:
-    """Yield the commands of requests: each is built when the one before has been sent, and the server works on it.
-
-    Scripts go by their digests, or as texts.
-    """
+    """Yield the commands of requests, with scripts by digest or as texts, each built when the one before was sent."""
     for request in requests:
         call = request() if callable(request) else request
         if isinstance(call, Call):

@@ -201,10 +201,7 @@ class Connection:
         self._sleeps_until = 0.0
 
     def call(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
-        """Send commands, and return their replies; an error reply is an exception in its place.
-
-        The replies have to arrive within the pool's `socket_timeout`, all together.
-        """
+        """Return the replies to commands, or error replies in place, which all arrive within the `socket_timeout`."""
         deadline = None if self._timeout is None else monotonic() + self._timeout
         count, packed = 0, bytearray()
         for command in commands:

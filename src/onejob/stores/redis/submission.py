@@ -36,10 +36,7 @@ _GIVEN_HEADER_SIZE = len(Packer().pack_array_header(len(GIVEN)))
 
 
 def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
-    """Return what scripts need of a submission: its id, its row, payload, options, delay and expiry.
-
-    The row is in MessagePack, and lacks its last elements, `TIMES`.
-    """
+    """Return what scripts need: id, row (in MessagePack, without `TIMES`), payload, options, delay and expiry."""
     rank, retries, delay, expires_in = (
         submission.priority_rank, submission.retries, submission.delay, submission.expires_in,
     )  # fmt: skip

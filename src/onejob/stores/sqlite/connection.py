@@ -78,10 +78,7 @@ class ForkSafeConnection:
 
 
 def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
-    """Open a database for all threads, without implicit transactions; create its file, readable by its owner only.
-
-    `timeout`: seconds to wait for a lock.
-    """
+    """Open a database for all threads; create its file for its owner only. `timeout`: seconds to wait for a lock."""
     is_uri = is_uri_path(path)  # a database in memory that connections share, as Django's tests have it
     if not is_uri:
         with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened; -wal and -shm get its mode
@@ -152,10 +149,7 @@ READ_SECONDS = 1e-4
 
 
 class SQLiteSignals(Listener):
-    """The signals of one file, which wake all subscribers.
-
-    They never open the file: to close it would drop SQLite's locks.
-    """
+    """The signals of one file, which is never opened for them: to close it would drop SQLite's locks."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(polls=is_uri_path(path))
