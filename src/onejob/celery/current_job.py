@@ -60,13 +60,9 @@ class RunningJob:
     """The handle of a body on its own job. Safe to use from the body's thread only."""
 
     def __init__(
-        self,
-        job: Job,
-        ledger: Ledger,
-        limits: Limits,
-        retention: Retention | None = None,
+        self, job: Job, ledger: Ledger, limits: Limits, retention: Retention | None = None,
         typed: TypedBody | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._typed = typed
         self._retention = retention
         self._job = job

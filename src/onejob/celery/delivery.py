@@ -66,11 +66,9 @@ class Prefetch:
     """
 
     def __init__(
-        self,
-        deliver: Callable[[Sequence[str], int], Delivered],
-        give_back: Callable[[Sequence[Job]], None],
+        self, deliver: Callable[[Sequence[str], int], Delivered], give_back: Callable[[Sequence[Job]], None],
         announce: Callable[[Sequence[str]], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._deliver, self._give_back, self._announce = deliver, give_back, announce
         self._lock = threading.Lock()
         self._request: Request | None = None

@@ -292,16 +292,10 @@ class Publisher:
         destination = {**self._routing.destination(route), **publish_options}
         router: Any = SimpleNamespace(route=lambda given, *_: {**given, **destination})
         self._app.send_task(
-            message.task,
-            message.args,
-            message.kwargs,
-            task_id=job.id,
-            retries=job.retries,
-            producer=producer,
-            add_to_parent=False,
-            router=router,
+            message.task, message.args, message.kwargs, task_id=job.id, retries=job.retries, producer=producer,
+            add_to_parent=False, router=router,
             **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
-        )
+        )  # fmt: skip
 
     # --- messages that no broker gets -------------------------------------------------------------------------------
 

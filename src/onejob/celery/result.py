@@ -83,14 +83,9 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         result = cls.__new__(cls)
         job = admission.follower or admission.job
         result.__dict__.update(
-            id=job.id,
-            app=app,
-            parent=None,
-            outcome=admission.outcome,
-            _admission=admission,
-            _cache=None,
+            id=job.id, app=app, parent=None, outcome=admission.outcome, _admission=admission, _cache=None,
             _ignored=False,
-        )
+        )  # fmt: skip
         return result
 
     @cached_property

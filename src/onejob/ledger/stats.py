@@ -387,13 +387,11 @@ def loads_of(backlog: Iterable[Backlog], workers: Sequence[WorkerInfo], now: flo
     for queue, found in sorted(groups.items()):
         consumers = [worker for worker in workers if queue in worker.queues]
         load = QueueLoad(
-            queue=queue,
-            due=sum(each.due for each in found),
+            queue=queue, due=sum(each.due for each in found),
             running=sum(each.count for each in found if each.state is State.RUNNING),
             oldest_due=max((now - each.oldest_run_at for each in found if each.due), default=0.0),
-            slots=sum(worker.concurrency for worker in consumers),
-            workers=len(consumers),
-        )
+            slots=sum(worker.concurrency for worker in consumers), workers=len(consumers),
+        )  # fmt: skip
         loads.append(load)
     return [load for load in loads if load.queue]
 

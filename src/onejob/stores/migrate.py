@@ -41,7 +41,7 @@ class Status:
 
 
 def upgrade(url: str, namespace: str = "onejob") -> Status:
-    """Migrate the ledger at `url`, or create it; safe to repeat, also at once. Raises `ConfigurationError`, `StoreError`."""
+    """Migrate the ledger at `url`, or create it; repeatable. Raises `ConfigurationError`, `StoreError`."""
     found = status(url, namespace)
     if found.current not in (None, *VERSIONS):  # migrated by newer code
         check_version(found.current, f"schema {namespace!r}" if kind_of(url) == "postgresql" else url)

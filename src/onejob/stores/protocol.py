@@ -157,13 +157,9 @@ class CoreStore(Protocol):
         """Return the jobs that exist by id, in one round trip."""
 
     def delete(
-        self,
-        job_ids: Sequence[str],
-        *,
-        sources: frozenset[State],
-        skip_referenced: bool = False,
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
         tombstone_for: float = 0.0,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         """Delete the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
 
         `skip_referenced`: a job that an idempotency key or an unfinished follower points to stays. It becomes due when

@@ -31,15 +31,9 @@ class Identifier:
     """Computes the identity and the fingerprint of the calls of one task."""
 
     def __init__(
-        self,
-        task: str,
-        function: Callable[..., object],
-        unique_on: UniqueOn = None,
-        *,
-        bound: bool = False,
-        limits: Limits = _DEFAULT_LIMITS,
-        checked: bool = True,
-    ) -> None:
+        self, task: str, function: Callable[..., object], unique_on: UniqueOn = None, *, bound: bool = False,
+        limits: Limits = _DEFAULT_LIMITS, checked: bool = True,
+    ) -> None:  # fmt: skip
         """`unique_on` selects the arguments that count; `bound` drops the function's first parameter.
 
         Unless `checked`, a call that does not match the signature is no error: all that it passes counts.

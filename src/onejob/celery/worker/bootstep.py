@@ -175,15 +175,10 @@ class LedgerStep(bootsteps.StartStopStep):
         """Return the registration of this worker: its tasks, its pool, and the queues that it consumes now."""
         return Registration(
             tasks=tuple([*tasks_of(self.worker.app)][:REGISTERED_TASKS_LIMIT]),
-            queues=tuple(sorted(self._consumed_queues())),
-            pool=type(self.worker.pool).__module__.rpartition(".")[2],
-            concurrency=capacity_of(self.worker),
-            reserved=self.queues.reserved(),
-            versions=_versions(),
-            silent_since=self.silence.since,
-            takes_jobs=self.app_state.publisher.delivers,
-            started_at=self._started_at,
-        )
+            queues=tuple(sorted(self._consumed_queues())), pool=type(self.worker.pool).__module__.rpartition(".")[2],
+            concurrency=capacity_of(self.worker), reserved=self.queues.reserved(), versions=_versions(),
+            silent_since=self.silence.since, takes_jobs=self.app_state.publisher.delivers, started_at=self._started_at,
+        )  # fmt: skip
 
     def _consumed_queues(self) -> Iterable[str]:
         consumer = getattr(self.worker.consumer, "task_consumer", None)  # None without a connection to the broker

@@ -260,14 +260,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
         traceback = getattr(exc_info, "traceback", None)
         self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
         signals.task_failure.send(
-            sender=self.task,
-            task_id=self.id,
-            exception=error,
-            args=self.args,
-            kwargs=self.kwargs,
-            traceback=traceback,
+            sender=self.task, task_id=self.id, exception=error, args=self.args, kwargs=self.kwargs, traceback=traceback,
             einfo=exc_info,
-        )
+        )  # fmt: skip
         self.app_state.ledger.mark_canvas_notified(job)
         self.send_event("task-failed", exception=safe_repr(error), traceback=traceback)
 

@@ -129,13 +129,9 @@ class PostgresStore(SQLStore):
         return full_history(job_in(rows[0]), stored)[-HISTORY_LIMIT:]
 
     def delete(
-        self,
-        job_ids: Sequence[str],
-        *,
-        sources: frozenset[State],
-        skip_referenced: bool = False,
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
         tombstone_for: float = 0.0,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         values = {"job_ids": list(job_ids), "sources": self._states(sources), "skip_referenced": skip_referenced}
         return [row["id"] for row in self._sql.run("delete", **values, tombstone_for=tombstone_for)]
 

@@ -165,13 +165,9 @@ class RedisStore(Queries, Records):
     get_awaited = get_many  # scripts signal every end
 
     def delete(
-        self,
-        job_ids: Sequence[str],
-        *,
-        sources: frozenset[State],
-        skip_referenced: bool = False,
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
         tombstone_for: float = 0.0,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         keys, deleted = self._keys, []
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
         shared = (keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones, keys.tombstone_expiry)

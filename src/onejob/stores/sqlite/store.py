@@ -169,13 +169,9 @@ class SQLiteStore(SQLStore):
         return full_history(job, stored)[-HISTORY_LIMIT:]
 
     def delete(
-        self,
-        job_ids: Sequence[str],
-        *,
-        sources: frozenset[State],
-        skip_referenced: bool = False,
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
         tombstone_for: float = 0.0,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         values = {"job_ids": json.dumps(list(job_ids)), "sources": self._states(sources)}
 
         def delete(tx: Transaction) -> list[str]:
