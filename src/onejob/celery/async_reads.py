@@ -80,13 +80,9 @@ async def read_job(app: Celery, job_id: str) -> Job:
 
 
 async def wait_for_end(
-    app: Celery,
-    job_id: str,
-    meta_of: Callable[[Job, Celery], Meta],
-    read_elsewhere: Callable[[], Meta],
-    timeout: float | None,  # noqa: ASYNC109 - the message has it, as that of `get`
-    submitted: Job | None = None,
-) -> Meta:
+    app: Celery, job_id: str, meta_of: Callable[[Job, Celery], Meta], read_elsewhere: Callable[[], Meta],
+    timeout: float | None, submitted: Job | None = None,  # noqa: ASYNC109 - the message has it, as that of `get`
+) -> Meta:  # fmt: skip
     """Return the result of a job once it has ended, or of one that is elsewhere. Raises Celery's `TimeoutError`.
 
     `meta_of` returns the result of a job, `read_elsewhere` that of one that is not in the ledger. `submitted`: the job

@@ -30,11 +30,9 @@ ALONE = frozenset({"session", "producer", "task_id"})
 
 
 def admit_batch(
-    app: Celery,
-    items: Sequence[Item],
-    prepare_item: Callable[[Item], Prepared | Pending[Reply] | Reply],
+    app: Celery, items: Sequence[Item], prepare_item: Callable[[Item], Prepared | Pending[Reply] | Reply],
     reply_to: Callable[[Item, Prepared, Admission | Exception], Reply],
-) -> list[Reply | Pending[Reply] | Exception]:
+) -> list[Reply | Pending[Reply] | Exception]:  # fmt: skip
     """Submit the calls of many coroutines in a few round trips, and return the reply to each.
 
     `prepare_item` returns what is to be submitted, or the reply. What it or `reply_to` raises is the reply, too. A call

@@ -207,12 +207,9 @@ class Signature(Untyped, Generic[R_co]):  # type: ignore[misc]
         raise NotImplementedError
 
     def apply_async(
-        self,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        route_name: str | None = None,
-        **options: Unpack[SubmissionOptions],
-    ) -> AsyncResult[R_co]:
+        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
+        route_name: str | None = None, **options: Unpack[SubmissionOptions],
+    ) -> AsyncResult[R_co]:  # fmt: skip
         """Submit the call with options."""
         raise NotImplementedError
 

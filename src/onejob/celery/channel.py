@@ -266,13 +266,9 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         return self._received(taken[0], no_ack=no_ack) if taken else None
 
     def basic_consume(
-        self,
-        queue: str,
-        no_ack: bool,  # noqa: FBT001 - kombu's signature
-        callback: Callable[[Any], object],
-        consumer_tag: str,
-        **_: Any,
-    ) -> None:
+        self, queue: str, no_ack: bool,  # noqa: FBT001 - kombu's signature
+        callback: Callable[[Any], object], consumer_tag: str, **_: Any,
+    ) -> None:  # fmt: skip
         """Pass the messages of a queue to a function from now on."""
         unsubscribe = self.connection.subscribe(partial(self.look, no_ack), queue)
         self._consumers[consumer_tag] = Consumer(queue, no_ack, callback, unsubscribe)

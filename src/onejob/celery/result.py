@@ -129,27 +129,18 @@ class AsyncResult(CeleryResult, Generic[R_co]):
 
     @overload
     def get(
-        self,
-        timeout: float | None = None,
-        propagate: Literal[True] = True,  # noqa: FBT002
-        interval: float = BACKSTOP,
-        **options: Any,
-    ) -> R_co: ...
+        self, timeout: float | None = None, propagate: Literal[True] = True,  # noqa: FBT002
+        interval: float = BACKSTOP, **options: Any,
+    ) -> R_co: ...  # fmt: skip
     @overload  # it may return the exception
     def get(
-        self,
-        timeout: float | None = None,
-        propagate: bool = True,  # noqa: FBT001, FBT002
-        interval: float = BACKSTOP,
-        **options: Any,
-    ) -> Any: ...
+        self, timeout: float | None = None, propagate: bool = True,  # noqa: FBT001, FBT002
+        interval: float = BACKSTOP, **options: Any,
+    ) -> Any: ...  # fmt: skip
     def get(
-        self,
-        timeout: float | None = None,
-        propagate: bool = True,  # noqa: FBT001, FBT002 - Celery's signature
-        interval: float = BACKSTOP,
-        **options: Any,
-    ) -> Any:
+        self, timeout: float | None = None, propagate: bool = True,  # noqa: FBT001, FBT002 - Celery's signature
+        interval: float = BACKSTOP, **options: Any,
+    ) -> Any:  # fmt: skip
         """Wait for the job's end and return its result, or raise its failure or that of a job before it in a chain.
 
         `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`, one

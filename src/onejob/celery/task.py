@@ -120,19 +120,11 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         return self.apply_async(args, kwargs)
 
     def apply_async(  # noqa: PLR0917 - Celery's signature
-        self,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        task_id: str | None = None,
-        producer: Any = None,
-        link: Link | None = None,
-        link_error: Link | None = None,
-        shadow: str | None = None,
-        session: Any = None,
-        idempotency_key: str | None = None,
-        webhook_url: str | None = None,
+        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, task_id: str | None = None,
+        producer: Any = None, link: Link | None = None, link_error: Link | None = None, shadow: str | None = None,
+        session: Any = None, idempotency_key: str | None = None, webhook_url: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> Result[R_co]:
+    ) -> Result[R_co]:  # fmt: skip
         """Submit a job, with the options of Celery's `apply_async`; returns the `AsyncResult` of the job that answers.
 
         With a `session` (of SQLAlchemy, Django, psycopg) on the database of the ledger, the job is written in the
@@ -195,13 +187,9 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         return self.apply_async(args, kwargs, session=session)
 
     def submit_many(
-        self,
-        items: Iterable[Item],
-        *,
-        session: Any = None,
-        webhook_url: str | None = None,
+        self, items: Iterable[Item], *, session: Any = None, webhook_url: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> list[Result[R_co]]:
+    ) -> list[Result[R_co]]:  # fmt: skip
         """Submit many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
         Each item is a tuple of positional arguments, a dict of keyword arguments, or a signature (`task.s(...)`, whose
@@ -236,11 +224,9 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         return await self.aapply_async(args, kwargs, session=session)
 
     async def aapply_async(
-        self,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SubmissionOptions],
-    ) -> Result[R_co]:
+    ) -> Result[R_co]:  # fmt: skip
         """Submit a job as `apply_async` does, with its options, without blocking the event loop. Raises as it does.
 
         Once it has been awaited, the job is submitted, also if the coroutine is canceled meanwhile.

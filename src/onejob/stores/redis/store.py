@@ -64,13 +64,9 @@ class RedisStore(Queries, Records):
     # The methods are documented in onejob.stores.protocol.
 
     def submit_many(
-        self,
-        submissions: Sequence[Submission],
-        *,
-        wake_after: float,
+        self, submissions: Sequence[Submission], *, wake_after: float, message_of: MessageOf | None = None,
         wait_for_locks: bool = True,  # noqa: ARG002 - Redis has no locks to wait for
-        message_of: MessageOf | None = None,
-    ) -> list[Admission]:
+    ) -> list[Admission]:  # fmt: skip
         submitting = Submitting(self._client, self._keys, self._holder_cache, wake_after, message_of)
         if len(submissions) == 1:
             return [submitting.submit(submissions[0])]

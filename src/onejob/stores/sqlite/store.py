@@ -76,13 +76,9 @@ class SQLiteStore(SQLStore):
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
     def submit_many(
-        self,
-        submissions: Sequence[Submission],
-        *,
-        wake_after: float,
+        self, submissions: Sequence[Submission], *, wake_after: float, message_of: MessageOf | None = None,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
-        message_of: MessageOf | None = None,
-    ) -> list[Admission]:
+    ) -> list[Admission]:  # fmt: skip
         due = WhenDue(wake_after, offers=message_of is not None)
         plain = len(submissions) == 1 and submissions[0].key is None and not submissions[0].charges
         if plain and self._holders.get(submissions[0].identity) is None:  # most likely a new job, and nothing else
