@@ -14,7 +14,8 @@ import redis
 
 from onejob.jobs.lifecycle import State
 from onejob.stores import listener
-from onejob.stores.postgres import PostgresStore, signals
+from onejob.stores.postgres import PostgresStore
+from onejob.stores.postgres import store as postgres
 from onejob.stores.postgres.statements import NAME_LIMIT, channels_of
 from onejob.stores.protocol import POLL, Channel, Store
 from onejob.stores.redis.rows import Keys
@@ -126,7 +127,7 @@ def test_a_silent_connection_is_replaced(
 ) -> None:
     """A connection of PostgreSQL that is open and brings nothing any more is found out, and signals arrive again."""
     monkeypatch.setattr(listener, "CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(signals, "HEARTBEAT_SILENCE", 1.0)
+    monkeypatch.setattr(postgres, "HEARTBEAT_SILENCE", 1.0)
     with closing(HalfOpen(postgres_server.port)) as proxy:
         url = postgres_server.url.replace(f":{postgres_server.port}", f":{proxy.port}")
         with closing(PostgresStore(url, schema=postgres_schema)) as store:

@@ -329,7 +329,7 @@ def test_only_a_job_has_a_page(scheduled: Sample, browser: Browser) -> None:
     Beat(scheduled.app).look()
     for state in scheduled.ledger.store.schedules():
         last = replace(state, nonce="new", last_job=f"of-{state.name}")
-        assert scheduled.ledger.put_schedule(last, expected=state.nonce)
+        assert scheduled.ledger.store.put_schedule(last, expected=state.nonce)
     page = browser.page("/schedules")
     assert "of-plain" in page.text
     assert [link for link in page.links if "/jobs/" in link] == ["/ops/jobs/of-nightly%2Fnorth"]

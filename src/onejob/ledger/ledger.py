@@ -29,7 +29,7 @@ from onejob.jobs.model import (
     values_of,
 )
 from onejob.jobs.policy import Policy
-from onejob.jobs.records import COMPLETED, UNREGISTERED, AuditEntry, Registration, ScheduleState, WorkerInfo
+from onejob.jobs.records import COMPLETED, UNREGISTERED, AuditEntry, Registration
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, retention
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
@@ -475,21 +475,9 @@ class Ledger(JobReader):
         """Append an entry to the audit log, which keeps the newest ones."""
         self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
 
-    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
-        """Write the state of an entry of the beat schedule if its stored nonce is `expected`; return whether it was."""
-        return self.store.put_schedule(state, expected=expected)
-
-    def delete_schedule(self, name: str, *, expected: str) -> None:
-        """Delete the state of an entry of the beat schedule if its stored nonce is `expected`."""
-        self.store.delete_schedule(name, expected=expected)
-
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
         self.store.heartbeat(node, lasts=lasts, registration=registration)
-
-    def take_dead_workers(self) -> list[WorkerInfo]:
-        """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
-        return self.store.take_dead_workers()
 
     def close(self) -> None:
         """Close the store."""

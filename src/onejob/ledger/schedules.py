@@ -112,7 +112,7 @@ def follow(ledger: Ledger, timetable: Timetable, state: ScheduleState | None, no
 def write(ledger: Ledger, before: ScheduleState | None, after: ScheduleState) -> ScheduleState | None:
     """Replace the state of an entry, and return the new one; None if another process has changed it meanwhile."""
     after = replace(after, nonce=new_nonce())
-    return after if ledger.put_schedule(after, expected="" if before is None else before.nonce) else None
+    return after if ledger.store.put_schedule(after, expected="" if before is None else before.nonce) else None
 
 
 def advance(
@@ -133,4 +133,4 @@ def forget(ledger: Ledger, states: Sequence[ScheduleState], now: float) -> None:
     """Delete the states that nobody has seen for `FORGET_AFTER` seconds."""
     for state in states:
         if state.seen_at < now - FORGET_AFTER:
-            ledger.delete_schedule(state.name, expected=state.nonce)
+            ledger.store.delete_schedule(state.name, expected=state.nonce)

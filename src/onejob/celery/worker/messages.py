@@ -297,7 +297,7 @@ class QueueWatch:
             return
         self._next_look = self._clock() + self._interval
         ledger, settings = self._app_state.ledger, self._app_state.settings
-        for dead in ledger.take_dead_workers():
+        for dead in ledger.store.take_dead_workers():
             ledger.mark_lost(dead.reserved)
         if self._app_state.publisher.delivers and not self._others:  # no job has a message
             return
