@@ -313,14 +313,10 @@ class Channel(VirtualChannel):  # type: ignore[misc]
         self._due[no_ack].update(sources)
         self.connection.wake()
 
-    def look_everywhere(self) -> None:
-        """Look for all messages at the next delivery."""
+    def look_in(self, *sources: Source) -> None:
+        """Have the thread of the consumers take from sources; any thread may call it."""
         for due in self._due.values():
-            due.update(self.connection.sources)
-
-    def look_in(self, source: Source) -> None:
-        """Have the thread of the consumers take from a source; any thread may call it."""
-        self._due[False].add(source)
+            due.update(sources)
 
     def deliver(self) -> bool:
         """Pass one message to its consumer, and return whether there was one."""

@@ -332,10 +332,8 @@ class EndWait:
 
     def _subscribe(self) -> None:
         for job_id in (self._job_id, *self._earlier):
-            self._subscriptions.callback(self._store.signals.subscribe(Channel.END, job_id, self._wake))
-
-    def _wake(self, _payload: str) -> None:
-        self._woken.set()
+            unsubscribe = self._store.signals.subscribe(Channel.END, job_id, lambda _: self._woken.set())
+            self._subscriptions.callback(unsubscribe)
 
 
 class EagerResult(celery_result.EagerResult):  # type: ignore[type-arg] # which it has none of at run time

@@ -321,7 +321,7 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         if now >= self._looked_at + self._interval:
             self._looked_at = now
             for channel in self.channels:
-                channel.look_everywhere()
+                channel.look_in(*self.sources)
         if self.jobs.pop_due(now):
             for channel in self.channels:
                 channel.look_in(self.jobs)
