@@ -342,8 +342,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
         is_of_greenlet = not OF_GREENLETS.isdisjoint(each.__name__ for each in type(error).__mro__)
         if not is_in_worker or ends_process or is_of_greenlet or draining.is_set():
             raise
-        msg = f"the task raised {errors.describe(error)}, which is no Exception"
-        raise RuntimeError(msg) from error
+        raise RuntimeError(f"the task raised {errors.describe(error)}, which is no Exception") from error
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
@@ -352,8 +351,7 @@ def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
         return result
     completed = _find_committed(run, app_state)
     if completed is None:
-        msg = "the body called complete_in, but its transaction was not committed"
-        raise errors.OneJobError(msg)
+        raise errors.OneJobError("the body called complete_in, but its transaction was not committed")
     return loads(completed.result or "null")
 
 

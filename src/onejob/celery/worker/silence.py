@@ -234,8 +234,7 @@ def _fail(consumer: Any, connection: Any, connections: Iterable[Any]) -> None:
         return
     _shut_down(connections)
     if consumer.hub is not None and issubclass(ConnectionResetError, consumer.connection_errors):
-        msg = "the broker was silent, while jobs waited"
-        raise ConnectionResetError(msg)
+        raise ConnectionResetError("the broker was silent, while jobs waited")
 
 
 def _shut_down(connections: Iterable[Any]) -> None:
