@@ -53,8 +53,7 @@ class Batcher(Generic[Item, Result]):
     """Passes the items of many coroutines of one event loop to `process_batch`, in a thread, in few batches.
 
     `process_batch` returns one result per item, in their order; an exception as a result is raised in the coroutine of
-    its item. An item is processed at once unless `MAX_BATCHES` are in progress. A batch runs in an empty context, not
-    in that of one of its callers.
+    its item. An item is processed at once unless `MAX_BATCHES` are in progress. A batch runs in an empty context.
     """
 
     def __init__(

@@ -339,8 +339,7 @@ class Ledger(JobReader):
     def cancel(self, job_id: str, *, force: bool = False, reason: str = "canceled on request") -> Job:
         """Cancel a job: at once unless it is running, else by a request to the run (`force`: its worker kills it).
 
-        Returns the job afterwards; one that has ended, or whose run has such a request, is unchanged. Raises
-        `JobNotFoundError`.
+        Returns the job, unchanged if it has ended, or its run has such a request. Raises `JobNotFoundError`.
         """
         cancel = Cancel.FORCED if force else Cancel.ASKED
         for _ in range(TRIES):

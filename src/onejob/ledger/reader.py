@@ -154,8 +154,7 @@ class JobReader:
     def backlog(self, *, tasks: frozenset[str], limit: int) -> list[Backlog]:
         """Return the jobs that wait for a run, or run, by task, queue and state.
 
-        Of each task `limit` waiting jobs are looked at, and all running ones.
-        Not limited by `Visibility.predicate`.
+        Of each task `limit` waiting jobs and all running ones are looked at, whatever `Visibility.predicate` says.
         """
         visible = tasks if self.visibility.tasks is None else tasks & self.visibility.tasks
         return self.store.backlog(tasks=visible, limit=limit, submitter=self.visibility.submitter)

@@ -73,8 +73,7 @@ def sweep(
 
     When the broker is unavailable, the job is due again after `Policy.hold`, and the sweep goes on with the other jobs;
     but after `PUBLISH_FAILURES` no more are published, and the first error is raised at the end. Any other error of a
-    publication is recorded, and the job's attempts back off until it becomes a dead letter. Old jobs are purged last,
-    in one call.
+    publication is recorded, and the job's attempts back off until it becomes a dead letter. Old jobs are purged last.
 
     `may_end_leases`: False while runs whose leases have expired may yet renew them, as after an outage of the store.
     """

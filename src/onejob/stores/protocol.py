@@ -1,7 +1,6 @@
 """The store protocols: atomic operations on rows. The ledger is the use cases on top of them.
 
-A new store begins with `CoreStore`; each of the others is a capability of its own. `tests/contract` has a suite for
-each.
+A new store begins with `CoreStore`; each of the others is a capability of its own. `tests/contract` tests each.
 
 Every store guarantees:
 
@@ -140,8 +139,7 @@ class CoreStore(Protocol):
 
         Runs whose lease has expired come first (none without `expired_runs`), then all others; each in the order of
         `wake_at`. A job that waits, or whose canvas waits, is returned only if its `publisher_task`, or else its task,
-        is one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries
-        of lost rows are deleted.
+        is one of `tasks`; all others are neither changed nor counted, and cost nothing. Lost rows' entries are deleted.
         """
 
     def postpone(
@@ -163,8 +161,7 @@ class CoreStore(Protocol):
         """Delete the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
 
         `skip_referenced`: a job that an idempotency key or an unfinished follower points to stays. It becomes due when
-        the key expires, or when the time since its end has doubled. A store may skip a row that is locked. The
-        statistics stay.
+        the key expires, or when the time since its end has doubled. A store may skip a locked row. Statistics stay.
 
         `tombstone_for`: how many seconds the tombstone of each ended job is kept. Each call also deletes expired
         tombstones, at most twice as many as there are `job_ids`, so that they do not accumulate.
@@ -204,16 +201,14 @@ class Queries(Protocol):
     def edge(self, query: records.Query, *, skip: int) -> float | None:
         """Return when the job was created that is `skip` places after the position of a query; None without one.
 
-        The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first: the
-        other filters are ignored.
+        The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first.
         """
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[records.Backlog]:
         """Return the jobs that wait for a run or run, by task, queue and state, sorted; none that wait for another job.
 
         Of each of the tasks whose workers handle them, the `limit` waiting jobs with the earliest `wake_at` are looked
-        at, and all running ones, which are as few as the slots of the workers. `submitter`: only the jobs of this
-        submitter are counted.
+        at, and all running ones, which are as few as the slots of the workers. `submitter`: only its jobs count.
         """
 
     def followers(self, job_id: str, *, limit: int) -> list[Job]:

@@ -46,8 +46,7 @@ ACK_DELAY = 0.1
 def keep_no_copies(consumer: Any) -> None:
     """Have a worker's consumer acknowledge the messages of jobs as cheaply as its broker allows.
 
-    It is Celery's worker connection that changes, each time it connects, and no connection of publishers or of remote
-    control.
+    It is Celery's worker connection that changes, each time it connects, and none of publishers or remote control.
     """
     app = consumer.app
     driver = str(app.connection_for_read().get_transport_cls().driver_type)

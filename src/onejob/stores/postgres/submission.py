@@ -146,8 +146,7 @@ def _ambiguous_identities(submissions: Sequence[Submission], name: Literal["id",
 def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     """Return the order in which to submit: by identity, so that concurrent batches do not deadlock.
 
-    If a key or an id is used with several identities, the first of them wins, and quotas are charged in the given
-    order, so that is kept.
+    The given order is kept if a key or an id has several identities, of which the first wins, and for quotas.
     """
     if len(submissions) == 1:
         return (0,)

@@ -1,7 +1,6 @@
 """Connections to one Redis, by its URL: a call is one packed write, and one wait for replies, on one of its own.
 
-redis-py opens a connection (TLS, authentication) and names the errors; its layers around each command, which take
-longer than the server, are left out.
+redis-py opens connections (TLS, authentication) and names the errors; its slow layers around each command are left out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The prefix of the keys is a hash tag, so that all keys of a ledger are in one slot of a cluster. The row is the list at
 a job's key, by position; scripts use the same positions. The first element is the row, in MessagePack: texts, and false
-for a field that has its default ("", 0, None). The others are large, or rare, and a change writes only those that it
-changes.
+for a field that has its default ("", 0, None). The others are large, or rare, and written only by what changes them.
 """
 
 from __future__ import annotations
