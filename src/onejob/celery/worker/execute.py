@@ -102,7 +102,7 @@ def _warn_of_unknown(app_state: AppState, job_id: str) -> None:
     """Log, once in this process, that a message is of a job that the ledger has not had: another one may have it."""
     if app_state.knows_of_unknown:
         return
-    with suppress(StoreError):
+    with suppress(errors.StoreError):
         if app_state.ledger.store.tombstone(job_id) is not None:
             return
     app_state.knows_of_unknown = True

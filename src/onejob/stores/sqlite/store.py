@@ -32,7 +32,7 @@ from onejob.stores.protocol import HISTORY_LIMIT, SUBMITTER_LIMIT
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import SQLStore, completion_of
 from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals, is_uri_path
-from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
+from onejob.stores.sqlite.submission import WhenDue, admit, follow, record, release_expired, submit_charged
 from onejob.stores.sqlite.transaction import Transaction, check_same_file, run_alone, run_joined
 from onejob.transactions.sessions import OpenTransaction
 
@@ -79,7 +79,7 @@ class SQLiteStore(SQLStore):
         self, submissions: Sequence[Submission], *, wake_after: float, message_of: MessageOf | None = None,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
     ) -> list[Admission]:  # fmt: skip
-        due = {"wake_after": wake_after, "offers": message_of is not None}
+        due = WhenDue(wake_after, offers=message_of is not None)
         plain = len(submissions) == 1 and submissions[0].key is None and not submissions[0].charges
         if plain and self._holders.get(submissions[0].identity) is None:  # most likely a new job, and nothing else
             admission = self._statement(lambda tx: admit(tx, submissions[0], due))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from onejob.errors import QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Duplicate, Job, Outcome, Submission, is_plain, values_of
@@ -18,8 +18,15 @@ from onejob.stores.sqlite.transaction import Transaction, positional
 REDELIVERY_SLOT = -1
 _SUBMIT, _FIELDS = positional("submit")
 _values_of_new = attrgetter(*_FIELDS)
-WhenDue: TypeAlias = "dict[str, Any]"
-"""How a job that is due gets to a worker: the arguments `wake_after` and `offers` of `new_job`."""
+
+
+class WhenDue(NamedTuple):
+    """How a job that is due gets to a worker."""
+
+    wake_after: float
+    """Seconds until a sweep processes it."""
+    offers: bool
+    """Whether workers take it from the ledger."""
 
 
 def submit_charged(
@@ -102,7 +109,7 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
 
 def admit(tx: Transaction, submission: Submission, when_due: WhenDue) -> Admission | None:
     """Write a new job; None when its id exists or another job holds its identity."""
-    job = new_job(submission, now=tx.now, **when_due)
+    job = new_job(submission, now=tx.now, **when_due._asdict())
     if not tx.execute(_SUBMIT, _values_of_new(job)).rowcount:
         return None
     _charge(tx, submission)
@@ -159,13 +166,13 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, when_due: Whe
     resolution = resolve(job, submission, now=tx.now)
     rescheduled, run_at = resolution.reschedules(job), resolution.run_at
     if resolution.changes(job):
-        wake_at = max(run_at, tx.now + when_due["wake_after"] if run_at <= tx.now else 0.0)
+        wake_at = max(run_at, tx.now + when_due.wake_after if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
             payload=submission.payload, route=submission.route, tag_lines=submission.tag_lines,
             expires_at=resolution.expires_at, run_at=run_at, priority_rank=resolution.priority_rank,
             wake_at=wake_at if (rescheduled or run_at > tx.now) and not job.queued_next else None,
-            published_at=tx.now if run_at <= tx.now and not (when_due["offers"] and is_plain(job.route)) else None,
+            published_at=tx.now if run_at <= tx.now and not (when_due.offers and is_plain(job.route)) else None,
         )  # fmt: skip
     return Admission(job, resolution.outcome, rescheduled=rescheduled)
 
