@@ -60,7 +60,7 @@ def test_each_block_has_a_result_backend_of_its_own() -> None:
 
 
 def test_settings_are_read_anew_in_each_block() -> None:
-    """A setting that a test changes counts in its next block, and settings for a block end with it."""
+    """Each block reads the settings anew; its own end with it, also before the first use of an app or after a reset."""
     app, add = make_app("redis://ledger.invalid:1/0")
     for seconds in (60, 120):
         app.conf.onejob_key_retention = seconds
@@ -73,10 +73,6 @@ def test_settings_are_read_anew_in_each_block() -> None:
         app.conf.onejob_sweep = 9.0
     assert app.conf.onejob_key_retention == 120
     assert app.conf.get("onejob_sweep") is None
-
-
-def test_settings_that_nobody_has_read_stay_those_of_the_app() -> None:
-    """A block before the first use of an app, or after a reset, has its own lease, and leaves the app its settings."""
     app, add = make_app("sqlite:///unused.db")
     app.finalize()
     reset(app)
@@ -162,7 +158,7 @@ def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
 
 
 def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
-    """`get()` without a timeout on what waits raises at once, and names `run_all`; what has ended has its value."""
+    """A wait for what has not ended raises at once, in other threads of the test, too; what has ended has its value."""
     result, failed, plain = shop.double.delay(4), shop.fail.delay("no"), shop.plain.delay(5)
     for waiting in (result, plain):
         with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
@@ -176,10 +172,6 @@ def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
     assert plain.get() == 5
     with pytest.raises(ValueError, match="no"):
         failed.get()
-
-
-def test_a_coroutine_of_the_test_waits_for_nobody_in_another_thread(jobs: Jobs) -> None:
-    """`aget()` raises at once, too, where a thread continues the test's context, as in async tests of Django."""
     result = shop.double.delay(4)
 
     async def wait() -> None:

@@ -78,19 +78,6 @@ def test_countdowns_and_etas_become_due_on_the_clock(jobs: Jobs) -> None:
         jobs.travel(-1)
 
 
-def test_retries_wait_for_their_countdowns(jobs: Jobs) -> None:
-    """Each retry runs after its countdown, until the job has its result."""
-    result = shop.fetch.delay("https://example.com")
-    for seconds in (60, 120):
-        assert jobs.run_all() == 1
-        assert result.job.state is onejob.State.RETRYING
-        jobs.travel(seconds - 1)
-        assert jobs.run_all() == 0
-        jobs.travel(1)
-    jobs.run_all()
-    assert (result.get(timeout=0), result.job.attempt) == (2, 3)
-
-
 def test_uniqueness_windows_and_retentions_end(jobs: Jobs) -> None:
     """A result is replayed within its window, the task runs again after it, and ended jobs are purged."""
     first = shop.report.delay("monday")
@@ -136,16 +123,6 @@ def test_an_eager_app_is_eager_with_a_ledger(celery_app: Any, monkeypatch: pytes
     with isolated(celery_app) as jobs:
         outcomes = [shop.report.delay("tuesday").outcome for _ in range(2)]
         assert (outcomes, jobs.is_eager) == (["admitted", "replayed"], True)
-
-
-def test_messages_that_arrive_twice_run_once(jobs: Jobs) -> None:
-    """With `duplicate_delivery`, the body runs once, and the second delivery is refused and recorded."""
-    shop.calls.clear()
-    result = shop.double.delay(5)
-    with jobs.duplicate_delivery():
-        jobs.run_all()
-    assert shop.calls == [5]
-    assert [each.source for each in jobs.ledger.duplicates(result.id)] == ["redelivery"]
 
 
 def test_an_unavailable_store_raises_where_it_does_in_production(jobs: Jobs) -> None:

@@ -47,14 +47,8 @@ def test_outside_of_a_test_the_ledger_is_refused() -> None:
     assert shop.app.__dict__.get("_onejob_state") is state
 
 
-def test_the_mixin_stands_first() -> None:
-    """A class whose test case would skip the mixin is refused at its definition, with the line to write."""
-    with pytest.raises(onejob.ConfigurationError, match=r"class Case\(JobsMixin, TestCase\)"):
-        type("Case", (unittest.TestCase, JobsMixin), {})
-
-
 def test_what_a_test_case_does_wrong_is_explained() -> None:
-    """A `setUp` that does not call the mixin's is named where jobs are used or submitted; a fault must happen."""
+    """A mixin that is not first, a `setUp` that calls no other one, and a fault that does not happen are explained."""
     result = run_case(
         setUp=lambda self: None,
         test_jobs=lambda self: self.jobs.run_all(),
@@ -63,3 +57,5 @@ def test_what_a_test_case_does_wrong_is_explained() -> None:
     assert ["super().setUp()" in text for _, text in result.errors] == [True, True]
     result = run_case(test_it=lambda self: self.jobs.lose_worker("step:none"))
     assert ["no run has reached this point" in text for _, text in result.errors + result.failures] == [True]
+    with pytest.raises(onejob.ConfigurationError, match=r"class Case\(JobsMixin, TestCase\)"):
+        type("Case", (unittest.TestCase, JobsMixin), {})

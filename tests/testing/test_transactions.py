@@ -16,27 +16,11 @@ from tests.testing import payments
 from tests.testing.payments import charge_in_transaction, gateway, remind, sessions
 
 
-def test_a_body_completes_its_job_in_its_transaction(till: Jobs) -> None:
-    """The result is that of `complete_in`, and the effects are committed."""
-    assert till.run_job(charge_in_transaction, "ann").result == "charged ann"
-    assert gateway.count() == 1
-
-
 @for_each("end, error", [("raise", ValueError), ("twice", onejob.OneJobError)])
 def test_a_rolled_back_transaction_fails_the_job(till: Jobs, end: str, error: type[Exception]) -> None:
     """An error in the transaction rolls back effects and completion, and the job fails with it."""
     run = till.run_job(charge_in_transaction, "ann", end=end)
     assert (run.state, type(run.error), gateway.count()) == (onejob.State.FAILED, error, 0)
-
-
-def test_a_late_worker_cannot_commit(till: Jobs) -> None:
-    """A run that froze before its completion is refused, and its effects are rolled back with it."""
-    result = charge_in_transaction.delay("ann")
-    till.freeze("start")
-    till.run_all()
-    assert result.get(timeout=0) == "charged ann"
-    assert [run.points[-1] for run in till.ledger.runs] == ["before_complete", "after_complete"]
-    assert gateway.count() == 1
 
 
 def test_a_job_is_submitted_with_its_transaction(till: Jobs) -> None:

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from onejob.config import Settings, build_ledger
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Bucket, Period
 from onejob.ledger.reader import JobReader, Visibility
-from onejob.ledger.stats import FAILED_ENDS, LENGTHS, Activity, Durations, activity_to_dict, read_activity, summarize
+from onejob.ledger.stats import FAILED_ENDS, Activity, Durations, activity_to_dict, read_activity, summarize
 from onejob.observability.events import JobEvent
 from onejob.observability.meter import count_event
-from onejob.observability.metrics import BOUNDS, key_of, total_name
+from onejob.observability.metrics import BOUNDS, total_name
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
-from tests.fundamentals.shop import claimed, order
 
 BEGIN = 1_800_000_000.0
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
@@ -62,19 +60,16 @@ def durations(**counts: int) -> Durations:
     return found
 
 
-@for_each(
-    "counts, q, seconds",
-    [
-        ({"b5": 4}, 0.5, 3.0),  # from 1 to 5 s
-        ({"b5": 4}, 1.0, 5.0),
-        ({"b5": 4}, 0.0, 1.0),
-        ({"b0": 10}, 0.5, 0.005),  # the lowest bucket begins at 0
-        ({"b0": 5, "b3": 5}, 0.5, 0.01),
-        ({"b0": 5, "b3": 5}, 0.75, 0.3),  # half-way from 0.1 to 0.5 s
-        ({"b4": 1, "b12": 9}, 0.99, 3600.0),  # above the last finite bound
-        ({"b12": 1}, 0.0, 3600.0),
-    ],
-)
+@for_each("counts, q, seconds", [
+    ({"b5": 4}, 0.5, 3.0),  # from 1 to 5 s
+    ({"b5": 4}, 1.0, 5.0),
+    ({"b5": 4}, 0.0, 1.0),
+    ({"b0": 10}, 0.5, 0.005),  # the lowest bucket begins at 0
+    ({"b0": 5, "b3": 5}, 0.5, 0.01),
+    ({"b0": 5, "b3": 5}, 0.75, 0.3),  # half-way from 0.1 to 0.5 s
+    ({"b4": 1, "b12": 9}, 0.99, 3600.0),  # above the last finite bound
+    ({"b12": 1}, 0.0, 3600.0),
+])  # fmt: skip
 def test_a_quantile_is_interpolated_inside_its_bucket(counts: dict[str, int], q: float, seconds: float) -> None:
     """A quantile is interpolated linearly inside its bucket, and above the last finite bound it is that bound."""
     assert durations(**counts).quantile(q) == pytest.approx(seconds)
@@ -131,11 +126,8 @@ def test_prevented_duplicates_save_the_mean_run_time_of_their_task() -> None:
 def test_what_this_version_does_not_know_is_left_out() -> None:
     """A series, an outcome or a bound of another version does not affect the other statistics."""
     unknown = [
-        ["from_the_future", "t"],
-        ["submissions_total", "t", "forgotten"],
-        ["runs_total", "t"],
-        ["claims_total", "t"],
-    ]
+        ["from_the_future", "t"], ["submissions_total", "t", "forgotten"], ["runs_total", "t"], ["claims_total", "t"],
+    ]  # fmt: skip
     amounts = {json.dumps(key): 1.0 for key in unknown} | amounts_of(submitted("t", "admitted"))
     total = activity_of(amounts).totals()
     assert (total.submissions, total.runs) == ({Outcome.ADMITTED: 1}, {})
@@ -171,31 +163,6 @@ def test_an_activity_is_of_the_tasks_of_its_reader(store: SQLiteStore) -> None:
     limited = JobReader(store, Visibility(tasks=frozenset({"a", "c"})))
     found = read_activity(limited, Period.HOUR, length=DAY, now=BEGIN + 90.0)
     assert (list(found.by_task()), found.redriven) == (["a"], 0)
-
-
-def test_totals_of_a_fresh_ledger_equal_its_activity(tmp_path: Path) -> None:
-    """In a fresh ledger the sums of all slots, by minute and by hour, are the totals of the metrics."""
-    settings = Settings(store=f"sqlite:///{tmp_path / 'l.db'}", metrics_interval=1e6, log_jobs=False)
-    ledger = build_ledger(settings, lambda _task: True)
-    for number in (1, 1, 2):
-        ledger.submit(order(number))
-    job = claimed(ledger, ledger.submit(order(2)).job.id)
-    ledger.fail(job, "{}", "it failed")
-    ledger.redrive(job.id)
-    ledger.close()
-    totals = {key_of(name): amount for name, amount in ledger.store.totals().items()}
-    for period in Period:
-        activity = read_activity(ledger, period, length=LENGTHS[period])
-        total = activity.totals()
-        assert total.submissions == {
-            outcome: totals["submissions_total", "shop.invoice", outcome]
-            for outcome in (Outcome.ADMITTED, Outcome.ATTACHED)
-        }
-        assert total.runs == {"failed": totals["runs_total", "shop.invoice", "failed"]}
-        assert total.run_times.seconds == totals["run_seconds", "shop.invoice", "sum"]
-        assert total.wait_times.seconds == totals["wait_seconds", "shop.invoice", "sum"]
-        assert activity.redriven == totals["redriven_total",] == 1
-    ledger.close()
 
 
 def test_an_activity_is_json() -> None:

@@ -266,6 +266,13 @@ def test_a_retried_run_is_told_its_retries_and_is_no_redelivery(house: House) ->
     assert told == [(0, False), (1, False), (1, True)]
 
 
+def test_a_run_has_the_retries_of_its_job(house: House, trace: Any) -> None:
+    """A run's `retries` are those of its job, whatever its message says."""
+    house.act = lambda task: house.seen.append(task.request.retries)
+    trace(house.play.delay("key").id, retries=7)
+    assert house.seen == [("key", None), 0]
+
+
 def test_a_retry_is_one_to_celery(house: House) -> None:
     """After `self.retry` Celery sends `task_retry`; error, route, payload and parents are those of the retry."""
     retried: list[Any] = []
@@ -774,15 +781,10 @@ def test_a_claim_names_its_process_and_node(house: House, trace: Any) -> None:
     assert len({*claims}) == 3
 
 
-@pytest.mark.parametrize(
-    ("happens", "name", "ignored"),
-    [
-        ("submitted", "play", ""),
-        ("submitted", "echo", "belongs to a job of play"),
-        ("claimed", "play", "not claimed: it is running"),
-        ("purged", "play", ""),
-    ],
-)
+@pytest.mark.parametrize(("happens", "name", "ignored"), [
+    ("submitted", "play", ""), ("submitted", "echo", "belongs to a job of play"),
+    ("claimed", "play", "not claimed: it is running"), ("purged", "play", ""),
+])  # fmt: skip
 def test_a_message_whose_job_appears_meanwhile(house: House, trace: Any, happens: str, name: str, ignored: str) -> None:
     """A message whose job another has submitted since its claim runs that job, unless it runs or is of another task."""
 
@@ -800,15 +802,12 @@ def test_a_message_whose_job_appears_meanwhile(house: House, trace: Any, happens
     assert house.seen == ([] if ignored else [("key", None)])
 
 
-@pytest.mark.parametrize(
-    ("error", "state", "text"),
-    [
-        (StoreUnavailableError("away"), "IGNORED", "its run could not reach the store: away"),
-        (StoreRefusedError("too long"), "FAILURE", "too long"),
-        (Reject("later", requeue=True), "IGNORED", "('later', True)"),
-        (JobCanceled("x"), "IGNORED", "canceled on request"),
-    ],
-)
+@pytest.mark.parametrize(("error", "state", "text"), [
+    (StoreUnavailableError("away"), "IGNORED", "its run could not reach the store: away"),
+    (StoreRefusedError("too long"), "FAILURE", "too long"),
+    (Reject("later", requeue=True), "IGNORED", "('later', True)"),
+    (JobCanceled("x"), "IGNORED", "canceled on request"),
+])  # fmt: skip
 def test_celery_records_failures_only(house: House, trace: Any, error: Exception, state: str, text: str) -> None:
     """Celery records a refused write as a failure; a run that goes on elsewhere, or not at all, it ignores."""
     house.act = raised(error)
@@ -919,13 +918,6 @@ def test_an_end_whose_answer_is_lost_is_one(
     lost.clear()
     assert (outcome("second"), lost) == (expected, [event])
     assert expected[1] == [*CLAIMED, event]
-
-
-def test_a_run_has_the_retries_of_its_job(house: House, trace: Any) -> None:
-    """A run's `retries` are those of its job, whatever its message says."""
-    house.act = lambda task: house.seen.append(task.request.retries)
-    trace(house.play.delay("key").id, retries=7)
-    assert house.seen == [("key", None), 0]
 
 
 @pytest.mark.parametrize("operation", ["submit", "claim"])

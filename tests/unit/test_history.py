@@ -47,11 +47,9 @@ def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
     ledger.submit(order(42))
     story = "\n".join(explain(ledger, job.id).sentences)
     expected = [
-        "admitted",
-        "A duplicate (through apply_async, by user:7) was attached",
-        "Attempt 1 started on north@shop",
+        "admitted", "A duplicate (through apply_async, by user:7) was attached", "Attempt 1 started on north@shop",
         "Attempt 1 was lost, its lease expired",
-    ]
+    ]  # fmt: skip
     expected += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It released its identity"]
     expected += ["It completed at"]
     assert sorted(expected, key=story.index) == expected
@@ -144,14 +142,10 @@ def test_a_life_with_retries(ledger: Ledger, store: Store, clock: ManualClock) -
     ledger.complete(claimed(ledger, "job-1", "south"), "1")
     spans = timeline(ledger)
     assert shape(spans) == [
-        ("waiting", "queued", 0.0, 12.0),
-        ("running", "retried", 12.0, 17.0),
-        ("waiting", "retrying", 17.0, 20.0),
-        ("event", "run_now", 20.0, 20.0),
-        ("running", "lost", 20.0, 50.0),
-        ("waiting", "queued", 50.0, 50.0),
+        ("waiting", "queued", 0.0, 12.0), ("running", "retried", 12.0, 17.0), ("waiting", "retrying", 17.0, 20.0),
+        ("event", "run_now", 20.0, 20.0), ("running", "lost", 20.0, 50.0), ("waiting", "queued", 50.0, 50.0),
         ("running", "completed", 50.0, 50.0),
-    ]
+    ]  # fmt: skip
     runs = [each for each in spans if each.kind is SpanKind.RUNNING]
     assert [(each.attempt, each.node) for each in runs] == [(1, "north"), (2, "south"), (3, "south")]
     assert (spans[1].detail, spans[4].detail) == ("E: no", "its lease expired")
@@ -169,13 +163,9 @@ def test_operations_are_events(ledger: Ledger, store: Store, clock: ManualClock)
     clock.advance(1.0)
     ledger.cancel("job-1")
     assert shape(timeline(ledger)) == [
-        ("waiting", "queued", 0.0, 0.0),
-        ("running", "failed", 0.0, 2.0),
-        ("event", "request_cancel", 1.0, 1.0),
-        ("event", "redrive", 3.0, 3.0),
-        ("waiting", "queued", 3.0, 4.0),
-        ("event", "cancel", 4.0, 4.0),
-    ]
+        ("waiting", "queued", 0.0, 0.0), ("running", "failed", 0.0, 2.0), ("event", "request_cancel", 1.0, 1.0),
+        ("event", "redrive", 3.0, 3.0), ("waiting", "queued", 3.0, 4.0), ("event", "cancel", 4.0, 4.0),
+    ]  # fmt: skip
 
 
 def test_an_event_of_a_newer_version_is_shown(ledger: Ledger, store: Store, clock: ManualClock) -> None:

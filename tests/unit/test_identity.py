@@ -230,13 +230,6 @@ def test_text_can_be_read_back(value: object) -> None:
     assert typed(decoded(json.loads(canonical(value)))) == typed(value)
 
 
-@given(values)
-def test_text_is_sorted_json(value: object) -> None:
-    """A canonical text is exactly what json.dumps writes for it with sorted keys and no spaces."""
-    text = canonical(value)
-    assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False) == text
-
-
 PECULIAR_KEYS = ["$a", "$", "__type__", "__value__", "\0", "\ud800", "true"]
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -358,25 +351,16 @@ class Broken(BaseModel):
     (doubled(60), ["262144 bytes"]), ([Line(sku={1})], ["value[0].sku", "set"]),
 ])  # fmt: skip
 def test_refusals_name_the_value(value: object, words: list[str]) -> None:
-    """A value without a canonical text is refused with its path, what is wrong with it and what to do."""
+    """A value without a canonical text is refused with its path, what to do, and the user's own error as its cause."""
     with pytest.raises(InvalidPayloadError) as caught:
         canonical(value)
+    assert isinstance(caught.value.__cause__, RuntimeError) is isinstance(value, Broken)
+    assert caught.value.__cause__ or caught.value.__suppress_context__ or not caught.value.__context__
     message = str(caught.value)
     assert message.startswith("value")
     assert all(word in message for word in words), message
     assert "secret" not in message
     assert len(message) < 300
-
-
-def test_refusals_keep_the_cause() -> None:
-    """A refusal carries the exception of the user's code that led to it, and none of the module's own."""
-    with pytest.raises(InvalidPayloadError) as broken:
-        canonical(Broken())
-    assert isinstance(broken.value.__cause__, RuntimeError)
-    with pytest.raises(InvalidPayloadError) as plain:
-        canonical(math.nan)
-    assert plain.value.__cause__ is None
-    assert plain.value.__suppress_context__
 
 
 def test_depth_is_exact() -> None:
@@ -519,17 +503,13 @@ def user_task(user: Any, note: Any = None, **more: Any) -> None:
 
 
 def test_names_choose() -> None:
-    """Only the named arguments count, in whatever order they are named; the fingerprint still sees all."""
+    """Only the named arguments count, in whatever order, or none; later changes of the list do not."""
     one, other = Identifier("t", sample, ["order", "note"]), Identifier("t", sample, ("note", "order"))
     assert one.describe((1, 2), {}) == other.describe((1,), {"amount": 3})
     assert one.describe((1, 2), {}) == '{"arguments":{"note":null,"order":1},"task":"t"}'
     assert one.identity((1,), {}) != one.identity((2,), {})
     assert one.both((1, 2), {})[1] != one.both((1, 3), {})[1]
     assert one.both((1, 2), {})[1] == Identifier("t", sample).both((1, 2), {})[1]
-
-
-def test_the_list_of_names_is_copied_and_may_be_empty() -> None:
-    """Changing the list after the task was defined changes nothing; an empty one makes every call of the task equal."""
     names = ["order"]
     identifier = Identifier("t", sample, names)
     before = identifier.identity((1, 2), {})
@@ -636,12 +616,9 @@ def test_limits_of_a_call() -> None:
 
 BUILDERS: dict[str, Any] = SPECIAL | {
     "dict": lambda pairs: {build(key): build(item) for key, item in pairs},
-    "tuple": lambda items: tuple(map(build, items)),
-    "float": float,
-    "timedelta": lambda fields: timedelta(**fields),
-    "bytes": bytes.fromhex,
-    "power": lambda pair: pair[0] ** pair[1],
-}
+    "tuple": lambda items: tuple(map(build, items)), "float": float, "timedelta": lambda fields: timedelta(**fields),
+    "bytes": bytes.fromhex, "power": lambda pair: pair[0] ** pair[1],
+}  # fmt: skip
 
 
 def build(description: Any) -> object:

@@ -1,16 +1,12 @@
 """`on_duplicate`: which options can be combined, and what a duplicate changes; `contract/test_table` has outcomes."""
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from onejob.errors import ConfigurationError
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, Outcome, Submission
+from onejob.jobs.model import Outcome, Submission
 from onejob.jobs.on_duplicate import (
     CONFLICT_POLICIES,
     MAX_WAIT,
@@ -24,14 +20,10 @@ from tests.cases import for_each
 from tests.contract.support import START, submission
 
 WAITING = new_job(submission("job-1", identity="same", priority_rank=3, delay=100.0), now=START, wake_after=100.0)
-STARTED = replace(WAITING, attempt=1)
-ENDED = replace(WAITING, attempt=1, state=State.COMPLETED, finished_at=START + 1.0)
 
 
-def duplicate(conflict_policy: str | ConflictPolicy = "attach", **values: Any) -> Submission:
-    policy = CONFLICT_POLICIES[conflict_policy] if isinstance(conflict_policy, str) else conflict_policy
-    fields = {name: getattr(policy, name) for name in ("rejects", "replaces", "queue_next", "max_wait")}
-    return submission("job-2", **({"identity": "same", "priority_rank": 3, "delay": 100.0} | fields | values))
+def duplicate(**values: Any) -> Submission:
+    return submission("job-2", **({"identity": "same", "priority_rank": 3, "delay": 100.0} | values))
 
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -106,50 +98,3 @@ def test_a_duplicate_raises_the_priority_only(priority_rank: int, after: int) ->
     """The job gets the highest priority of its duplicates, which counts as rescheduled."""
     resolution = resolve(WAITING, duplicate(priority_rank=priority_rank), now=START)
     assert (resolution.priority_rank, resolution.reschedules(WAITING)) == (after, after != 3)
-
-
-SUBMISSIONS = st.builds(
-    duplicate,
-    st.builds(ConflictPolicy, st.booleans(), st.booleans(), st.booleans(), st.floats(0.0, 500.0)),
-    delay=st.floats(0.0, 500.0),
-    priority_rank=st.integers(-9, 9),
-    fingerprint=st.sampled_from(["fingerprint-1", "other"]),
-    expires_in=st.none() | st.floats(0.0, 500.0),
-)
-JOBS = st.builds(
-    replace,
-    st.sampled_from([WAITING, STARTED, ENDED]),
-    run_at=st.floats(START, START + 500.0),
-    priority_rank=st.integers(-9, 9),
-    expires_at=st.none() | st.floats(START, START + 500.0),
-)
-TIMES = st.floats(START, START + 500.0)
-
-
-@given(job=JOBS, new=SUBMISSIONS, now=TIMES)
-def test_no_duplicate_harms_a_job(job: Job, new: Submission, now: float) -> None:
-    """None lowers the priority, shortens the life of its arguments, postpones past `max_wait`, or changes a run."""
-    before = replace(job), replace(new)
-    resolution = resolve(job, new, now=now)
-    changed = not (new.rejects or job.attempt or job.finished_at)
-    assert resolution.priority_rank == (max(job.priority_rank, new.priority_rank) if changed else job.priority_rank)
-    assert resolution.run_at <= max(job.run_at, job.created_at + new.max_wait)
-    assert resolution.takes_over is (resolution.outcome is Outcome.REPLACED)
-    if not resolution.takes_over and resolution.expires_at is not None:
-        assert job.expires_at is not None
-        assert resolution.expires_at >= job.expires_at
-    if not changed:
-        assert not resolution.changes(job)
-    elif resolution.outcome in {Outcome.ATTACHED, Outcome.REPLACED}:
-        assert resolution.run_at <= now + new.delay
-    assert (job, new) == before
-
-
-@given(job=JOBS, new=SUBMISSIONS, now=TIMES)
-def test_resolving_is_idempotent(job: Job, new: Submission, now: float) -> None:
-    """Resolving the same duplicate again changes nothing."""
-    first = resolve(job, new, now=now)
-    after = replace(job, run_at=first.run_at, priority_rank=first.priority_rank, expires_at=first.expires_at)
-    after = replace(after, fingerprint=new.fingerprint) if first.takes_over else after
-    again = resolve(after, new, now=now)
-    assert not again.changes(after)

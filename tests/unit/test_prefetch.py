@@ -64,25 +64,17 @@ def source() -> Iterator[Source]:
 
 
 def test_an_answer_is_collected_once(source: Source) -> None:
-    """A delivery does not block who requests it, and its jobs are collected once."""
+    """A delivery blocks nobody; until its jobs are collected, which is once, another request loses nothing of it."""
     source.request()
     assert source.prefetch.collect() is None
     assert [*source.prefetch.queues] == QUEUES
-    answer = source.collect()
-    assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
-    assert not source.prefetch.queues
-    assert source.prefetch.collect() is None
-
-
-def test_one_request_at_a_time(source: Source) -> None:
-    """A request during another one, or before its answer is collected, loses nothing of it."""
-    source.request()
     assert not source.prefetch.request(["other"], 5)
     source.gate.set()
     assert source.announced.wait(PATIENCE)
     assert not source.prefetch.request(["other"], 5)
-    answer = source.collect()
-    assert [f"{job}" for job in answer.jobs] == ["celery 0", "celery 1"]
+    assert [f"{job}" for job in source.collect().jobs] == ["celery 0", "celery 1"]
+    assert not source.prefetch.queues
+    assert source.prefetch.collect() is None
 
 
 def test_a_job_that_comes_meanwhile_is_looked_for(source: Source) -> None:

@@ -44,24 +44,21 @@ def every(seconds: float, missed: Missed = Missed.LAST, spec: str = "spec") -> T
     return Timetable("entry", spec, lambda after: after + seconds, missed)
 
 
-@for_each(
-    "seconds, missed, passed, ticks, until",
-    [
-        (60.0, "last", 59.0, [], 0.0),
-        (60.0, "last", 60.0, [60.0], 60.0),
-        (20.0, "last", 61.0, [20.0, 40.0, 60.0], 60.0),  # late, and not missed
-        (20.0, "skip", 61.0, [20.0, 40.0, 60.0], 60.0),
-        (20.0, "last", 85.0, [40.0, 60.0, 80.0], 80.0),  # of which none but the first was missed
-        (20.0, "skip", 85.0, [40.0, 60.0, 80.0], 80.0),
-        (HOUR, "last", 5 * HOUR + 61, [5 * HOUR], 5 * HOUR),
-        (HOUR, "skip", 5 * HOUR + 61, [], 5 * HOUR),
-        (HOUR, "skip", 5 * HOUR + 60, [5 * HOUR], 5 * HOUR),
-        (HOUR, "all", 3 * HOUR + 61, [HOUR, 2 * HOUR, 3 * HOUR], 3 * HOUR),
-        (1.0, "all", 1e6, [1.0 + n for n in range(TICK_LIMIT)], float(TICK_LIMIT)),
-        (0.5, "last", LATE, [0.5 + n / 2 for n in range(TICK_LIMIT)], TICK_LIMIT / 2),
-        (1.0, "last", 1e6, [], float(MOMENT_LIMIT)),  # the rest is for the next look
-    ],
-)
+@for_each("seconds, missed, passed, ticks, until", [
+    (60.0, "last", 59.0, [], 0.0),
+    (60.0, "last", 60.0, [60.0], 60.0),
+    (20.0, "last", 61.0, [20.0, 40.0, 60.0], 60.0),  # late, and not missed
+    (20.0, "skip", 61.0, [20.0, 40.0, 60.0], 60.0),
+    (20.0, "last", 85.0, [40.0, 60.0, 80.0], 80.0),  # of which none but the first was missed
+    (20.0, "skip", 85.0, [40.0, 60.0, 80.0], 80.0),
+    (HOUR, "last", 5 * HOUR + 61, [5 * HOUR], 5 * HOUR),
+    (HOUR, "skip", 5 * HOUR + 61, [], 5 * HOUR),
+    (HOUR, "skip", 5 * HOUR + 60, [5 * HOUR], 5 * HOUR),
+    (HOUR, "all", 3 * HOUR + 61, [HOUR, 2 * HOUR, 3 * HOUR], 3 * HOUR),
+    (1.0, "all", 1e6, [1.0 + n for n in range(TICK_LIMIT)], float(TICK_LIMIT)),
+    (0.5, "last", LATE, [0.5 + n / 2 for n in range(TICK_LIMIT)], TICK_LIMIT / 2),
+    (1.0, "last", 1e6, [], float(MOMENT_LIMIT)),  # the rest is for the next look
+])  # fmt: skip
 def test_the_ticks_of_a_downtime(seconds: float, missed: str, passed: float, ticks: list[float], until: float) -> None:
     """Ticks up to a minute late are due; of older ones none, the last one if no later one is due, or all."""
     due = due_ticks(every(seconds, Missed(missed)), 0.0, passed)
@@ -84,18 +81,15 @@ AUTUMN, SPRING = datetime(2026, 10, 25, 1, 30, tzinfo=BERLIN), datetime(2026, 3,
 
 
 @needs_exact_offsets
-@for_each(
-    "given, start, expected",
-    [
-        (crontab(minute=30, hour=2), AUTUMN, ["25 02:30+0200", "26 02:30+0100"]),
-        (crontab(minute=30, hour=2), SPRING, ["29 03:30+0200", "30 02:30+0200"]),
-        (crontab(minute=30), AUTUMN, ["25 02:30+0200", "25 03:30+0100"]),
-        (crontab(minute=30), datetime(2026, 10, 25, 2, 5, fold=1, tzinfo=BERLIN), ["25 03:30+0100", "25 04:30+0100"]),
-        (schedule(HOUR), AUTUMN, ["25 02:30+0200", "25 02:30+0100", "25 03:30+0100"]),
-        (schedule(timedelta(days=1), relative=True), AUTUMN, ["26 00:00+0100", "27 00:00+0100"]),
-        (90.0, SPRING, ["29 01:11+0100", "29 01:13+0100"]),
-    ],
-)
+@for_each("given, start, expected", [
+    (crontab(minute=30, hour=2), AUTUMN, ["25 02:30+0200", "26 02:30+0100"]),
+    (crontab(minute=30, hour=2), SPRING, ["29 03:30+0200", "30 02:30+0200"]),
+    (crontab(minute=30), AUTUMN, ["25 02:30+0200", "25 03:30+0100"]),
+    (crontab(minute=30), datetime(2026, 10, 25, 2, 5, fold=1, tzinfo=BERLIN), ["25 03:30+0100", "25 04:30+0100"]),
+    (schedule(HOUR), AUTUMN, ["25 02:30+0200", "25 02:30+0100", "25 03:30+0100"]),
+    (schedule(timedelta(days=1), relative=True), AUTUMN, ["26 00:00+0100", "27 00:00+0100"]),
+    (90.0, SPRING, ["29 01:11+0100", "29 01:13+0100"]),
+])  # fmt: skip
 def test_moments_are_those_of_celery(given: Any, start: datetime, expected: list[str]) -> None:
     """The moments are those that Celery computes, also where local time changes, and each is later than the last."""
     assert moments(given, start, len(expected)) == expected
@@ -224,11 +218,6 @@ def test_wrong_options_of_an_entry_are_refused(options: dict[str, Any]) -> None:
     app.conf.beat_schedule = {"nightly": {"task": "x", "schedule": 60, "options": options}}
     with pytest.raises(ConfigurationError, match="of the schedule entry nightly"):
         entries_of(app)
-
-
-def test_times_are_utc_without_a_time_zone() -> None:
-    """Without a time zone in the configuration, crontabs are in UTC."""
-    assert moments(crontab(hour=3, minute=0), datetime(2026, 7, 1, tzinfo=UTC), 1, zone="UTC") == ["01 03:00+0000"]
 
 
 class InTokyo(crontab):

@@ -44,12 +44,16 @@ def stored_entries(store: SQLiteStore) -> list[tuple[str, int]]:
 
 
 def test_a_run_is_three_statements(store: SQLiteStore) -> None:
-    """A submission, a claim and a completion execute one statement each, so that none holds the file's lock longer."""
+    """A submission, claim, completion, count and deletion are a statement each: none holds the lock longer."""
     assert executed(store, lambda: submit(store, "job-1", identity="one")) == ["insert into jobs"]
     assert executed(store, lambda: claim(store, "job-1")) == ["update jobs set"]
     done = change(read(store, "job-1"), Transition.COMPLETE, result="1", detail=COMPLETED)
     assert executed(store, lambda: store.apply(done)) == ["update jobs set"]
     assert read(store, "job-1").state is State.COMPLETED
+    store.increment({"a": 1.0})
+    counted = executed(store, lambda: store.increment({"a": 2.0}, recent={"a": 2.0}))
+    assert counted == ["insert into metric_buckets", *["delete from metric_buckets"] * len(Period)]
+    assert store.totals() == {"a": 3.0}
 
 
 def test_a_run_stores_no_history(store: SQLiteStore) -> None:
@@ -91,16 +95,6 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
             return found
 
         assert together(*[use] * OPENERS) == [[]] * OPENERS
-
-
-def test_counting_is_one_statement(tmp_path: Path) -> None:
-    """An increment is one statement, and so is each deletion, so the file is never locked between two Python calls."""
-    store = SQLiteStore(tmp_path / "ledger.db")
-    store.increment({"a": 1.0})
-    counted = executed(store, lambda: store.increment({"a": 2.0}, recent={"a": 2.0}))
-    assert counted == ["insert into metric_buckets", *["delete from metric_buckets"] * len(Period)]
-    assert store.totals() == {"a": 3.0}
-    store.close()
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "file:ledger"])

@@ -343,15 +343,12 @@ def test_a_store_that_goes_away_at_a_withdrawal_is_one_callers_error(app: Any, m
     assert kinds(each(app)) == ["StoreUnavailableError", "admitted", "admitted"]
 
 
-@pytest.mark.parametrize(
-    ("errors", "count", "expected"),
-    [
-        ([StoreUnavailableError("away")], 3, ["StoreUnavailableError"] * 3),
-        ([LARGE], 1, ["StoreRefusedError"]),
-        ([LARGE, None, LARGE], 3, ["admitted", "StoreRefusedError", "admitted"]),
-        (["partly"], 3, ["admitted", "StoreRefusedError", "StoreRefusedError"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("errors", "count", "expected"), [
+    ([StoreUnavailableError("away")], 3, ["StoreUnavailableError"] * 3),
+    ([LARGE], 1, ["StoreRefusedError"]),
+    ([LARGE, None, LARGE], 3, ["admitted", "StoreRefusedError", "admitted"]),
+    (["partly"], 3, ["admitted", "StoreRefusedError", "StoreRefusedError"]),
+])  # fmt: skip
 def test_what_the_store_refuses_fails_alone(app: Any, errors: list[Any], count: int, expected: list[str]) -> None:
     """What a store refuses is the error of its own submission; only an outage is that of all, which may be repeated."""
     ledger: Any = ledger_of(app)

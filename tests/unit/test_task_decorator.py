@@ -71,17 +71,6 @@ def test_equal_names_in_two_apps_are_two_tasks(app: Any, tmp_path: Path) -> None
     app_state_of(other).ledger.close()
 
 
-def test_a_bound_task_gets_itself(app: Any) -> None:
-    """With `bind=True` the first parameter of the body is the task, and no part of the identity."""
-
-    @onejob.task(app, name="whoami", bind=True, shared=False)
-    def whoami(self: onejob.Task[..., str], suffix: str) -> str:
-        return self.name + suffix
-
-    assert whoami("!") == "whoami!"
-    assert list(app.tasks["whoami"]._onejob.identifier.signature.parameters) == ["suffix"]
-
-
 def test_a_task_without_an_app_belongs_to_every_app(tmp_path: Path) -> None:
     """Without an app the task is a shared one: the current app's, and one per app."""
     gc.collect()  # apps of earlier tests, some with wrong settings, would get the task, too

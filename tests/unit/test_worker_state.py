@@ -77,16 +77,12 @@ def test_an_outage_of_the_broker_is_logged_without_a_stack(caplog: pytest.LogCap
 
 
 def test_a_worker_that_starts_waits(contact: StoreContact, clock: ManualClock) -> None:
-    """A worker that has just started ends no lease, since the store may just have come back."""
+    """No lease is ended by a worker that starts, in an outage in which leases may expire, and half a lease after."""
     assert not contact.steady
     assert contact.reached() == math.inf
     assert not contact.steady
     renew(contact, clock, LEASE)
     assert contact.steady
-
-
-def test_an_outage_breaks_the_contact(contact: StoreContact, clock: ManualClock) -> None:
-    """No lease is ended during an outage in which leases may expire, nor in the half lease after it."""
     renew(contact, clock, 2 * LEASE)
     clock.advance(LEASE - INTERVAL)
     assert contact.steady

@@ -128,11 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _flood(self, number: int, where: str) -> None:
         """Send an endless header, body, or series of 103 responses, as fast as it is read."""
         starts = {
-            "head": b"HTTP/1.1 200 OK\r\nx: ",
-            "body": b"HTTP/1.1 500 No\r\n\r\n",
-            "good": b"HTTP/1.1 200 OK\r\n\r\n",
+            "head": b"HTTP/1.1 200 OK\r\nx: ", "body": b"HTTP/1.1 500 No\r\n\r\n", "good": b"HTTP/1.1 200 OK\r\n\r\n",
             "early": b"",
-        }
+        }  # fmt: skip
         self.wfile.write(starts[where])
         while not self.receiver.released.is_set():
             self.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 2000 if where == "early" else b"x" * 65536)

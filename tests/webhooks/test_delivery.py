@@ -191,14 +191,11 @@ def test_a_failed_attempt_is_retried_on_schedule(setup: Setup, store: Store, pat
     assert_legal(store.history(webhook.id), job)
 
 
-@for_each(
-    "path, wait, reason",
-    [
-        ("/status/429/60", 60, "the receiver answered 429: no??[31m thanks xxx"),
-        ("/status/503/1", 5, "the receiver answered 503"),
-        (None, 5, "cannot be reached: Connection refused; next attempt in 5 s"),
-    ],
-)
+@for_each("path, wait, reason", [
+    ("/status/429/60", 60, "the receiver answered 429: no??[31m thanks xxx"),
+    ("/status/503/1", 5, "the receiver answered 503"),
+    (None, 5, "cannot be reached: Connection refused; next attempt in 5 s"),
+])  # fmt: skip
 def test_a_retry_says_why_and_when(setup: Setup, path: str | None, wait: float, reason: str) -> None:
     """The reason is a short, printable excerpt; `Retry-After` applies when it is longer than the schedule."""
     webhook = setup.ended(job_id=reason, url=setup.receiver.url(path) if path else f"http://127.0.0.1:{free_port()}/")

@@ -178,7 +178,7 @@ def test_each_further_submitter_finds_a_thread() -> None:
 
 
 def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one thread for all, a submitter with many webhooks and one with few are delivered in turn."""
+    """With one thread submitters take turns, first attempts precede retries, and a webhook is queued once."""
     monkeypatch.setattr(delivery, "THREADS", 1)
     gate, queue = gated("slow")
     queue.put(webhook_to(0, "slow", "other"))
@@ -190,10 +190,6 @@ def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     gate.opened.set()
     eventually(lambda: len(gate.delivered) == 8, 40)
     assert gate.delivered == ["slow", "many1", "few6", "many2", "few7", "many3", "many4", "many5"]
-
-
-def test_each_webhook_has_its_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First attempts precede retries, and a job that is queued or in flight is not queued a second time."""
     monkeypatch.setattr(delivery, "THREADS", 1)
     gate, queue = gated("slow")
     assert all(queue.put(webhook_to(0, "slow")) for _ in range(10))

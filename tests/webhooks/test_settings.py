@@ -44,21 +44,18 @@ def test_settings_are_read() -> None:
     assert ([str(network) for network in settings.networks], settings.schedule) == (["192.0.2.0/24"], (0, 1.5))
 
 
-@for_each(
-    "given",
-    [
-        {"secrets": "whsec_x"}, {"secrets": ["whsec_"]}, {"secrets": [base64.b64encode(b"x" * 32).decode()]},
-        {"secrets": ["whsec_" + base64.b64encode(b"x" * 23).decode()]},
-        {"secrets": ["whsec_" + base64.b64encode(b"x" * 65).decode()]}, {"secrets": ["whsec_\u00fc" + "x" * 40]},
-        {"secrets": ["whsec_!" + "x" * 39]}, {"secrets": [b"x" * 32]}, {"secrets": [None]},
-        {"submitter_secrets": [SECRET]}, {"submitter_secrets": {"shop": SECRET}},
-        {"submitter_secrets": {"shop": [SECRET, "whsec_x"]}}, {"submitter_secrets": {"shop": []}},
-        {"submitter_secrets": {"": [SECRET]}}, {"submitter_secrets": {7: [SECRET]}}, {"ports": 443}, {"ports": [0]},
-        {"ports": [65536]}, {"ports": ["443"]}, {"ports": [True]}, {"allow": "127.0.0.0/8"},
-        {"allow": ["127.0.0.1/8"]}, {"allow": ["localhost"]}, {"allow": [None]}, {"schedule": 5}, {"schedule": [-1]},
-        {"schedule": ["5"]}, {"schedule": [float("inf")]}, {"source": "two words"}, {"source": 7},
-    ],
-)  # fmt: skip
+@for_each("given", [
+    {"secrets": "whsec_x"}, {"secrets": ["whsec_"]}, {"secrets": [base64.b64encode(b"x" * 32).decode()]},
+    {"secrets": ["whsec_" + base64.b64encode(b"x" * 23).decode()]},
+    {"secrets": ["whsec_" + base64.b64encode(b"x" * 65).decode()]}, {"secrets": ["whsec_\u00fc" + "x" * 40]},
+    {"secrets": ["whsec_!" + "x" * 39]}, {"secrets": [b"x" * 32]}, {"secrets": [None]},
+    {"submitter_secrets": [SECRET]}, {"submitter_secrets": {"shop": SECRET}},
+    {"submitter_secrets": {"shop": [SECRET, "whsec_x"]}}, {"submitter_secrets": {"shop": []}},
+    {"submitter_secrets": {"": [SECRET]}}, {"submitter_secrets": {7: [SECRET]}}, {"ports": 443}, {"ports": [0]},
+    {"ports": [65536]}, {"ports": ["443"]}, {"ports": [True]}, {"allow": "127.0.0.0/8"},
+    {"allow": ["127.0.0.1/8"]}, {"allow": ["localhost"]}, {"allow": [None]}, {"schedule": 5}, {"schedule": [-1]},
+    {"schedule": ["5"]}, {"schedule": [float("inf")]}, {"source": "two words"}, {"source": 7},
+])  # fmt: skip
 def test_an_invalid_value_is_refused(given: dict[str, Any]) -> None:
     """An invalid value is refused with the name of its setting."""
     with pytest.raises(ConfigurationError, match=f"onejob_webhook_{next(iter(given))}"):
@@ -100,39 +97,33 @@ def test_each_signer_has_its_secrets() -> None:
 DEFAULTS = WebhookSettings()
 
 
-@for_each(
-    "url, target",
-    [
-        ("https://example.org", WebhookUrl("https", "example.org", 443, "/")),
-        ("https://example.org/a/b?c=d&e=%20", WebhookUrl("https", "example.org", 443, "/a/b?c=d&e=%20")),
-        ("HTTPS://Example.ORG:443?x", WebhookUrl("https", "example.org", 443, "/?x")),
-        ("https://xn--bcher-kva.example/", WebhookUrl("https", "xn--bcher-kva.example", 443, "/")),
-        ("https://8.8.8.8/", WebhookUrl("https", "8.8.8.8", 443, "/")),
-        ("https://[2606:4700::1111]/x", WebhookUrl("https", "[2606:4700::1111]", 443, "/x")),
-    ],
-)
+@for_each("url, target", [
+    ("https://example.org", WebhookUrl("https", "example.org", 443, "/")),
+    ("https://example.org/a/b?c=d&e=%20", WebhookUrl("https", "example.org", 443, "/a/b?c=d&e=%20")),
+    ("HTTPS://Example.ORG:443?x", WebhookUrl("https", "example.org", 443, "/?x")),
+    ("https://xn--bcher-kva.example/", WebhookUrl("https", "xn--bcher-kva.example", 443, "/")),
+    ("https://8.8.8.8/", WebhookUrl("https", "8.8.8.8", 443, "/")),
+    ("https://[2606:4700::1111]/x", WebhookUrl("https", "[2606:4700::1111]", 443, "/x")),
+])  # fmt: skip
 def test_a_url_is_parsed(url: str, target: WebhookUrl) -> None:
     """A URL of a public host over https is accepted and parsed."""
     check_url(url, DEFAULTS)
     assert WebhookUrl.parse(url) == target
 
 
-@for_each(
-    "url",
-    [
-        None, 7, b"https://example.org", "", "example.org", "//example.org", "https://", "https:///path",
-        "https:example.org", "https:/example.org", "ftp://example.org/s3cret", "file:///etc/passwd",
-        "javascript:alert(1)", "https://user@example.org", "https://user:word@example.org",
-        "https://example.org@127.0.0.1/", "https://[::g]/",
-        "https://example.org#fragment", "https://example.org/a#fragment", "https://example.org\\@127.0.0.1/",
-        "https://example.org:443:80/", "https://example.org:/", "https://example.org:-1/",
-        "https://example.org:999999/", "https://exa mple.org/", " https://example.org/", "https://example.org/ ",
-        "https://example.org/\n", "https://example.org/\r\nhost: other", "https://example.org/\x00",
-        "https://b\u00fccher.example/", "https://\u2460\u2461\u2466.0.0.1/", "https://127\u30020\u30020\u30021/",
-        "https://example.org/\u00fc", "https://exam%70le.org/", "https://[::1/", "https://::1/",
-        "https://[fe80::1%25eth0]/", "https://[::1]x/", "https://example.org/" + "x" * URL_LIMIT,
-    ],
-)  # fmt: skip
+@for_each("url", [
+    None, 7, b"https://example.org", "", "example.org", "//example.org", "https://", "https:///path",
+    "https:example.org", "https:/example.org", "ftp://example.org/s3cret", "file:///etc/passwd",
+    "javascript:alert(1)", "https://user@example.org", "https://user:word@example.org",
+    "https://example.org@127.0.0.1/", "https://[::g]/",
+    "https://example.org#fragment", "https://example.org/a#fragment", "https://example.org\\@127.0.0.1/",
+    "https://example.org:443:80/", "https://example.org:/", "https://example.org:-1/",
+    "https://example.org:999999/", "https://exa mple.org/", " https://example.org/", "https://example.org/ ",
+    "https://example.org/\n", "https://example.org/\r\nhost: other", "https://example.org/\x00",
+    "https://b\u00fccher.example/", "https://\u2460\u2461\u2466.0.0.1/", "https://127\u30020\u30020\u30021/",
+    "https://example.org/\u00fc", "https://exam%70le.org/", "https://[::1/", "https://::1/",
+    "https://[fe80::1%25eth0]/", "https://[::1]x/", "https://example.org/" + "x" * URL_LIMIT,
+])  # fmt: skip
 def test_an_invalid_url_is_refused(url: Any) -> None:
     """An invalid URL is refused, and the message describes a valid one, without the path of this one."""
     with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is ") as caught:
