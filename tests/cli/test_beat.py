@@ -22,8 +22,10 @@ def with_schedule(shell: Shell, folder: Path, task: str = "{}.invoice") -> None:
         module.write(SCHEDULE % task.format(name))
 
 
-def test_an_entry_is_listed_paused_resumed_and_run(ledger: Ledger, app_shell: Shell, tmp_path: Path) -> None:
-    """`beat list` has the entries of the app; `pause`, `resume` and `run` change one, and are recorded."""
+def test_an_entry_is_listed_paused_resumed_and_run(
+    ledger: Ledger, app_shell: Shell, tmp_path: Path, shell: Shell
+) -> None:
+    """`beat` lists the entries of an app, which it needs, and pauses, resumes or runs one, which is recorded."""
     with_schedule(app_shell, tmp_path)
     assert "hourly is paused." in app_shell("beat", "pause", "hourly").output
     (entry,) = [each for each in app_shell.json("beat", "list") if each["name"] == "hourly"]
@@ -42,10 +44,6 @@ def test_an_entry_is_listed_paused_resumed_and_run(ledger: Ledger, app_shell: Sh
         ("beat pause", "daily", "refused"), ("beat run", "hourly", "done"), ("beat resume", "hourly", "done"),
         ("beat pause", "hourly", "done"),
     ]  # fmt: skip
-
-
-def test_a_schedule_needs_an_app(ledger: Ledger, shell: Shell) -> None:
-    """A ledger alone has no schedule: the commands name the option that is missing."""
     refused = shell("beat", "list")
     assert (refused.exit_code, "-A module" in refused.output) == (1, True)
 

@@ -118,7 +118,7 @@ IN_UTC = re.compile(r"\"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z\"")
 def test_times_are_written_for_people(
     ledger: Ledger, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command prints times in ISO 8601, local with their offset or, in JSON, in UTC; never as raw seconds."""
+    """Times are in ISO 8601, local with their offset or, in JSON, in UTC; one that is not known is null."""
     job = claimed(ledger, ledger.submit(order(1)).job.id)
     ledger.submit(order(1))
     ledger.fail(job, '{"type": "E", "message": "", "traceback": "T"}', "E")
@@ -134,10 +134,6 @@ def test_times_are_written_for_people(
             found = [bool(pattern.search(text + as_json)) for pattern in (EPOCH, LOCAL, IN_UTC)]
             assert found == [False, True, True], (words, text, as_json)
     time.tzset()
-
-
-def test_a_time_that_is_none_is_null(ledger: Ledger, shell: Shell) -> None:
-    """A worker that hears its broker, or whose start is unknown, has null there in JSON, and no time in 1970."""
     ledger.store.heartbeat("north", lasts=60.0, registration=Registration(started_at=1.8e9))
     ledger.store.heartbeat("south", lasts=60.0, registration=Registration(silent_since=1.8e9))
     north, south = sorted(shell.json("workers"), key=lambda each: each["name"])
@@ -158,16 +154,12 @@ def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
     assert "?: not known, since no completed job" in shell("duplicates").output
     assert (before["name"], before["runs"], before["seconds"]) == ("shop.invoice", 3, None)
     ended = ledger.complete(job, "1")
-    by_submitter = shell.json("duplicates", "--by", "submitter")
-    assert [(each["name"], each["runs"], each["counts"]["attached"]) for each in by_submitter] == [
-        ("user:1", 2, 2), ("user:2", 1, 1),
-    ]  # fmt: skip
-    assert by_submitter[0]["seconds"] == pytest.approx(2 * ((ended.finished_at or 0) - (ended.started_at or 0)))
+    (by_submitter,) = shell.json("duplicates", "--by", "submitter", "--limit", "1")
+    assert (by_submitter["name"], by_submitter["runs"], by_submitter["counts"]["attached"]) == ("user:1", 2, 2)
+    assert by_submitter["seconds"] == pytest.approx(2 * ((ended.finished_at or 0) - (ended.started_at or 0)))
     (group,) = shell.json("duplicates", "--by", "identity")
     assert (group["name"], group["task"], group["arguments"]) == (job.identity, "shop.invoice", '1, note="b"')
     assert "shop.invoice" in shell("duplicates", "--by", "identity").output
-    first = shell("duplicates", "--by", "submitter", "--limit", "1").output
-    assert ("user:1" in first, "user:2" in first) == (True, False)
     table = shell("duplicates", job.id).output
     assert all(word in table for word in ("user:1", "apply_async", "web-1", "attached", "same"))
     assert [each["submitter"] for each in shell.json("duplicates", job.id)] == ["user:1", "user:2", "user:1"]

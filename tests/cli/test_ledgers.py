@@ -142,8 +142,8 @@ def test_an_app_that_is_none_is_named() -> None:
 # --- identities -----------------------------------------------------------------------------------------------------
 
 
-def test_identity_prints_what_is_hashed(app_shell: Shell) -> None:
-    """`identity` prints the same text and hash for equal calls; words of JSON are values; unknown tasks are refused."""
+def test_identity_prints_what_is_hashed(app_shell: Shell, ledger: Ledger) -> None:
+    """`identity` prints the hashed text of a call, in which words of JSON are values, and `--check` its outcome."""
     task, deep = f"{app_shell.options[1]}.invoice", "[" * 9999
     words = (["42", "note=hello"], ["order_id=42"], ['"42"'], ["hello"], [deep])
     one, other, text, plain, nested = (app_shell("identity", task, *each).output for each in words)
@@ -152,14 +152,10 @@ def test_identity_prints_what_is_hashed(app_shell: Shell) -> None:
         assert f'"order_id":{value}' in output
     unknown = app_shell("identity", "shop.bill", "42")
     assert (unknown.exit_code, task in unknown.output) == (1, True)
-
-
-def test_an_identity_is_checked(ledger: Ledger, app_shell: Shell) -> None:
-    """`identity --check` also prints the outcome of the call, and the job that would answer it."""
     command = ("identity", f"{app_shell.options[1]}.invoice", "order_id=7")
-    plain, checked = app_shell.lines(*command), app_shell.lines(*command, "--check")
-    assert (checked[:2], checked[2].split()) == (plain, ["outcome:", "admitted"])
-    job = ledger.submit(replace(order(7), identity=plain[1].split()[1])).job
+    hashed, checked = app_shell.lines(*command), app_shell.lines(*command, "--check")
+    assert (checked[:2], checked[2].split()) == (hashed, ["outcome:", "admitted"])
+    job = ledger.submit(replace(order(7), identity=hashed[1].split()[1])).job
     found = app_shell.json(*command, "--check")
     assert (found["outcome"], found["job"], job.id in found["reason"]) == ("attached", job.id, True)
 

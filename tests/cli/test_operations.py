@@ -28,12 +28,10 @@ from tests.doors import DOORS, Door, completed, effects, failed, queued, running
 from tests.fundamentals.shop import claimed, order
 
 COMMANDS = {
-    Operation.CANCEL: ("jobs", "cancel"),
-    Operation.FORCE_CANCEL: ("jobs", "cancel", "--force"),
-    Operation.RUN_NOW: ("jobs", "run-now"),
-    Operation.REDRIVE: ("dead", "redrive"),
+    Operation.CANCEL: ("jobs", "cancel"), Operation.FORCE_CANCEL: ("jobs", "cancel", "--force"),
+    Operation.RUN_NOW: ("jobs", "run-now"), Operation.REDRIVE: ("dead", "redrive"),
     Operation.DELETE: ("jobs", "delete"),
-}
+}  # fmt: skip
 
 
 @for_each("door", DOORS)

@@ -69,13 +69,10 @@ BODIES: dict[str, Any] = {
     each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again, paid)
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "invoice": {"unique_on": ["order_id"]},
-    "picky": {"unique_on": lambda user: user["id"].lower()},
-    "strict": {"on_duplicate": "raise"},
-    "newest": {"unique_on": ["document"], "on_duplicate": "replace"},
-    "again": {"on_duplicate": "run_again"},
-    "paid": {"requires_key": True},
-}
+    "invoice": {"unique_on": ["order_id"]}, "picky": {"unique_on": lambda user: user["id"].lower()},
+    "strict": {"on_duplicate": "raise"}, "newest": {"unique_on": ["document"], "on_duplicate": "replace"},
+    "again": {"on_duplicate": "run_again"}, "paid": {"requires_key": True},
+}  # fmt: skip
 
 if STORE in os.environ:
     app = build(os.environ[STORE], os.environ[BROKER])

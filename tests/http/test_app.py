@@ -91,14 +91,9 @@ def test_one_line_mounts_the_api(celery_app: celery.Celery, tmp_path: Path) -> N
     def other(word: str) -> None: ...
 
     app = FastAPI()
-    tenants = ("/v1/{tenant}", celery_app)
-    for prefix, each in (
-        ("", celery_app),
-        ("/v1", celery_app),
-        tenants,
-        ("/b", exposing(tmp_path, "other.task", other)),
-    ):
-        app.include_router(router(each, prefix=prefix))
+    for prefix in ("", "/v1", "/v1/{tenant}"):
+        app.include_router(router(celery_app, prefix=prefix))
+    app.include_router(router(exposing(tmp_path, "other.task", other), prefix="/b"))
     app.get("/own")(lambda: {"mine": True})
     shop, body = Shop(celery_app, TestClient(app, **LOCAL)), {"task": "shop.invoice", "kwargs": {"order_id": 7}}
     for prefix in ("", "/v1"):

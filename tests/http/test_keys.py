@@ -170,7 +170,7 @@ def test_an_unsafe_key_file_is_refused(celery_app: Celery, standing: Standing, f
 
 
 def test_rotation_overlaps(file: KeyFile) -> None:
-    """A new key works at once with the permissions of the former one, which works until the overlap ends."""
+    """A new key has the rights of the former one, which works until the overlap ends, and revives none."""
     quotas, end = Quotas.parse("5/day", None), time.time() + 1000
     former = file.add("shop", Role.SUBMIT, quotas, expires_at=end, own_jobs=True, tasks=["shop.invoice"])
     new = file.rotate("shop", 60)
@@ -187,10 +187,6 @@ def test_rotation_overlaps(file: KeyFile) -> None:
     assert (file.find(last), names(file)) == (None, [])
     with pytest.raises(ConfigurationError, match="no key named"):
         file.rotate("shop", 60)
-
-
-def test_a_rotation_revives_no_key(file: KeyFile) -> None:
-    """A key that has expired does not work again when it is rotated, also if its time was set to 0."""
     formers = [file.add(f"key {at}", Role.READ, expires_at=at) for at in (0.0, 1.0)]
     for at in (0.0, 1.0):
         file.rotate(f"key {at}", 60)
@@ -233,10 +229,6 @@ def test_the_command_line_manages_keys(file: KeyFile) -> None:
     assert None not in [file.find(text) for text in (former, new)]
     assert [(row["name"], row["quota"]) for row in listed(file)][1:] == [("shop", "1000/day")] * 2
     assert "shop.a" in keys(file, "list").output
-
-
-def test_a_name_that_is_none_is_called_a_name(file: KeyFile) -> None:
-    """The refusal of a key's name says that it is about the name, and not about the key."""
     assert "the name of an API key must be" in keys(file, "add", "a\nb", "--role", "read").output
 
 

@@ -23,12 +23,10 @@ from tests.http.conftest import Shop, problem
 from tests.pages.browser import Browser, mounted
 
 REQUESTS: dict[Operation, tuple[str, str, int]] = {
-    Operation.CANCEL: ("POST", "/cancel", 200),
-    Operation.FORCE_CANCEL: ("POST", "/cancel?force=true", 202),
-    Operation.RUN_NOW: ("POST", "/run-now", 200),
-    Operation.REDRIVE: ("POST", "/redrive", 202),
+    Operation.CANCEL: ("POST", "/cancel", 200), Operation.FORCE_CANCEL: ("POST", "/cancel?force=true", 202),
+    Operation.RUN_NOW: ("POST", "/run-now", 200), Operation.REDRIVE: ("POST", "/redrive", 202),
     Operation.DELETE: ("DELETE", "", 204),
-}
+}  # fmt: skip
 """The method, the path and the status of each operation."""
 
 
@@ -154,9 +152,14 @@ def test_redriven_jobs_may_run_their_steps_again(shop: Shop, path: str, body: di
 
 
 def test_an_empty_filter_selects_nothing(shop: Shop) -> None:
-    """A filter that leaves out no job is refused, such as an empty part of an error: it would select every job."""
+    """A filter that leaves out no job, as an empty part of an error, is refused, also by the document."""
     for chosen in ({}, {"error": ""}, {"argument": "", "state": []}):
         problem(shop.post("/jobs/bulk", {"operation": "cancel", "filter": chosen}), 422, "invalid-request")
+    for condition in shop.get("/openapi.json").json()["components"]["schemas"]["BulkFilter"]["anyOf"]:
+        ((name, schema),) = condition["properties"].items()
+        if name not in {"state", "since", "until", "group"}:
+            body = {"operation": "cancel", "filter": {name: ""}}
+            assert (shop.post("/jobs/bulk", body).status_code == 200) is ("" not in schema["not"]["enum"]), name
 
 
 def test_an_operation_proceeds_in_portions(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,31 +195,22 @@ def test_each_front_end_has_each_filter(shop: Shop) -> None:
     assert shop.post("/dead/redrive", {"tag": "a"}).json()["done"] == [dead.id]
 
 
-def test_the_document_says_which_filters_are_no_condition(shop: Shop) -> None:
-    """The document refuses a bulk request whose only condition is an empty text if the server does."""
-    for condition in shop.get("/openapi.json").json()["components"]["schemas"]["BulkFilter"]["anyOf"]:
-        ((name, schema),) = condition["properties"].items()
-        if name not in {"state", "since", "until", "group"}:
-            body = {"operation": "cancel", "filter": {name: ""}}
-            assert (shop.post("/jobs/bulk", body).status_code == 200) is ("" not in schema["not"]["enum"]), name
-
-
 def test_dead_letters_are_chosen(shop: Shop) -> None:
     """Ids, a task, a substring of the reason, or all choose dead letters, in order, up to the limit."""
     first, second = failed(shop.ledger, 1).id, shop.failed(shop.job_id(1, "strict"), reason="KeyError: x").id
-    waiting = queued(shop.ledger, 3).id
-    for body, done, refused in (
-        ({"task": "shop.strict"}, [second], []), ({"error": "keyerror"}, [second], []),
-        ({"task": "shop.invoice", "error": "KeyError"}, [], []), ({"all": True}, [second, first], []),
-        ({"all": True, "limit": 1}, [second], []),
-        ({"job_ids": [first, "unknown", waiting, second, first]}, [first, second], ["unknown", waiting]),
+    for body, done in (
+        ({"task": "shop.strict"}, [second]), ({"error": "keyerror"}, [second]), ({"all": True}, [second, first]),
+        ({"task": "shop.invoice", "error": "KeyError"}, []), ({"all": True, "limit": 1}, [second]),
+        ({"job_ids": [first, "unknown", second, first]}, [first, second]),
     ):  # fmt: skip
         answer = shop.post("/dead/redrive", body | {"dry_run": True}).json()
-        assert (answer["dry_run"], answer["done"], list(answer["refused"])) == (True, done, refused), body
+        assert (answer["dry_run"], answer["done"], list(answer["refused"])) == (
+            True,
+            done,
+            ["unknown"] * ("job_ids" in body),
+        )
     assert shop.post("/dead/redrive", {"error": "ValueError"}).json()["done"] == [first]
     assert effects(shop.ledger)[first] == ("queued", "redriven over HTTP")
-    assert [job["id"] for job in shop.get("/dead?error=keyerror").json()["jobs"]] == [second]
-    assert shop.get("/dead?error=keyerror&task=shop.invoice").json()["jobs"] == []
 
 
 # --- groups of dead letters -----------------------------------------------------------------------------------------

@@ -117,12 +117,11 @@ TWO_KEYS: list[dict[str, Any]] = [
 
 def test_tags_are_those_of_the_job(shop: Shop) -> None:
     """Tags in the body become those of the job; what can be none is refused, and nothing is stored."""
-    job = shop.submit(1, tags=["import", "tenant:7", "import", "ü"]).json()["job"]
-    assert job["tags"] == ["import", "tenant:7", "ü"]
     for wrong in ("import", [1], [""], ["x" * 65], ["a\tb"], [" a"], [str(number) for number in range(11)]):
         response = shop.submit(2, tags=wrong)
         assert (response.status_code, "tags" in response.text) == (422, True), wrong
-    assert len(shop.ledger.find(Query())) == 1
+    assert shop.ledger.find(Query()) == []
+    assert shop.submit(1, tags=["import", "ü", "import"]).json()["job"]["tags"] == ["import", "ü"]
 
 
 def test_an_idempotency_key_makes_retries_safe(shop: Shop) -> None:

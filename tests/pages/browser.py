@@ -44,6 +44,8 @@ class HtmlPage(HTMLParser):
         self.source = text
         self.words: list[str] = []
         self.links: list[str] = []
+        self.elements: list[set[str]] = []
+        """The tag of each element, and the names of its attributes."""
         self.forms: list[HtmlForm] = []
         self.feed(text)
 
@@ -56,6 +58,7 @@ class HtmlPage(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
+        self.elements.append({tag, *given})
         if tag == "a":
             self.links.append(given.get("href", ""))
         elif tag == "form":

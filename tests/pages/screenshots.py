@@ -26,12 +26,9 @@ def take(folder: Path) -> None:
         web = FastAPI()
         web.mount("/onejob", onejob.dashboard(sample.app, authorize=lambda _request: ("ann", "operate")))
         paths = {
-            "overview": "/",
-            "jobs": "/jobs",
-            "job": f"/jobs/{sample.named['crashed']}",
-            "duplicates": "/duplicates?by=submitter",
-            "dead-letters": "/dead",
-        }
+            "overview": "/", "jobs": "/jobs", "job": f"/jobs/{sample.named['crashed']}",
+            "duplicates": "/duplicates?by=submitter", "dead-letters": "/dead",
+        }  # fmt: skip
         with serving(web) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path=chromium_binary(), args=["--no-sandbox", "--disable-gpu"]

@@ -229,7 +229,6 @@ def test_a_group_of_dead_letters_is_redriven(browser: Browser, sample: Sample, m
     for number in range(4):
         sample.dead_letter(project=number)
     groups = browser.json("/dead")["groups"]
-    assert len(groups) == 3
     form = next(form for form in browser.page("/dead").forms if form.action == "/ops/bulk/preview")
     group = next(each for each in groups if each["group"] == form.hidden("group"))
     fields = [*form.fields, ("operation", "redrive")]

@@ -21,6 +21,7 @@ from onejob.ledger.sweep import note_publication
 from onejob.pages import job as job_view
 from onejob.pages.context import UNREADABLE
 from onejob.webhooks.job import webhook_submission
+from tests.browser.hostile import WHOLE, attack
 from tests.cases import for_each
 from tests.http.serving import serving
 from tests.pages.browser import SAME_ORIGIN, Browser, HtmlPage, browser_of, mounted, on_every_store
@@ -196,6 +197,23 @@ def test_typed_arguments_stay_typed(browser: Browser, sample: Sample) -> None:
     response = browser.post(f"/edit/{job.id}", args=args, kwargs=json.dumps(edited))
     new = sample.ledger.get(response.headers["location"].rpartition("/")[2])
     assert decode(new.payload).kwargs == {"project": at, "style": "long"}
+
+
+def test_no_page_has_an_element_of_a_text(browser: Browser, sample: Sample) -> None:
+    """Lists, also filtered, previews and the form of an edit have a hostile text as a text, and send it back."""
+    attacked = attack(sample, WHOLE)
+    failed, name = quote(attacked.jobs["failed"], safe=""), quote(attacked.name)
+    filtered = (f"/jobs?task={name}&worker={name}", f"/dead?task={name}", f"/duplicates?by=identity&task={name}")
+    pages = [browser.page(path) for path in (*PAGES, *filtered, f"/edit/{failed}")]
+    forms = [form.fields for form in pages[PAGES.index("/dead")].forms if form.action == "/ops/bulk/preview"]
+    pages += [HtmlPage(browser.post_pairs("/bulk/preview", [*each, ("operation", "redrive")]).text) for each in forms]
+
+    pages.append(browser.posted(f"/edit/{failed}", args="[]", kwargs=attacked.name, status=422))
+    for page in pages:
+        assert not [each for each in page.elements if each & {"img", "iframe", "b", "i", "u", "onerror", "onload"}]
+        assert [link for link in page.links if link.startswith("javascript:")] == []
+    assert sum(" ".join(attacked.name.split()) in page.text for page in pages) > len(PAGES)
+    assert attacked.name in unescape(pages[-1].source)
 
 
 @for_each("args, kwargs, said", [

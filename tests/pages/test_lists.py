@@ -67,7 +67,7 @@ def test_pages_have_each_job_once_while_others_are_submitted(
 
 
 def test_a_full_page_may_be_the_last(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list leads from a full page to another one if that has rows, and only then."""
+    """A list leads from a full page to another one if that has rows, and only then, also behind the longest ids."""
     monkeypatch.setattr(lists, "PAGE_SIZE", 2)
     for number in range(21):
         assert browser.json("/jobs", submitter="batch", limit="20")["next"] is None
@@ -76,10 +76,6 @@ def test_a_full_page_may_be_the_last(browser: Browser, sample: Sample, monkeypat
     for pages in ([0], [1], [2], [2, 1]):
         assert [len(ids) for ids in walk(browser, "/audit", "entries", "before")] == pages
         browser.post("/bulk/run", scope="matching", operation="run_now", filter="")
-
-
-def test_pages_go_on_behind_the_longest_ids(browser: Browser, sample: Sample) -> None:
-    """A page that ends with an id of 255 characters, of whichever bytes, leads to the next one."""
     task = sample.app.tasks["shop.study_plan"]
     ids = [task.apply_async((f"{n}",), task_id=f"{n:02}".ljust(255, "漢")).id for n in range(21)]
     before = [*sample.jobs()]
@@ -139,8 +135,8 @@ def test_dead_letters_since_a_time(browser: Browser, sample: Sample, monkeypatch
     assert "/ops/jobs?state=failed&since=1m" in page.links
 
 
-def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
-    """Under each worker is what it runs, apart what those ran that are gone; late is one after 2/3 of a lease."""
+def test_workers_have_their_runs(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker has its runs, or is idle if that is known; lost ones are apart; late is one after 2/3 of a lease."""
     gone = sample.start(sample.submit("shop.study_plan", project="of nobody").job, GONE)
     shown = browser.json("/workers")
     assert {each["name"]: [run["id"] for run in each["runs"]] for each in shown["workers"]} == {
@@ -151,12 +147,6 @@ def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
     app.conf.update(onejob_store="sqlite:///:unused:", onejob_lease=300.0, onejob_heartbeat=10.0)
     worker = WorkerInfo("celery@one", 1000.0)
     assert [Context(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
-
-
-def test_a_worker_whose_runs_are_not_listed_is_not_idle(
-    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker without a run is idle, unless there are more runs than are listed, which are the newest ones."""
     assert "idle" in browser.page("/workers").text
     sample.start(sample.submit("shop.study_plan", project="newer").job, NODES[1])
     monkeypatch.setattr(lists, "RUNS_LIMIT", 1)
@@ -172,21 +162,17 @@ def test_waiting_jobs_of_other_apps_show(browser: Browser, sample: Sample) -> No
     assert "other" in {each["queue"] for each in browser.json("/workers")["queues"]}
 
 
-def test_a_chart_has_its_numbers_in_full(browser: Browser, sample: Sample) -> None:
-    """The title of a bar, and the number above all of them, have every digit of a million."""
+def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None:
+    """The overview has the due job that has waited longest, and, over bars, numbers with every digit."""
+    assert browser.json("/")["oldest"]["task"] == "shop.index_document"
+    sample.ledger.cancel(sample.named["queued"])
+    assert sample.ledger.get(sample.named["retrying"]).state == "retrying"
+    assert browser.json("/")["oldest"] is None
     name = total_name(("submissions_total", "shop.study_plan", "rejected"))
     sample.ledger.store.increment({name: 1.0}, recent={name: 1_234_567.0})
     source = browser.page("/").source
     assert "1,234,567 rejected</title>" in source
     assert re.search(r'class="top-value" aria-hidden="true">1,234,\d{3}</span>', source)
-
-
-def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None:
-    """The overview has the job that has waited longest since it is due; one that is due later waits for its time."""
-    assert browser.json("/")["oldest"]["task"] == "shop.index_document"
-    sample.ledger.cancel(sample.named["queued"])
-    assert sample.ledger.get(sample.named["retrying"]).state == "retrying"
-    assert browser.json("/")["oldest"] is None
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------
