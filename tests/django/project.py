@@ -33,12 +33,10 @@ class Project:
     def environment(self) -> dict[str, str]:
         given = [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         return os.environ | {
-            "DJANGO_SETTINGS_MODULE": "shop.settings",
-            "SHOP_SETTINGS": json.dumps(self.settings),
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *given]),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "DJANGO_SETTINGS_MODULE": "shop.settings", "SHOP_SETTINGS": json.dumps(self.settings),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *given]), "PYTHONDONTWRITEBYTECODE": "1",
             **self.variables,
-        }
+        }  # fmt: skip
 
     def run(self, *command: str, code: int = 0) -> str:
         """Run Python in the folder of the project; return what it has written to both outputs."""

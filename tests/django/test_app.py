@@ -115,6 +115,14 @@ def test_only_the_database_of_the_ledger_has_its_tables(files: dict[str, Any]) -
     assert project.script(TABLES) == [{"default": False, "jobs": True}, "jobs.db"]
 
 
+def test_a_database_that_a_uri_names_has_the_ledger(tmp_path: Path) -> None:
+    """The ledger is in the file that Django opens, which takes every name that begins with `file:` for a URI."""
+    databases = {"default": sqlite(f"file:{tmp_path}/shop.db")}
+    found, _ = Project({"DATABASES": databases, "CELERY_ONEJOB_STORE": "django://default"}).script(TABLES)
+    assert found == {"default": True}
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"shop.db"}
+
+
 EXAMINED = """
 from django.core.management import call_command
 from onejob.django.conf import app_state
@@ -145,11 +153,3 @@ def test_the_file_of_a_database_is_examined(files: dict[str, Any]) -> None:
     """`onejob doctor` examines the file of a ledger whose store is a database of Django."""
     (found,) = Project({"DATABASES": files, "CELERY_ONEJOB_STORE": "django://default"}).script(EXAMINED)
     assert "is local, its journal mode is" in found or "the mode of" in found
-
-
-def test_a_database_that_a_uri_names_has_the_ledger(tmp_path: Path) -> None:
-    """The ledger is in the file that Django opens, which takes every name that begins with `file:` for a URI."""
-    databases = {"default": sqlite(f"file:{tmp_path}/shop.db")}
-    found, _ = Project({"DATABASES": databases, "CELERY_ONEJOB_STORE": "django://default"}).script(TABLES)
-    assert found == {"default": True}
-    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"shop.db"}

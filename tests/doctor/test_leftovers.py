@@ -115,15 +115,11 @@ def test_leftovers_in_an_app_are_found(tmp_path: Path) -> None:
     app.finalize()
     found = {(finding.subject, finding.problem) for finding in find_leftovers(app, [])}
     assert found == {
-        ("settings: ONCE", "the app sets it"),
-        ("settings: singleton_backend_class", "the app sets it"),
-        ("settings: singleton_lock_expiry", "the app sets it"),
-        ("settings: onejob_share_old_locks", "it is True"),
-        ("task single", "its class is a shim of onejob.compat"),
-        ("task single", "it has raise_on_duplicate=True"),
-        ("task once", "its class is a shim of onejob.compat"),
-        ("task once", "it has once={'graceful': True}"),
-    }
+        ("settings: ONCE", "the app sets it"), ("settings: singleton_backend_class", "the app sets it"),
+        ("settings: singleton_lock_expiry", "the app sets it"), ("settings: onejob_share_old_locks", "it is True"),
+        ("task single", "its class is a shim of onejob.compat"), ("task single", "it has raise_on_duplicate=True"),
+        ("task once", "its class is a shim of onejob.compat"), ("task once", "it has once={'graceful': True}"),
+    }  # fmt: skip
     assert not find_leftovers(Celery("new", broker="memory://"), [])
     (tmp_path / "settings.py").write_text("singleton_lock_expiry = 5\nONCE = {}\n")
     both = [finding.subject for finding in find_leftovers(app, [tmp_path, Path(__file__)])]

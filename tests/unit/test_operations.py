@@ -17,7 +17,6 @@ from onejob.celery.payload import decode, loads
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
-    InvalidPayloadError,
     JobEndedError,
     JobNotEndedError,
     JobPurgedError,
@@ -37,19 +36,15 @@ from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.webhooks.job import WebhookPayload
 from tests.cases import for_each
-from tests.conftest import every_store
 from tests.contract.support import StoreAddress, not_none
 from tests.http.shop import build
 
 ORIGIN = "over HTTP by ops"
 ERROR = '{"type": "E", "message": "", "traceback": ""}'
 REFUSALS: dict[Operation, type[OneJobError]] = {
-    Operation.CANCEL: JobEndedError,
-    Operation.FORCE_CANCEL: JobEndedError,
-    Operation.RUN_NOW: NotWaitingError,
-    Operation.REDRIVE: NoDeadLetterError,
-    Operation.DELETE: JobNotEndedError,
-}
+    Operation.CANCEL: JobEndedError, Operation.FORCE_CANCEL: JobEndedError, Operation.RUN_NOW: NotWaitingError,
+    Operation.REDRIVE: NoDeadLetterError, Operation.DELETE: JobNotEndedError,
+}  # fmt: skip
 
 
 def latest(document: int, text: str) -> None: ...
@@ -132,15 +127,10 @@ def test_newer_arguments_are_not_overwritten(app: Celery, ledger: Ledger) -> Non
         ended(ledger, newer, fails=False) if state is State.QUEUED else None
 
 
-@for_each(
-    "task, first, later, fails",
-    [
-        ("newest", (1, "a"), (1, "b"), True),
-        ("newest", (2, "a"), (2, "a"), False),
-        ("newest", (3, "a"), (4, "b"), False),
-        ("invoice", (5, "a"), (5, "b"), False),
-    ],
-)
+@for_each("task, first, later, fails", [
+    ("newest", (1, "a"), (1, "b"), True), ("newest", (2, "a"), (2, "a"), False), ("newest", (3, "a"), (4, "b"), False),
+    ("invoice", (5, "a"), (5, "b"), False),
+])  # fmt: skip
 def test_nothing_newer_prevents_no_redrive(
     app: Celery, ledger: Ledger, task: str, first: tuple[Any, ...], later: tuple[Any, ...], fails: bool
 ) -> None:
@@ -172,12 +162,8 @@ def test_a_dead_letter_is_submitted_with_other_arguments(app: Celery, ledger: Le
     """The new job has the new arguments and their identity, and all else of the dead letter, which is gone."""
     app.conf.onejob_webhook_secrets = [f"whsec_{base64.b64encode(b'k' * 32).decode()}"]
     options: dict[str, Any] = {
-        "exchange": "fast",
-        "routing_key": "fast.now",
-        "time_limit": 9,
-        "headers": {"tenant": "t"},
-        "tags": ["import"],
-    }
+        "exchange": "fast", "routing_key": "fast.now", "time_limit": 9, "headers": {"tenant": "t"}, "tags": ["import"],
+    }  # fmt: skip
     with onejob.submitter("ann"):
         dead = brought(app, ledger, State.FAILED, priority=3, webhook_url="https://example.org/end", **options)
     admission = edit(app, ledger, dead.id, args=[2], kwargs={"note": "fixed"})
@@ -219,15 +205,6 @@ def test_an_edit_that_was_interrupted_is_repeated(app: Celery, ledger: Ledger, m
     assert [job.id for job in ledger.find(Query())] == [first.id]
 
 
-def test_arguments_that_would_not_run_are_refused(app: Celery, ledger: Ledger) -> None:
-    """An equal job with other arguments, which would answer, leaves the dead letter as it is."""
-    dead = brought(app, ledger, State.FAILED)
-    live = app.tasks["shop.invoice"].apply_async((1,), {"note": "b"}, countdown=3600)
-    with pytest.raises(NotResubmittableError, match=live.id):
-        edit(app, ledger, dead.id, kwargs={"note": "c"})
-    assert ledger.get(dead.id).state is State.FAILED
-
-
 def test_a_tenants_dead_letter_stays_its_own(app: Celery, ledger: Ledger) -> None:
     """The new job of a submitter with own jobs is its own, whoever edits, and consumes no quota of it."""
     with onejob.submitter("tenant", own_jobs=True, quota="1/day"):
@@ -254,17 +231,7 @@ def test_a_dead_letter_stays_if_its_submission_is_refused(app: Celery, ledger: L
     assert {each.id for each in ledger.find(Query(states=frozenset({State.FAILED})))} == {dead.id, refused.id}
 
 
-def test_only_dead_letters_outside_of_a_canvas_are_resubmitted(app: Celery, ledger: Ledger) -> None:
-    """A job that has not failed, or whose end a canvas waits for, is refused."""
-    with pytest.raises(NoDeadLetterError):
-        edit(app, ledger, brought(app, ledger, State.QUEUED).id, args=[2])
-    member = brought(app, ledger, State.FAILED, 3, link=app.tasks["shop.anything"].s(json=True))
-    with pytest.raises(NotResubmittableError, match="canvas"):
-        edit(app, ledger, member.id, args=[2], kwargs={})
-    assert ledger.get(member.id) == member
-
-
-# --- a duplicate check says what the submission that follows it gets, on every store ----------------------------------
+# --- a duplicate check says what the submission that follows it gets ------------------------------------------------
 
 
 TASKS = {"attach": "shop.invoice", "raise": "shop.strict", "replace": "shop.newest", "run_again": "shop.latest"}
@@ -299,7 +266,6 @@ CASES = [
 ]
 
 
-@every_store
 @for_each("policy, situation, other", CASES)
 def test_a_check_foretells_the_submission(app: Celery, policy: str, situation: str, *, other: bool) -> None:
     """The outcome and the job of a check are those of the submission that follows it, which finds nothing changed."""
@@ -336,13 +302,3 @@ def test_a_check_is_made_for_its_submitter(app: Celery) -> None:
     assert check_duplicate(app, "shop.invoice", [1], {}).outcome is Outcome.ADMITTED
     app.tasks["shop.invoice"].delay(1)
     assert check_duplicate(app, "shop.invoice", [1], {}, on_duplicate="raise").outcome is Outcome.REJECTED
-
-
-def test_wrong_arguments_raise_as_a_submission(app: Celery) -> None:
-    """Wrong or unhashable arguments, and an unknown task, raise the errors of a submission."""
-    with pytest.raises(InvalidArgumentsError):
-        check_duplicate(app, "shop.invoice", [1, 2, 3], {})
-    with pytest.raises(InvalidPayloadError):
-        check_duplicate(app, "shop.anything", [float("nan")], {})
-    with pytest.raises(InvalidArgumentsError, match=r"no onejob task named 'shop\.nothing'"):
-        check_duplicate(app, "shop.nothing", [], {})

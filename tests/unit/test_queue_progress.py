@@ -145,7 +145,7 @@ def test_a_broker_that_reports_no_lengths_shows_nothing(watch: Watch, caplog: py
 
 
 def test_a_received_message_shows_the_earlier_ones(watch: Watch) -> None:
-    """The messages received last show which earlier ones have left their queue, less the time a submitter may take."""
+    """A message that was received shows that those published before it was due, with a margin, left their queue."""
     allowance = watch.jobs.app_state.settings.publish_timeout
     early = watch.sent(received=False)
     watch.jobs.travel(100)
@@ -162,10 +162,6 @@ def test_a_received_message_shows_the_earlier_ones(watch: Watch) -> None:
     assert watch.gone_in(known[0]) == 0.0
     assert watch.it.gone_in(replace(early, published_at=None)) == 0.0
     assert delayed.run_at <= delayed.created_at
-
-
-def test_a_received_message_was_published_when_it_was_due(watch: Watch) -> None:
-    """The message of a job for later shows what was published before it was due, less the time a submitter may take."""
     later = watch.sent(received=False, countdown=50)
     until = later.run_at - watch.jobs.app_state.settings.publish_timeout
     watch.jobs.app_state.received["", "celery", 0] = later.id
@@ -227,14 +223,10 @@ def test_an_empty_queue_has_passed_what_was_published_before(progress: QueueProg
 
 
 def test_a_received_message_has_passed_the_more_urgent_ones(progress: QueueProgress, clock: ManualClock) -> None:
-    """A message that was received passes the earlier ones of its priority and of higher ones, not of lower ones."""
+    """A message passes the earlier ones of its priority and of higher ones; a returned one sets nothing back."""
     progress.observe({("celery", 3): 100.0})
     clock.advance(MARGIN)
     assert [progress.passed_in(published(99.0, rank=rank)) for rank in (2, 3, 4)] == [None, 0.0, 0.0]
-
-
-def test_what_is_known_never_shrinks(progress: QueueProgress, clock: ManualClock) -> None:
-    """A message that the broker delivers late, such as a returned one, does not set back what is known."""
     progress.observe({("celery", 0): 100.0})
     progress.observe({("celery", 0): 50.0})
     clock.advance(MARGIN)
@@ -313,30 +305,27 @@ class Channel:
         self.written.append(consumer_tag)
 
 
-@for_each(
-    "prefetch, acked, written",
-    [
-        (8, [1, 2, 3], [(3, True)]),
-        (8, [2, 3, 1], [(3, True)]),
-        (8, [1, 2, 3, 5, 6], [(3, True)]),
-        (8, [1, 5, 2], [(2, True), (5, False)]),
-        (8, [3, 5, 6], [(3, False), (5, False), (6, False)]),
-        (8, [1, 5, 6, 2, 3, 4, 7], [(1, True), (5, False), (6, False), (4, False), (7, True)]),
-        (8, [1, 2, 4, 3, 5, 6], [(4, False), (3, True)]),
-        (8, [4, 1, 2, 3, 5, 6, 7], [(4, False), (3, True), (7, True)]),
-        (8, [1, "timer"], [(1, True)]),
-        (8, [1, "timer", 2, 3, 5], [(1, True), (3, True), (5, False)]),
-        (8, [30, "timer", 1, 2, 3], [(3, True)]),
-        (8, [1, "stop", 2, 3, 5], [(1, True), "stop", (3, True), (5, False)]),
-        (8, [1, "shutdown", 2, 3], [(2, True), (3, True)]),
-        (8, [1, -2, 3, 5], [(2, "rejected"), (3, True), (5, False)]),
-        (8, [91, 1], [(91, False)]),
-        (3, [1, 2], [(1, True), (2, True)]),
-        (2, [1, 2], [(1, True), (2, True)]),
-        (0, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
-        (1000, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
-    ],
-)
+@for_each("prefetch, acked, written", [
+    (8, [1, 2, 3], [(3, True)]),
+    (8, [2, 3, 1], [(3, True)]),
+    (8, [1, 2, 3, 5, 6], [(3, True)]),
+    (8, [1, 5, 2], [(2, True), (5, False)]),
+    (8, [3, 5, 6], [(3, False), (5, False), (6, False)]),
+    (8, [1, 5, 6, 2, 3, 4, 7], [(1, True), (5, False), (6, False), (4, False), (7, True)]),
+    (8, [1, 2, 4, 3, 5, 6], [(4, False), (3, True)]),
+    (8, [4, 1, 2, 3, 5, 6, 7], [(4, False), (3, True), (7, True)]),
+    (8, [1, "timer"], [(1, True)]),
+    (8, [1, "timer", 2, 3, 5], [(1, True), (3, True), (5, False)]),
+    (8, [30, "timer", 1, 2, 3], [(3, True)]),
+    (8, [1, "stop", 2, 3, 5], [(1, True), "stop", (3, True), (5, False)]),
+    (8, [1, "shutdown", 2, 3], [(2, True), (3, True)]),
+    (8, [1, -2, 3, 5], [(2, "rejected"), (3, True), (5, False)]),
+    (8, [91, 1], [(91, False)]),
+    (3, [1, 2], [(1, True), (2, True)]),
+    (2, [1, 2], [(1, True), (2, True)]),
+    (0, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
+    (1000, [*range(5, MAX_ACKS + 5)], [(tag, False) for tag in range(5, MAX_ACKS + 5)]),
+])  # fmt: skip
 def test_jobs_messages_are_acknowledged_together(
     monkeypatch: pytest.MonkeyPatch, prefetch: int, acked: Any, written: list[Any]
 ) -> None:

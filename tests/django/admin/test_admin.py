@@ -110,13 +110,12 @@ def test_the_list_shows_and_filters_jobs(shop: Shop) -> None:
 
 def test_the_list_goes_on_page_by_page(shop: Shop) -> None:
     """Every job of the ledger is on exactly one page of the list."""
-    seen: list[str] = []
+    seen, query = [], "limit=20"
     with shop.login("rita") as rita:
-        query = "limit=20"
         while query:
-            page = rita.page(f"{LIST}?{query}")
-            seen += [link for link in page.links if link.endswith("/change/")]
-            query = next((link[1:] for link in page.links if link.startswith("?") and "cursor=" in link), "")
+            links = rita.page(f"{LIST}?{query}").links
+            seen += [link for link in links if link.endswith("/change/")]
+            query = next((link[1:] for link in links if link.startswith("?") and "cursor=" in link), "")
     assert len(seen) == len(set(seen)) == sum(shop.sample.ledger.count_states(limit=10_000).values())
 
 
