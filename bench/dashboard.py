@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 UPDATE = "hx-request: true"
+OPENING_LIMIT = 120.0
+"""Seconds for all pages to get their first lines."""
 QUICK = {"jobs": 2_000, "rounds": 3, "rate": 100.0, "pages": 8, "seconds": 1.0, "opening": 1.0}
 
 
@@ -188,6 +190,11 @@ async def idle(port: int, pid: int, paths: dict[str, str], options: Options) -> 
     for page in opened:
         under_way.append(asyncio.create_task(page.follow()))
         await asyncio.sleep(options.opening / options.pages)
+    try:
+        async with asyncio.timeout(OPENING_LIMIT):
+            await asyncio.gather(*(page.opened.wait() for page in opened))
+    except TimeoutError as error:
+        raise SystemExit("a page was not opened") from error
     used, began, updates = processor.seconds_of(pid), time.perf_counter(), sum(page.updates for page in opened)
     await asyncio.sleep(options.seconds)
     seconds = time.perf_counter() - began
@@ -195,8 +202,6 @@ async def idle(port: int, pid: int, paths: dict[str, str], options: Options) -> 
     for task in under_way:
         task.cancel()
     await asyncio.gather(*under_way, return_exceptions=True)
-    if not all(page.lines for page in opened):
-        raise SystemExit("a page was not opened")
     return share, (sum(page.updates for page in opened) - updates) / seconds
 
 
@@ -207,7 +212,7 @@ class OpenPage:
         self._port = port
         self._live = live
         self._path = path
-        self.lines = 0
+        self.opened = asyncio.Event()
         self.updates = 0
 
     async def follow(self) -> None:
@@ -216,7 +221,7 @@ class OpenPage:
         writer.write(get(self._live))
         try:
             async for line in reader:
-                self.lines += 1
+                self.opened.set()
                 if line.startswith(b"event: change"):
                     await load(self._port, iter([get(self._path, UPDATE)]), clients=1)
                     self.updates += 1

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SLOW_SECONDS = 10.0
 """What a case outside the deep tier may compute, its children included. Waiting, and a busy machine, are no matter."""
+DEEP_SECONDS = 600.0
+"""What a case of the deep tier may take, with all waits, unless it has more: the busiest machine is no matter."""
 deep = pytest.mark.deep
 _COMPUTED = "seconds of computing"
 _MISSING = "a service is missing: "
@@ -42,6 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest = sorted(filter(_patience, items), key=_patience, reverse=True)
     others = [item for item in items if not _patience(item)]
     items[:] = [item for pair in zip_longest(longest, others) for item in pair if item is not None]
+    for item in others:
+        if item.get_closest_marker("deep") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(DEEP_SECONDS))
 
 
 def _patience(item: pytest.Item) -> float:

@@ -108,7 +108,7 @@ def assert_ends(house: House, cases: Mapping[str, Case]) -> None:
     assert {result.get(PATIENCE) for result in again.values()} == {"again"}
 
 
-def in_state(result: CeleryResult[Any], state: str) -> bool:
+def in_state(result: Any, state: str) -> bool:
     """Return whether Celery's result backend has a state of a job."""
     return bool(result.state == state)
 
