@@ -54,6 +54,7 @@ class Key:
     """When it stops working; None: never."""
     own_jobs: bool = False
     tasks: frozenset[str] | None = None
+    """The only tasks that it may submit and see; None: all."""
     quotas: Quotas = NO_QUOTAS
 
     @property

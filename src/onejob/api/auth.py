@@ -44,6 +44,7 @@ class Guard:
     quotas: Quotas = NO_QUOTAS
     """Those of the submitter of the context, where there are no keys."""
     is_local: bool = False
+    """Whether only requests from this machine are accepted."""
     standalone: bool = False
     """Whether no other app can have added dependencies, so that requests with a `handler` may bypass FastAPI."""
     audit: RequestAudit | None = None

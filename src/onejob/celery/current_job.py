@@ -129,7 +129,8 @@ class RunningJob:
 
         `name` must be unique in the body; the value must be JSON-serializable, and is returned as decoded from JSON,
         also the first time. A dataclass or a pydantic model that `fn` says to return is stored as JSON, and comes back
-        as such. Raises as `fn` and `progress` do, and `InvalidPayloadError` for a value that cannot be stored.
+        as such. Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be stored, and the signals of
+        `progress`.
         """
         check_name("the name of a step", name)
         stored, codec, what = self._steps.get(name), result_codec(fn), f"the value of step {name!r}"
@@ -163,7 +164,8 @@ class RunningJob:
         """Complete the job in the transaction of a session, which the caller commits.
 
         The session (of SQLAlchemy, Django, psycopg) must be on the database of the ledger. Its effects, the result and
-        the state are one commit; the return value of the body is ignored. It locks the job's row, so call it last.
+        the state are one commit; the return value of the body is ignored. The job's row is locked from this call to
+        the commit, so call it last.
 
         Raises `LeaseLost` if this run is no longer the job's: do not catch it, and roll back. Raises
         `InvalidPayloadError` for a result that cannot be stored, and `ConfigurationError` if the ledger is in another

@@ -1,6 +1,6 @@
 """The commands on the beat schedule: `beat list`, `pause`, `resume` and `run`."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +8,9 @@ from onejob.cli.access import Access, access, audited, json_access
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.timestamps import local_text
+
+if TYPE_CHECKING:
+    from onejob.celery.beat import ScheduleEntry
 
 SCHEDULE = "its schedule"
 COLUMNS = ("entry", "task", "schedule", "missed", "last tick", "last job", "next tick")
@@ -74,5 +77,5 @@ def _time(at: float | None) -> str:
     return "" if at is None else local_text(at)
 
 
-def _next(entry: Any) -> str:
+def _next(entry: "ScheduleEntry") -> str:
     return "paused" if entry.paused else entry.error or _time(entry.next_tick_at)

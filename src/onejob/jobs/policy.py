@@ -42,7 +42,10 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The maximum `size` of a text (bytes of UTF-8) and `depth` of its containers. Raises `ConfigurationError`."""
+    """The maximum `size` of a canonical text (bytes of UTF-8), and the maximum nesting `depth` of its containers.
+
+    Raises ConfigurationError unless both are integers of at least 1.
+    """
 
     size: int = 256 * 1024
     depth: int = 64

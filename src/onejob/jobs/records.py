@@ -239,7 +239,10 @@ class Backlog:
 
 
 def group_backlog(rows: Iterable[Iterable[Any]]) -> list[Backlog]:
-    """Return the sorted backlog of rows of task, route, state, count, due, oldest `run_at`; some are one group."""
+    """Return the backlog, sorted, of rows of task, route, state, count, due and oldest `run_at`.
+
+    Several rows may have the same task, queue and state.
+    """
     found: dict[tuple[str, str, State], tuple[int, int, float]] = {}
     for task, route, state, count, due, oldest in rows:
         group = (task, Route.decode(route).queue, State(state))

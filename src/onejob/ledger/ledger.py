@@ -211,7 +211,10 @@ class Ledger(JobReader):
         return admission
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        """Submit a follower, due when another job ends, and return it, also repeatedly; None without that job."""
+        """Submit a follower, which is due when another job ends; None if that job does not exist.
+
+        A repeated call (the same id) returns the existing job.
+        """
         return self.store.follow(submission, follows_id=follows_id)
 
     def record(self, duplicate: Duplicate) -> None:
@@ -467,7 +470,10 @@ class Ledger(JobReader):
     # --- what processes share besides jobs ----------------------------------------------------------------------------
 
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
-        """Store an event of webhooks for at least so many seconds, and return the one that is stored; see the store."""
+        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
+
+        Returns the stored body, or None without one.
+        """
         return self.store.keep_event(event_id, body, keep_for=keep_for)
 
     def append_audit(self, entry: AuditEntry) -> None:

@@ -128,12 +128,18 @@ class JobReader:
         return [job for job in found if self.visibility.includes(job)], last
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        """Return how many jobs match, or of the newest `limit`, by each state, whatever `Visibility.predicate` says."""
+        """Return how many jobs match, by state, including states without jobs; with `limit` of the newest so many.
+
+        Not limited by `Visibility.predicate`.
+        """
         narrowed = self.visibility.narrow(query)
         return dict.fromkeys(State, 0) | ({} if narrowed is None else self.store.counts(narrowed, limit=limit))
 
     def count_states(self, *, limit: int) -> dict[State, int]:
-        """Return how many jobs are in each state, at most `limit`; with a limited visibility as `counts` does."""
+        """Return how many jobs are in each state; a number of `limit` means so many or more.
+
+        With a limited visibility the newest `limit` jobs are counted, as `counts` does.
+        """
         if self.visibility.limited:
             return self.counts(Query(), limit=limit)
         return self.store.count_states(limit=limit)

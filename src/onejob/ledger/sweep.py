@@ -220,7 +220,10 @@ class _Sweep:
         return None if self.has_dispatcher(job) else self.publishing.message_of(job)
 
     def _publish(self, job: Job, message: BrokerMessage | None = None) -> str:
-        """Send a job's message unless the store pushes one; return "" or the error. Raises `BrokerUnavailableError`."""
+        """Send a job's message, and return "", or why it cannot be sent. Raises `BrokerUnavailableError`.
+
+        With `message` the store pushes it, and nothing is sent.
+        """
         if self.has_dispatcher(job):
             self.publishing.dispatchers[job.task](job)
             return ""
@@ -292,7 +295,10 @@ def fail_unpublishable(ledger: Ledger, job: Job, reason: str) -> Applied:
 
 
 def note_notification(ledger: Ledger, job: Job, error: str) -> Applied:
-    """Record a sweep's attempt to publish an ended job for its canvas; `error`: why it cannot be sent, or ""."""
+    """Record a sweep's attempt to publish an ended job for its canvas; `error`: why it cannot be sent, "" if it was.
+
+    The last attempt is followed by the end of the job's retention.
+    """
     attempt = job.published + 1
     wake_after = min(backoff(job, attempt), retention_left(ledger, job))
     detail = f"{_describe(job, attempt, error)}; again in {wake_after:g} s unless its canvas is notified"

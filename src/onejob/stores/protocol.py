@@ -117,7 +117,10 @@ class CoreStore(Protocol):
         """
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
-        """Start a run (new token, new lease) of a job in `sources`, if due, unexpired, not queued next or canceled."""
+        """Start a run: new token, new lease.
+
+        The job must be in `sources`, due, not expired and not queued next, and no cancellation requested.
+        """
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         """Extend the leases of all (job id, nonce) pairs in one call; return the renewals in the same order."""
@@ -187,7 +190,10 @@ class Queries(Protocol):
         """Return jobs, newest first."""
 
     def counts(self, query: records.Query, *, limit: int | None = None) -> dict[State, int]:
-        """Return how many jobs match, or of the newest `limit`, by states that have any, whatever the query's page."""
+        """Return how many jobs match, by state, without states that have none; the page of the query is ignored.
+
+        `limit`: only the newest so many matching jobs are counted.
+        """
 
     def count_states(self, *, limit: int) -> dict[State, int]:
         """Return how many jobs are in each state, read from indexes; a number of `limit` means so many or more.
@@ -201,7 +207,8 @@ class Queries(Protocol):
     def edge(self, query: records.Query, *, skip: int) -> float | None:
         """Return when the job was created that is `skip` places after the position of a query; None without one.
 
-        The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first.
+        The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first: the
+        other filters are ignored.
         """
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[records.Backlog]:
@@ -298,7 +305,10 @@ class Metrics(Protocol):
         """
 
     def heartbeat(self, node: str, *, lasts: float, registration: records.Registration = records.UNREGISTERED) -> None:
-        """Record a worker's heartbeat, with its new registration, which lasts so many seconds; 0 removes the worker."""
+        """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker.
+
+        `registration` replaces that of its previous heartbeat.
+        """
 
     def workers(self) -> list[records.WorkerInfo]:
         """Return the workers whose heartbeats have not expired, by name."""
@@ -356,7 +366,10 @@ class Schedules(Protocol):
         """Return all states, by name."""
 
     def put_schedule(self, state: records.ScheduleState, *, expected: str) -> bool:
-        """Write a state, also again, if the stored nonce is `expected` ("": none is); return whether it was."""
+        """Write a state if the stored nonce of its entry is `expected` ("": none is stored); return whether it was.
+
+        A repeated call, which finds its own nonce, gets True again.
+        """
 
     def delete_schedule(self, name: str, *, expected: str) -> None:
         """Delete the state of an entry if the stored nonce is `expected`."""
