@@ -132,6 +132,8 @@ create role hasty login; grant shop to hasty, reader;
 alter role reader set default_transaction_read_only = on; alter role hasty set synchronous_commit = off;
 alter schema shop owner to shop; grant all on all tables in schema shop to shop;
 grant usage on schema shop to clerk; grant select on all tables in schema shop to clerk;
+grant usage on schema guarded, hidden to shop; grant all on all tables in schema guarded, hidden to shop;
+alter table guarded.jobs enable row level security; alter table hidden.schema_version enable row level security;
 """
 
 
@@ -139,7 +141,8 @@ grant usage on schema shop to clerk; grant select on all tables in schema shop t
 def durable_postgres() -> Iterator[PostgresServer]:
     """Return a PostgreSQL that waits for the disk, with a ledger that belongs to the role `shop`."""
     server = start_postgres("fsync=on", "max_connections=30")
-    make_ledger(server.url, "shop")
+    for schema in ("shop", "guarded", "hidden"):
+        make_ledger(server.url, schema)
     with psycopg.connect(server.url, autocommit=True) as superuser:
         superuser.execute(ROLES)
     yield server
@@ -156,6 +159,8 @@ def url_of(server: PostgresServer, role: str) -> str:
     ("shop", "nowhere", {"ledger-unusable"}, "migrate up"),
     ("postgres", "shop", {"postgresql-superuser"}, "is a superuser"),
     ("clerk", "shop", {"postgresql-permissions"}, "may not read and write audit"),
+    ("shop", "guarded", {"postgresql-row-security"}, "applies to the role shop in jobs"),
+    ("shop", "hidden", {"ledger-unusable", "postgresql-row-security"}, "applies to the role shop in schema_version"),
     ("reader", "shop", {"postgresql-read-only"}, "default_transaction_read_only is on"),
     ("hasty", "shop", {"postgresql-synchronous-commit"}, "synchronous_commit is off"),
 ])  # fmt: skip

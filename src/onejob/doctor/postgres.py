@@ -40,6 +40,12 @@ PERMISSIONS = Check("postgresql-permissions", "postgresql", Level.ERROR,
     remedy="`psql URL -c 'grant usage on schema S to ROLE; grant select, insert, update, delete on all tables in "
     "schema S to ROLE; grant usage on all sequences in schema S to ROLE'`; deploy/postgres-role.sql does so for future "
     "tables, too")
+ROW_SECURITY = Check("postgresql-row-security", "postgresql", Level.ERROR,
+    when="row-level security applies to the role in tables of the ledger",
+    meaning="rows that its policies hide are missing without an error, and writes are refused: jobs, or the whole ledger, "
+    "seem not to exist",
+    remedy="`psql URL -c 'alter role ROLE bypassrls'`, as a superuser; or for each table "
+    "`psql URL -c 'alter table S.TABLE disable row level security'`, as its owner")
 SUPERUSER = Check("postgresql-superuser", "postgresql", Level.INFO,
     when="the role is a superuser",
     meaning="whoever gets the URL of the ledger has the whole server; the promise does not depend on it",
@@ -84,7 +90,12 @@ select current_setting('server_version') as version, current_setting('fsync') as
             and not (has_table_privilege(oid, 'select') and has_table_privilege(oid, 'insert')
                 and has_table_privilege(oid, 'update') and has_table_privilege(oid, 'delete'))
         order by 1
-    ) as refused
+    ) as refused,
+    array(
+        select relname::text from pg_class
+        where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p') and row_security_active(oid)
+        order by 1
+    ) as secured
 """
 
 
@@ -147,6 +158,8 @@ def check(facts: PostgresFacts) -> Iterator[Finding]:
         yield PERMISSIONS.found(f"the role {row['role']} may not use the schema")
     elif row["refused"]:
         yield PERMISSIONS.found(f"the role {row['role']} may not read and write {', '.join(row['refused'])}")
+    if row["secured"]:
+        yield ROW_SECURITY.found(f"row-level security applies to the role {row['role']} in {', '.join(row['secured'])}")
     if row["superuser"]:
         yield SUPERUSER.found(f"the role {row['role']} is a superuser")
     if row["connections"] > FULL * row["max_connections"]:
