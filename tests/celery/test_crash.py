@@ -406,6 +406,20 @@ def test_a_released_job_goes_on_after_its_last_step(house: House, pool: str) -> 
     house.assert_quiet()
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_cold_shutdown_ends_no_run_that_it_cannot_kill(house: House, pool: str) -> None:
+    """A run without a process of its own that is in no step completes during a cold shutdown, and the worker ends."""
+    worker = house.worker("--pool", pool, "-c", "1")
+    result = house.begin("cold")
+    os.kill(worker.pid, signal.SIGQUIT)
+    worker.await_text("terminate all running tasks")
+    house.open("cold")
+    worker.await_end()
+    job = house.job(result)
+    assert (job.state, job.attempt, house.runs("cold")) == (State.COMPLETED, 1, 1)
+    house.assert_quiet()
+
+
 @stops
 def test_a_run_that_ends_in_the_grace_completes(house: House) -> None:
     """With a grace, a run that ends within it completes, and the worker does not wait longer than that."""
