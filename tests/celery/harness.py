@@ -39,6 +39,8 @@ PATIENCE = 40.0
 """Seconds to wait for a condition; far more than it takes, since a test must not depend on the machine."""
 LONG_LEASE = 3 * PATIENCE
 """The default lease of a house's jobs: no test waits until an expired lease, or a repeated message, heals a fault."""
+HEARTBEAT = 0.5
+"""How often a worker renews leases, in seconds."""
 LEASE = 3.0
 """The lease of jobs whose lease a test lets expire."""
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
@@ -146,7 +148,7 @@ class House:
             "broker_url": broker,
             "onejob_store": stores.get(self.kind, own),
             "onejob_lease": LONG_LEASE,
-            "onejob_heartbeat": 0.5,
+            "onejob_heartbeat": HEARTBEAT,
             "onejob_sweep": 0.2,
             "test_stage": str(self.directory),
             "broker_transport_options": {"visibility_timeout": 3600, **REDELIVERY},

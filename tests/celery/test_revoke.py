@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 from onejob import AsyncResult, Outcome, State
 from onejob.jobs.model import Cancel
 from onejob.jobs.records import Query
-from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running
+from tests.celery.harness import HEARTBEAT, LEASE, PATIENCE, House, await_, is_running
 from tests.quiet import KILLED, provokes
 
 REVOKES: dict[str, Callable[[House, AsyncResult], object]] = {
@@ -131,8 +131,8 @@ def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: 
 
 
 def test_a_revocation_shows_at_what_the_body_does_next(shared: House) -> None:
-    """A revoked run ends at its step, progress, state, retry, requeue or crash; without any of these it completes."""
-    acts = ("poll:never", "hold>update_state", "hold>retry", "hold>requeue", "hold>kill", "hold")
+    """A revoked run ends at its step, progress, state, retry, requeue or crash; nobody kills it, without it completes."""
+    acts = ("poll:never", "hold>update_state", "hold>retry", "hold>requeue", "hold>kill")
     steps = shared.walk.delay("stops", ["one", "two", "three"], {"two": "hold"})
     shared.await_mark("stops", "before two")
     steps.revoke()
@@ -141,14 +141,17 @@ def test_a_revocation_shows_at_what_the_body_does_next(shared: House) -> None:
         result = shared.begin(act, [act.replace("hold", "hold:go")])
         shared.app.control.revoke(result.id) if "poll" in act else result.revoke()
         shared.open("go")
-        if act == "hold":
-            shared.assert_ran(result, State.COMPLETED, act, 1)
-        else:
-            assert_canceled(shared, result, act, 1)
+        assert_canceled(shared, result, act, 1)
         assert not shared.marks(act, "updated")
         (shared.directory / "gate-go").unlink()
     shared.await_state(steps, State.CANCELED)
     assert [len(shared.marks("stops", f"step {name}")) for name in ("one", "two", "three")] == [1, 0, 0]
+    held = shared.begin("hold")
+    held.revoke()
+    twice_renewed = (shared.job(held).lease_until or 0.0) + 2 * HEARTBEAT
+    await_(lambda: (shared.job(held).lease_until or 0.0) > twice_renewed)
+    shared.open("hold")
+    shared.assert_ran(held, State.COMPLETED, "hold", 1)
 
 
 def test_an_old_revocation_does_not_reach_a_redriven_job(house: House, tmp_path: Path) -> None:

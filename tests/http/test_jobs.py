@@ -27,10 +27,11 @@ from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.jobs.submitter import submitter
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from onejob.ledger.ledger import NextRun
 from tests.cases import for_each
 from tests.cli.command import Shell
 from tests.fundamentals.shop import claimed, order
-from tests.http.conftest import Shop, bearer, problem
+from tests.http.conftest import ERROR, Shop, bearer, problem
 from tests.http.serving import PATIENCE, ServerThread, serving
 from tests.services import eventually
 
@@ -57,12 +58,15 @@ def _walked(shop: Shop, **params: Any) -> list[dict[str, Any]]:
 
 
 def test_a_job_has_its_result_or_error(shop: Shop) -> None:
-    """A job has its result or error, its history and its duplicates; no response has its arguments or a traceback."""
+    """A job has its result, or its error if it failed, also after a retry; no response has arguments or a traceback."""
     job_id = shop.job_id(1)
     shop.submit(1)
     failed = shop.failed(shop.job_id(2))
+    tried = shop.claimed(job_id)
+    shop.ledger.retry(tried, NextRun.again(tried, delay=0.0, retries=1), error=ERROR, reason="once more")
     shop.completed(job_id, '{"total": 5}')
-    assert shop.get(f"/jobs/{job_id}").json()["result"] == {"total": 5}
+    answer = shop.get(f"/jobs/{job_id}").json()
+    assert (answer["result"], answer["error"]) == ({"total": 5}, None)
     response = shop.get(f"/jobs/{failed.id}")
     assert response.json()["error"] == {"type": "ValueError", "message": "no"}
     assert [text for text in ("secret", "order_id") if text in response.text] == []
