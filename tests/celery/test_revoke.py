@@ -131,7 +131,7 @@ def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: 
 
 
 def test_a_revocation_shows_at_what_the_body_does_next(shared: House) -> None:
-    """A revoked run ends at its step, progress, state, retry, requeue or crash; nobody kills it, without it completes."""
+    """A revoked run ends at its step, progress, state, retry, requeue or crash; without one it completes, unkilled."""
     acts = ("poll:never", "hold>update_state", "hold>retry", "hold>requeue", "hold>kill")
     steps = shared.walk.delay("stops", ["one", "two", "three"], {"two": "hold"})
     shared.await_mark("stops", "before two")

@@ -30,8 +30,9 @@ from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from onejob.ledger.ledger import NextRun
 from tests.cases import for_each
 from tests.cli.command import Shell
+from tests.doors import ERROR
 from tests.fundamentals.shop import claimed, order
-from tests.http.conftest import ERROR, Shop, bearer, problem
+from tests.http.conftest import Shop, bearer, problem
 from tests.http.serving import PATIENCE, ServerThread, serving
 from tests.services import eventually
 

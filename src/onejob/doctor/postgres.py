@@ -42,8 +42,8 @@ PERMISSIONS = Check("postgresql-permissions", "postgresql", Level.ERROR,
     "tables, too")
 ROW_SECURITY = Check("postgresql-row-security", "postgresql", Level.ERROR,
     when="row-level security applies to the role in tables of the ledger",
-    meaning="rows that its policies hide are missing without an error, and writes are refused: jobs, or the whole ledger, "
-    "seem not to exist",
+    meaning="rows that its policies hide are missing without an error, and writes are refused: jobs, or the whole "
+    "ledger, seem not to exist",
     remedy="`psql URL -c 'alter role ROLE bypassrls'`, as a superuser; or for each table "
     "`psql URL -c 'alter table S.TABLE disable row level security'`, as its owner")
 SUPERUSER = Check("postgresql-superuser", "postgresql", Level.INFO,
