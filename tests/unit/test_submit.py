@@ -26,6 +26,7 @@ from onejob.errors import (
     KeyReuseMismatchError,
     PartlySubmittedError,
     QuotaExceededError,
+    StoreError,
     StoreRefusedError,
     StoreUnavailableError,
 )
@@ -57,6 +58,7 @@ def app() -> Iterator[Any]:
         app.task(play, base=onejob.Task, name=name, unique_on=["key"], shared=False)
     app.task(play, base=onejob.Task, name="tagged", unique_on=["key"], shared=False, tags=["billing"])
     app.task(play, base=onejob.Task, name="newest", on_duplicate="run_again", unique_on=["key"], shared=False)
+    app.task(play, base=onejob.Task, name="attaching", on_duplicate="attach", unique_on=["key"], shared=False)
     app.task(play, base=onejob.Task, name="calling", unique_on=["key"], shared=False, webhook_url=HOOK)
     app.conf.onejob_webhook_secrets = [SECRET]
     with isolated(app, lease=30):
@@ -209,6 +211,8 @@ def test_arguments_that_no_run_uses_are_warned_of(
         with suppress(KeyReuseMismatchError):
             app.tasks[task].apply_async((number, "second"), **options)
     app.tasks[task].delay(0, "first")
+    for other in ("first", "second"):
+        app.tasks["attaching"].delay(0, other)  # whose option says that they do not matter
     assert UNUSED not in caplog.text
     submit: dict[str, Callable[[str], object]] = {
         "one": lambda other: app.tasks[task].delay(0, other),
@@ -220,6 +224,15 @@ def test_arguments_that_no_run_uses_are_warned_of(
     assert caplog.text.count(UNUSED) == 1
     assert "a duplicate of job the-same is answered" in caplog.text
     assert f"unique_on of task {task}" in caplog.text
+
+
+def test_a_webhook_that_a_duplicate_adds_is_charged(app: Any) -> None:
+    """A webhook that a duplicate adds uses the quota of its submitter, as a new job does."""
+    app.tasks["play"].delay(1)
+    with onejob.submitter("ann", quota="1/hour"):
+        app.tasks["play"].delay(2)
+        with pytest.raises(QuotaExceededError, match="1/hour"):
+            app.tasks["play"].apply_async((1,), webhook_url=HOOK)
 
 
 @pytest.mark.parametrize("hook", [None, HOOK])
@@ -347,6 +360,7 @@ def test_a_store_that_goes_away_at_a_withdrawal_is_one_callers_error(app: Any, m
     ([StoreUnavailableError("away")], 3, ["StoreUnavailableError"] * 3),
     ([LARGE], 1, ["StoreRefusedError"]),
     ([LARGE, None, LARGE], 3, ["admitted", "StoreRefusedError", "admitted"]),
+    ([StoreError("no right"), None], 3, ["StoreError"] * 3),
     (["partly"], 3, ["admitted", "StoreRefusedError", "StoreRefusedError"]),
 ])  # fmt: skip
 def test_what_the_store_refuses_fails_alone(app: Any, errors: list[Any], count: int, expected: list[str]) -> None:

@@ -213,7 +213,7 @@ def test_a_name_is_resolved_once(client: WebhookClient, receiver: Receiver, monk
 def test_an_address_that_never_answers_leaves_time_for_the_next(
     client: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host whose first address answers no connection, as behind a broken IPv6, gets its webhook at the next one."""
+    """If the first address answers no connection, as a broken IPv6, the next one gets it; one alone fails soon."""
     monkeypatch.setattr(client_module, "CONNECT_SECONDS", SHORT)
     resolve_to(monkeypatch, "127.0.0.2", "127.0.0.1")
     with socket.create_server(("127.0.0.2", receiver.port), backlog=0), ExitStack() as fill:
@@ -222,6 +222,9 @@ def test_an_address_that_never_answers_leaves_time_for_the_next(
             waiting.settimeout(0)
             waiting.connect_ex(("127.0.0.2", receiver.port))
         assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
+        resolve_to(monkeypatch, "127.0.0.2")
+        with pytest.raises(DeliveryError):
+            send(client, f"http://receiver.example:{receiver.port}/ok", seconds=3600.0)
 
 
 def lookups() -> int:

@@ -293,7 +293,7 @@ def _read_excerpt(response: httpcore2.Response) -> str:
 def parse_retry_after(header: bytes) -> float:
     """Return the seconds of a `Retry-After` (RFC 9110: a number or a date), a day at most; 0 for an invalid one."""
     text = header[:HEADER_LIMIT].decode("latin-1").strip()
-    if text.isascii() and text.isdecimal():
+    if text.isdecimal():
         return min(float(text[:10]), MAX_RETRY_AFTER)
     with suppress(ValueError, OverflowError):
         date = parsedate_to_datetime(text)

@@ -10,9 +10,10 @@ import pytest
 
 from onejob.errors import BrokerUnavailableError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Applied, BrokerMessage, Job
+from onejob.jobs.model import Applied, BrokerMessage, Cancel, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
+from onejob.jobs.transitions import cancel_change
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import (
     PUBLISH_FAILURES,
@@ -51,12 +52,13 @@ def test_a_sweep_says_how_much_it_saw(world: World) -> None:
 
 
 def test_a_sweep_offers_again_what_no_live_worker_holds(world: World) -> None:
-    """Where workers take jobs from the ledger, a sweep publishes none, and offers one whose taker is gone once more."""
+    """Where workers take jobs from the ledger, a sweep leaves them alone, and offers one whose taker is gone again."""
     store: Any = world.store
     delivers: dict[str, Any] = {"message_of": lambda _: OFFER, "is_delivered": lambda _: True}
     world.submit(route="celery", delay=1.0, lease=LEASE)
     world.clock.advance(1.0)
     world.sweep(**delivers)
+    assert [entry.event for entry in world.ledger.history("job-1")] == ["submit"]
     assert [job.id for job in store.deliver(["celery"], limit=9)] == ["job-1"]
     taken_at = world.clock.now
     for gone_in, published_at in ((None, taken_at), (0.0, None)):
@@ -107,6 +109,16 @@ def test_a_note_on_an_earlier_end_changes_nothing(
         world.ledger.mark_canvas_notified(stale)
     with untouched(world.store, stale.id):
         assert not note(world.ledger, stale).applied
+
+
+@every_store
+def test_a_request_to_cancel_an_earlier_run_reaches_no_later_one(world: World) -> None:
+    """A request that was made for one run of a job is refused when the job has another one."""
+    earlier = world.run("again")
+    world.ledger.release(earlier, "again")
+    later = world.start(earlier.id)
+    with untouched(world.store, later.id):
+        assert not world.store.apply(cancel_change(Policy(), earlier, Cancel.FORCED, "too late")).applied
 
 
 # --- a broker, a store and other jobs that fail ---------------------------------------------------------------------
