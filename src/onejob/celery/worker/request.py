@@ -23,7 +23,7 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.encoding import safe_repr
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import claim_of, draining
+from onejob.celery.current_job import claim_of, current_job_or_none, draining
 from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
@@ -114,8 +114,12 @@ class Request(CeleryRequest):  # type: ignore[misc]
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Send the run a signal, and keep the job: the connection was lost, or the worker shuts down cold."""
         signaled_requests.add(self)
-        with suppress(NotImplementedError):  # as above; in the solo pool it would be raised in the body
+        try:
             super().cancel(pool, signal, emit_retry)
+        except NotImplementedError:
+            if current_job_or_none() is None:
+                raise
+            # Called by a signal handler in a body of the solo pool, whose job it would fail.
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
         """Fail the job whose run exceeded its hard time limit; then Celery stores that and notifies the canvas.
