@@ -26,7 +26,7 @@ _MISSING = "a service is missing: "
 
 def rounds(few: int, many: int) -> pytest.MarkDecorator:
     """Run a test with few `rounds`, and in the deep tier with many."""
-    return pytest.mark.parametrize("rounds", [few, pytest.param(many, marks=[deep, pytest.mark.timeout(600)])])
+    return pytest.mark.parametrize("rounds", [few, pytest.param(many, marks=[deep, pytest.mark.timeout(DEEP_SECONDS)])])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -75,6 +75,10 @@ POLLED_WAITS = Check("postgresql-polled-waits", "postgresql", Level.INFO,
 # fmt: on
 
 QUERY = """
+with tables as (
+    select oid, relname::text as name from pg_class
+    where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p')
+)
 select current_setting('server_version') as version, current_setting('fsync') as fsync,
     current_setting('full_page_writes') as full_page_writes,
     current_setting('synchronous_commit') as synchronous_commit,
@@ -85,17 +89,13 @@ select current_setting('server_version') as version, current_setting('fsync') as
     current_user::text as role, (select rolsuper from pg_roles where rolname = current_user) as superuser,
     pg_backend_pid() as pid, has_schema_privilege(%(schema)s, 'usage') as usage,
     array(
-        select relname::text from pg_class
-        where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p') and relname <> 'schema_version'
+        select name from tables
+        where name <> 'schema_version'
             and not (has_table_privilege(oid, 'select') and has_table_privilege(oid, 'insert')
                 and has_table_privilege(oid, 'update') and has_table_privilege(oid, 'delete'))
         order by 1
     ) as refused,
-    array(
-        select relname::text from pg_class
-        where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p') and row_security_active(oid)
-        order by 1
-    ) as secured
+    array(select name from tables where row_security_active(oid) order by 1) as secured
 """
 
 
