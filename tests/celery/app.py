@@ -46,6 +46,9 @@ SENTRY = "test_sentry"
 TRACED = "test_traced"
 """Name in the configuration: worker processes write their spans to the stage, at once or (`batch`) when they flush."""
 
+TENANT = "test_tenant"
+"""Name in the configuration: the tenant in this process, which the app adds to each message that it publishes."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
     "play_late": {"acks_late": True, "reject_on_worker_lost": True},
@@ -87,7 +90,7 @@ class Stage:
 
 def build(config: dict[str, Any]) -> celery.Celery:
     """Return an app with all tasks of the tests."""
-    app = celery.Celery("tests", changes=config)
+    app = (TenantCelery if TENANT in config else celery.Celery)("tests", changes=config)
     stage = Stage(config["test_stage"])
     without = os.environ.get(WITHOUT)
     for define in (_plays, _plain_onejob_tasks, _steps):
@@ -98,6 +101,15 @@ def build(config: dict[str, Any]) -> celery.Celery:
     for name in missing:
         app.tasks.unregister(name)
     return app
+
+
+class TenantCelery(celery.Celery):
+    """An app that adds the tenant of its process to each message, as packages for tenants do."""
+
+    def send_task(self, *args: Any, **options: Any) -> Any:
+        """Send a message with the tenant."""
+        given = options.pop("headers", None) or {}
+        return super().send_task(*args, headers={**given, "tenant": self.conf[TENANT]}, **options)
 
 
 def _plays(app: celery.Celery, stage: Stage) -> None:
@@ -293,6 +305,8 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "return": lambda act: act.data if act.data is not None else act.argument or act.key,
     "attempt": lambda _: [onejob.current_job().attempt, onejob.current_job().token],
     "redelivered": lambda act: bool((act.task.request.delivery_info or {}).get("redelivered")),
+    "tenant": lambda act: (act.task.request.headers or {}).get("tenant"),
+    "headers": lambda act: act.task.request.headers,
     "hold": Act.wait,
     "stay": _stay,
     "poll": _poll_progress,

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import celery
 import pytest
 from billiard import pool
-from celery import signals
 from kombu import Queue
 from kombu.asynchronous import Hub
 
@@ -124,23 +123,6 @@ def test_a_job_waits_for_a_worker_that_has_its_task(delivering: House) -> None:
     assert [result.get(PATIENCE) for result in results] == ["left"] * 6
     assert ignorant.text.count("left to other workers") == 1
     assert "Received unregistered task" not in ignorant.text
-
-
-def test_who_sees_messages_gets_them(delivering: House) -> None:
-    """While the application listens to publications, a job has a message, and runs once."""
-    seen: list[Any] = []
-
-    def note(headers: dict[str, Any], **_: Any) -> None:
-        seen.append(headers["id"])
-
-    signals.before_task_publish.connect(note)
-    try:
-        result = delivering.play.delay("seen", ["return:1"])
-    finally:
-        signals.before_task_publish.disconnect(note)
-    assert (seen, delivering.offered_messages()) == ([result.id], 1)
-    delivering.worker("-c", "1")
-    assert result.get(PATIENCE) == "1"
 
 
 @pytest.mark.parametrize("delivering", ["postgresql"], indirect=True)

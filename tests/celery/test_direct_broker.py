@@ -12,7 +12,7 @@ from uuid import UUID
 import kombu.exceptions
 import pytest
 import redis
-from celery import Celery, signals
+from celery import Celery
 from kombu import Queue
 from kombu.messaging import Producer
 from kombu.transport.redis import Channel
@@ -20,7 +20,7 @@ from kombu.transport.redis import Channel
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.direct_broker import AmqpBroker, RedisBroker
-from onejob.celery.payload import encode
+from onejob.celery.payload import encode, loads, to_json
 from onejob.celery.publisher import DECLARE
 from onejob.celery.routing import PLAN_LIMIT
 from onejob.celery.worker.request import message_of_job
@@ -45,7 +45,7 @@ class Pair:
         self.broker = Broker(self.app, 2.0)
         house.at_close.callback(self.broker.close)
         routing = app_state_of(self.app).routing
-        self.send: Any = app_state_of(self.app).publisher._send
+        self.send: Any = app_state_of(self.app).publisher._send_by_celery
         self.writer: Any = self.kind(self.app, self.broker, routing)
 
     def submission(
@@ -85,6 +85,11 @@ class Pair:
                 found.append((key.decode(), text.decode().replace(tag, "TAG")))
         return found
 
+    def assert_equal(self, written: Submission, sent: Submission) -> None:
+        """Assert that one message, written here, is read as another one that Celery sends."""
+        ((where, text),), ((expected_where, expected),) = self.pushed(written), self.sent(sent)
+        assert (where, json.loads(text)) == (expected_where, json.loads(expected))
+
     def assert_same(self, *submissions: Submission) -> None:
         """Assert that both ways agree on messages of one kind: the first one, and those after it."""
         for submission in submissions:
@@ -102,6 +107,9 @@ class RabbitPair(Pair):
     def __init__(self, house: House, channel: Any, queue: str) -> None:
         super().__init__(house)
         self._channel, self._queue_name = channel, queue
+
+    def assert_equal(self, written: Submission, sent: Submission) -> None:
+        assert self.pushed(written) == self.sent(sent)
 
     def popped(self) -> list[Any]:
         """Empty the queue; return its messages."""
@@ -141,6 +149,9 @@ class LedgerPair(Pair):
             message = producer.channel.basic_get(queue, no_ack=True)
             message.accept = {"application/json", "application/x-yaml", "application/x-python-serialize"}
             return message
+
+    def assert_equal(self, written: Submission, sent: Submission) -> None:
+        assert content(message_of_job(self.app, written)) == content(self.delivered(sent))  # type: ignore[arg-type]
 
     def assert_same(self, *submissions: Submission) -> None:
         """Assert that a worker reads the same in both messages of each submission."""
@@ -265,24 +276,34 @@ def test_messages_of_tasks_are_kept_apart(pair: Pair) -> None:
         pair.assert_same(replace(new, task=task, payload=encode(task, (), {"a": 1}, limits)))
 
 
-def test_what_receivers_write_is_handed_over(house: House) -> None:
-    """A header that the application writes in each publication is in the message from the ledger."""
-
-    def write(headers: dict[str, Any], **_: Any) -> None:
-        headers["tenant"] = headers["id"]
-
-    pair = LedgerPair(house)
-    with_header = pair.submission()
-    signals.before_task_publish.connect(write)
-    try:
-        pair.assert_same(*[with_header] * 4)
-        assert message_of_job(pair.app, with_header).headers["tenant"] == with_header.id  # type: ignore[arg-type]
-    finally:
-        signals.before_task_publish.disconnect(write)
-    assert "tenant" not in message_of_job(pair.app, with_header).headers  # type: ignore[arg-type]
+@for_each("options", [*((name,) for name in OPTIONS), TOGETHER])
+def test_a_message_that_is_not_written_is_that_of_celery(pair: Pair, options: tuple[str, ...]) -> None:
+    """A message that kombu sends is the one that `send_task` sends, for every option of a publication."""
+    given = {name: value for each in options for name, value in OPTIONS[each](pair.app).items()}
+    submission = pair.submission({"a": 1, "b": "x"}, **given)
+    expected = pair.sent(submission)
+    with pair.broker.producer() as producer:
+        app_state_of(pair.app).publisher._composer.send(cast("Any", submission), producer, DECLARE)
+    assert pair.popped() == expected
 
 
-# --- many at once ---------------------------------------------------------------------------------------------------
+CONTEXT_HEADERS: dict[str, Any] = {
+    "tenant": "100% 'x' \"y\" ü", "headers": {"a": 1}, "shadow": "named", "argsrepr": "(hidden)", "own": 2,
+}  # fmt: skip
+
+
+def test_a_context_is_in_every_message(any_pair: Pair) -> None:
+    """The headers that an app has added to a submission are in its message, and in no other's, on each broker."""
+    for number in range(5):
+        own = CONTEXT_HEADERS if number % 2 == 0 else {}
+        submission = any_pair.submission({"a": number}, headers={"own": 1})
+        with_context = replace(submission, payload=to_json(loads(submission.payload) | {"context": own}))
+        expected = any_pair.submission({"a": number}, headers={"own": 1} | own)
+        any_pair.assert_equal(with_context, replace(submission, options=expected.options))
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
 
 QUEUES = 6
 """Three queues, each with two priorities."""
@@ -324,9 +345,8 @@ def test_a_batch_is_what_celery_sends_one_by_one(
     own_broker: House, publisher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One by one, in a batch of Celery, also a broken one, or pushed in one round trip: the messages are the same."""
-    jobs, announced = submitted(own_broker, 20), []
-    note = lambda headers=None, **_: announced.append(headers["id"])  # noqa: E731 - for as long as Celery sends
-    signals.before_task_publish.connect(note)
+    jobs = submitted(own_broker, 20)
+    monkeypatch.setattr(publisher, "_direct_broker", lambda: None)  # for as long as Celery sends
     for job in jobs:
         publisher.publish(job)
     one_by_one = messages(own_broker)
@@ -339,8 +359,7 @@ def test_a_batch_is_what_celery_sends_one_by_one(
         patch.setattr(Producer, "batch", Mock(side_effect=broken), raising=False)
         publisher.publish_all(jobs)
     assert messages(own_broker) == one_by_one
-    assert announced == [job.id for job in jobs] * 3
-    signals.before_task_publish.disconnect(note)
+    monkeypatch.undo()
     for _ in range(3):  # the first messages of a kind are recorded, the others are filled in
         publisher.publish_all(jobs)
         assert messages(own_broker) == one_by_one
@@ -419,21 +438,6 @@ def test_a_given_producer_decides_on_the_broker(house: House) -> None:
     assert sum(map(len, messages(house).values())) == 3
     with redis.Redis.from_url(other) as client:
         assert sum(client.llen(key) for key in cast("list[bytes]", client.keys("queue-*"))) == 3
-
-
-@for_each("signal", ["before_task_publish", "after_task_publish", "task_sent"])
-def test_receivers_of_a_signal_get_every_message(pair: Pair, signal: str) -> None:
-    """No message is written while the application listens to publications: Celery has to send it."""
-    submission = pair.submission({"a": 1})
-    for _ in range(2):
-        assert pair.write(submission) is not None
-    connected: Any = getattr(signals, signal)
-    receiver = connected.connect(lambda **_: None, weak=False)
-    try:
-        assert pair.write(submission) is None
-    finally:
-        connected.disconnect(receiver)
-    assert pair.write(submission) is not None
 
 
 EXPIRES = hasattr(Channel, "_maybe_update_queues_expire")

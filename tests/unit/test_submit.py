@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import celery
 import pytest
-from celery import signals
 from kombu.transport import memory
 
 import onejob
@@ -259,17 +258,6 @@ def test_the_store_pushes_where_it_shares_the_broker(
         patch.setattr(publisher, "is_own", lambda _: is_own)
         found = given_to_the_store(app, patch, producer=given)
     assert found == (publisher.message_of if pushes else None)
-
-
-@for_each("sees", [False, True])
-def test_a_job_whose_message_the_application_sees_is_not_offered(app: Any, *, sees: bool) -> None:
-    """Where workers take jobs from the ledger, a store offers them a new job unless the application sees messages."""
-    publisher, signal = app_state_of(app).publisher, signals.before_task_publish
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(publisher), "delivers", value=True)
-        patch.setattr(signal, "receivers", [*signal.receivers, "a function"] if sees else [])
-        found = given_to_the_store(app, patch)
-    assert found == (None if sees else publisher.message_of)
 
 
 def given_to_the_store(app: Any, patch: pytest.MonkeyPatch, **options: Any) -> Any:

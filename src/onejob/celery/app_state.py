@@ -11,6 +11,7 @@ from weakref import proxy
 from celery import Celery
 from celery.app import utils
 
+from onejob.celery.context import Contexts
 from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
@@ -124,7 +125,13 @@ class AppState:
     @cached_property
     def publisher(self) -> Publisher:
         """The app's publisher."""
-        return Publisher(self._app, self.settings.publish_timeout, self.routing, lambda: self.ledger)
+        timeout, contexts = self.settings.publish_timeout, self.contexts
+        return Publisher(self._app, timeout, self.routing, contexts, lambda: self.ledger)
+
+    @cached_property
+    def contexts(self) -> Contexts:
+        """What the app adds to its messages."""
+        return Contexts(self._app, self.routing, self.settings.limits)
 
     @cached_property
     def routing(self) -> Routing:

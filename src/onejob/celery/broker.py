@@ -22,7 +22,8 @@ _OUTAGES = frozenset({
 })  # fmt: skip
 """Names of exception classes: of the broker or the result backend, and of the states in which they refuse writes."""
 _OWN_MODULES = frozenset({
-    "celery.app.amqp", "celery.app.base", "celery.backends.base", "celery.backends.redis", "amqp.channel",
+    "celery.app.amqp", "celery.app.base", "celery.app.task", "celery.backends.base", "celery.backends.redis",
+    "amqp.channel",
     "kombu.messaging", "kombu.transport.pyamqp", "kombu.transport.redis", "kombu.transport.virtual.base",
 })  # fmt: skip
 SCHEME = "onejob"
@@ -154,7 +155,11 @@ def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
         Producer._publish,  # noqa: SLF001 - kombu's
         *(getattr(channel, name) for name in functions),
     )  # fmt: skip
-    plain = [getattr(each, "__func__", each) for each in takes_part]
+    return are_own(takes_part) and amqp.create_task_message == amqp.as_task_v2
+
+
+def are_own(functions: Iterable[Any]) -> bool:
+    """Return whether functions and methods are those of Celery, kombu and py-amqp, and no code takes their place."""
+    plain = [getattr(each, "__func__", each) for each in functions]
     # A wrapper may have copied the name and the module of a function of Celery or kombu.
-    are_own = all(type(each) is FunctionType and each.__globals__["__name__"] in _OWN_MODULES for each in plain)
-    return are_own and amqp.create_task_message == amqp.as_task_v2
+    return all(type(each) is FunctionType and each.__globals__["__name__"] in _OWN_MODULES for each in plain)

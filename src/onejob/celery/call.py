@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from celery import Celery, Signature
 
 from onejob.celery.app_state import AppState
+from onejob.celery.context import NO_CONTEXT, headers_in
 from onejob.celery.option_names import check_call_options, check_option_values, merge_tags
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
@@ -81,7 +82,9 @@ class Call(NamedTuple):
     identity: str | None = None
     """Overrides that of the arguments: for a tick of the beat schedule."""
     is_message: bool = False
-    """Whether the options are those of a message: whole, so that the task's own add nothing."""
+    """Whether the options are those of a message: whole, so that neither the task's own nor the app add anything."""
+    context: Mapping[str, Any] | None = None
+    """The headers that the app adds; None: they are taken now."""
     check_answer: Callable[[Admission], object] | None = None
     """Raises for a job that the caller may not get as the answer, before a webhook is added to it."""
 
@@ -132,6 +135,8 @@ def prepare_items(app_state: AppState, call: Call, items: Iterable[object]) -> l
     """Return the items of `submit_many` as calls with the options of this one. Raises as `prepare`, naming the item."""
     check_items(app_state, call)
     caller, shared = Caller.of(call.task.app), None
+    if not app_state.contexts.is_added(call.task):
+        call = call._replace(context=NO_CONTEXT)
     prepared: list[Prepared] = []
     for number, item in enumerate(items):
         args, kwargs = parse_item(call.task, number, item)
@@ -191,15 +196,22 @@ def _build(
         args, kwargs = dump_models(call.task, args, kwargs, call.options)
     terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
     plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
+    job_id, context = call.task_id or new_id(), call.context
+    if context is None:
+        has_own = not call.is_message and app_state.contexts.is_added(call.task)
+        context = app_state.contexts.take(call.task, job_id, args, kwargs, plan) if has_own else NO_CONTEXT
+    if conflict_policy.replaces and "headers" in call.options:  # whose arguments go with them
+        context = {**loads(plan.options)["headers"], **context}
     if call.on_duplicate is not None:
         until, lasting = definition.unique_until, definition.unique_for
         conflict_policy = conflict_policy_of(definition.task, call.on_duplicate, None, until, lasting)
-    identity, fingerprint = definition.identifier.both(args, kwargs, scope)
-    payload = encode(definition.task, args, kwargs, definition.limits)
+    headers = headers_in(plan.options, context) if definition.identifier.has_headers else NO_CONTEXT
+    identity, fingerprint = definition.identifier.both(args, kwargs, scope, headers)
+    payload = encode(definition.task, args, kwargs, definition.limits, context)
     if plan.checked_options is not None:
         app_state.routing.check_message(payload, plan.checked_options)
     submission = Submission(
-        id=call.task_id or new_id(), task=definition.task, identity=call.identity or identity, fingerprint=fingerprint,
+        id=job_id, task=definition.task, identity=call.identity or identity, fingerprint=fingerprint,
         nonce=new_nonce(), payload=payload, options=terms.options, route=plan.route, priority_rank=plan.priority_rank,
         lease=definition.lease, delay=terms.delay, expires_in=terms.expires_in, retries=terms.retries,
         follows=plan.canvas or call.task_id is not None, canvas=plan.canvas,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count, repeat
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, NamedTuple, cast
@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import amqp
 from amqp.serialization import dumps
-from celery import Celery, signals
+from celery import Celery
 from celery.utils.nodenames import anon_nodename
 from kombu.messaging import Producer
 from kombu.transport.pyamqp import Channel as AmqpChannel
@@ -88,11 +88,12 @@ class DirectBroker:
         self._origin = anon_nodename()
         self._shown_size = int(app.amqp.argsrepr_maxsize)
         self._shown_levels = app.conf.get("task_repr_maxlevels", _REPR_LEVELS) or _REPR_LEVELS
+        self._delivery_mode = app.conf.task_default_delivery_mode
         self._kind_of = lru_cache(_CACHE_SIZE)(self._new_kind)
 
     def write(self, job: Job | Submission) -> Any:
         """Return the message of a job to push; None if only Celery can send it. Raises as Celery's `send_task` does."""
-        if not job.route or has_receivers():
+        if not job.route:
             return None
         try:
             return self.compose(job)
@@ -101,6 +102,33 @@ class DirectBroker:
 
     def compose(self, job: Job | Submission) -> Any:
         """Return the message of a job with a route. Raises `NotOneMessageError`, and as `write` does."""
+        kind, own, call = self._parts_of(job)
+        if kind.is_uniform and "argsrepr" in own:
+            return self._fill(kind.form, own, call)
+        written = self._write_by_celery(kind, job, own, call)
+        return self._add_headers(written, call.context) if call.context else written
+
+    def send(self, job: Job, producer: Any, options: Mapping[str, Any]) -> None:
+        """Publish the message of a job with a route. `options`: those of the publication. Raises any exception."""
+        kind, own, call = self._parts_of(job)
+        if not kind.content.get("ignore_result"):
+            self._app.backend.on_task_call(producer, job.id)
+        message = self._message(kind, job, own, call, create_sent_event=self._app.conf.task_send_sent_event)
+        headers = {**kind.headers, **call.context, MARK: job.id}
+        publication = {**kind.publication, **self._routing.destination(job.route), **options, "headers": headers}
+        with producer.connection._reraise_as_library_errors():  # noqa: SLF001 - kombu's, as Celery calls it
+            self._publish_by(producer, message, publication)
+        if message.sent_event:
+            where = {"queue": getattr(publication["queue"], "name", None), "exchange": publication["exchange"]}
+            event = {**message.sent_event, **where, "routing_key": publication["routing_key"]}
+            self._dispatcher.publish("task-sent", event, producer, retry=publication["retry"], retry_policy=TRIES)
+
+    @cached_property
+    def _dispatcher(self) -> Any:
+        return self._app.events.Dispatcher(enabled=False)
+
+    def _parts_of(self, job: Job | Submission) -> tuple[_Kind, dict[str, Any], Message]:
+        """Return the kind of a job's message, the values that it has for itself, and its call."""
         options = job.options
         single: dict[str, Any] = {}
         if _HAS_OWN(options):  # what single jobs have: the ids of a run, and the trace, which runs read in the job
@@ -109,44 +137,63 @@ class DirectBroker:
             options = to_json(given)
         call = decode(job.payload)
         kind = self._kind_of(call.task, options, job.route, job.priority_rank)
-        shown = self._shown(call.args, call.kwargs)
         own = {
             "id": job.id, "root_id": single.get("root_id") or job.id, "parent_id": single.get("parent_id"),
-            "retries": job.retries, "reply_to": self._app.thread_oid, **shown,
+            "retries": job.retries, "reply_to": self._app.thread_oid, **self._shown(call.args, call.kwargs),
         }  # fmt: skip
         for name in kind.content.keys() & own.keys():
             own[name] = kind.content[name]
-        if shown and kind.is_uniform and not has_receivers():
-            return self._fill(kind.form, own, call)
-        return self._write_by_celery(kind, job, own, call)
+        return kind, own, call
+
+    def _message(
+        self, kind: _Kind, job: Job | Submission, own: dict[str, Any], call: Message, **options: Any
+    ) -> Any:  # fmt: skip
+        content = {**kind.content, **{name: value for name, value in own.items() if name != "id"}, **options}
+        return self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, **content)
 
     def _write_by_celery(self, kind: _Kind, job: Job | Submission, own: dict[str, Any], call: Message) -> Any:
         """Have Celery publish a message; the third one of its kind is filled in, if the second one could have been."""
         self._declare(job.route)
-        content = {**kind.content, **{name: value for name, value in own.items() if name != "id"}}
-        message = self._app.amqp.as_task_v2(job.id, call.task, call.args, call.kwargs, **content)
-        written = self._publish(call.task, message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
-        if kind.is_uniform is False or has_receivers():
+        message = self._message(kind, job, own, call)
+        written = self._publish(message, {**kind.publication, "headers": {**kind.headers, MARK: job.id}})
+        if kind.is_uniform is False:
             return written
         if not kind.first_id:
             kind.form, kind.first_id = self._form_of(written, message.body[2]), job.id
         elif kind.is_uniform is None and job.id != kind.first_id and "argsrepr" in own:
-            kind.is_uniform = self._are_equal(written, self._fill(kind.form, own, call))
+            kind.is_uniform = self._are_equal(written, self._fill(kind.form, own, call._replace(context={})))
         return written
 
     def _declare(self, route: str) -> None:
         """Declare the queue of a route, as every message of Celery declares it, if that is not done with each push."""
 
-    def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> Any:
-        """Have Celery publish a message on the recording channel, and return what was recorded."""
+    def _publish(self, message: Any, publication: Mapping[str, Any]) -> Any:
+        """Have kombu publish a message on the recording channel, and return what was recorded."""
         raise NotImplementedError
+
+    def _publish_by(self, producer: Any, message: Any, publication: Mapping[str, Any]) -> Any:
+        """Publish a message by a producer as Celery's `send_task_message` does, and return what that does.
+
+        Celery's signals of publications are not sent: they were at the submission, which has their receivers' headers.
+        """
+        given = {name: value for name, value in publication.items() if name not in {"queue", "exchange_type"}}
+        exchange = getattr(publication["queue"], "exchange", None)
+        delivery_mode = given.get("delivery_mode") or getattr(exchange, "delivery_mode", None) or self._delivery_mode
+        serializer, compression = self._routing.encoding(given)
+        sent = {"serializer": serializer, "compression": compression, "delivery_mode": delivery_mode}
+        headers = {**message.headers, **publication["headers"]}
+        return producer.publish(message.body, **{**message.properties, **given, **sent, "headers": headers})
 
     def _form_of(self, written: Any, embedded: dict[str, Any]) -> Any:
         """Return a message without the values of its job; `embedded`: what its body has besides the arguments."""
         raise NotImplementedError
 
     def _fill(self, form: Any, own: dict[str, Any], call: Message) -> Any:
-        """Return a form with the values of a job, its body as JSON, uncompressed."""
+        """Return a form with the values and the context of a job, its body as JSON, uncompressed."""
+        raise NotImplementedError
+
+    def _add_headers(self, written: Any, headers: Mapping[str, Any]) -> Any:
+        """Return a message with more headers."""
         raise NotImplementedError
 
     def _are_equal(self, one: Any, other: Any) -> bool:
@@ -174,12 +221,6 @@ class DirectBroker:
             if text.count("[") + text.count("{") > self._shown_levels:
                 return {}
         return shown
-
-
-def has_receivers() -> bool:
-    """Return whether the application has connected functions to Celery's signals of publications."""
-    before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
-    return bool(before.receivers or after.receivers or sent.receivers)
 
 
 # --- Redis ----------------------------------------------------------------------------------------------------------
@@ -237,22 +278,23 @@ class RedisBroker(DirectBroker):
                 self._routing.declare(route, producer)
             self._declared.add(route)
 
-    def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> BrokerMessage:
+    def _publish(self, message: Any, publication: Mapping[str, Any]) -> BrokerMessage:
         pushed: list[BrokerMessage] = []
         self._recorder.pushed = pushed
         queue = publication["queue"]
         if queue is not None and (queue.expires or "x-expires" in (queue.queue_arguments or ())):
             raise NotOneMessageError  # each message prolongs the life of its list
-        self._app.amqp.send_task_message(self._producer, task, message, **publication)
+        self._publish_by(self._producer, message, publication)
         if len(pushed) != 1:
             raise NotOneMessageError
         return BrokerMessage(self._prefix + pushed[0].destination, pushed[0].text)
 
     def _form_of(self, written: BrokerMessage, embedded: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         envelope = loads(written.text)
-        marks = {name: f"{name}-{uuid()}" for name in (*_OWN, "body", "tag")}
+        marks = {name: f"{name}-{uuid()}" for name in (*_OWN, "body", "tag", "context")}
         envelope["body"] = marks["body"]
-        envelope["headers"] |= {name: marks[name] for name in _OWN_HEADERS} | {MARK: marks["id"]}
+        headers = {name: value for name, value in envelope["headers"].items() if name != MARK}
+        envelope["headers"] = headers | {name: marks[name] for name in _OWN_HEADERS} | {MARK: marks["context"]}  # last
         own = {"correlation_id": marks["id"], "reply_to": marks["reply_to"], "delivery_tag": marks["tag"]}
         envelope["properties"] |= own
         text = to_json(envelope).replace("%", "%%")
@@ -268,9 +310,16 @@ class RedisBroker(DirectBroker):
             "id": quote(own["id"]), "root_id": quote(own["root_id"]), "retries": own["retries"],
             "parent_id": "null" if parent_id is None else quote(parent_id), "reply_to": quote(own["reply_to"]),
             "argsrepr": quote(own["argsrepr"]), "kwargsrepr": quote(own["kwargsrepr"]), "body": quote(body),
-            "tag": quote(next(self._tags)),
+            "tag": quote(next(self._tags)), "context": quote(own["id"]),
         }  # fmt: skip
+        if call.context:  # more members of the object, in which the last one of a name counts
+            values["context"] += f", {to_json(call.context)[1:-1]}"
         return BrokerMessage(destination, text % values)
+
+    def _add_headers(self, written: BrokerMessage, headers: Mapping[str, Any]) -> BrokerMessage:
+        envelope = loads(written.text)
+        envelope["headers"] |= headers
+        return written._replace(text=to_json(envelope))
 
     def _are_equal(self, one: BrokerMessage, other: BrokerMessage) -> bool:
         first, second = loads(one.text), loads(other.text)
@@ -331,9 +380,14 @@ class AmqpBroker(DirectBroker):
         written: AmqpMessage | None = super().write(job)
         return written and written._replace(route=job.route)
 
-    def _publish(self, task: str, message: Any, publication: Mapping[str, Any]) -> AmqpMessage:
-        published: AmqpMessage = self._app.amqp.send_task_message(self._producer, task, message, **publication)
+    def _publish(self, message: Any, publication: Mapping[str, Any]) -> AmqpMessage:
+        published: AmqpMessage = self._publish_by(self._producer, message, publication)
         return published
+
+    def _add_headers(self, written: AmqpMessage, headers: Mapping[str, Any]) -> AmqpMessage:
+        properties = written.message.properties
+        added = {**properties, "application_headers": {**properties["application_headers"], **headers}}
+        return written._replace(message=amqp.Message(written.message.body, **added))
 
     def _form_of(self, written: AmqpMessage, embedded: dict[str, Any]) -> tuple[AmqpMessage, dict[str, Any], bytes]:
         headers = written.message.properties["application_headers"]
@@ -342,11 +396,11 @@ class AmqpBroker(DirectBroker):
 
     def _fill(self, form: tuple[AmqpMessage, dict[str, Any], bytes], own: dict[str, Any], call: Message) -> AmqpMessage:
         written, embedded, common = form
-        headers = {**{name: own[name] for name in _OWN_HEADERS}, MARK: own["id"]}
+        headers = {**{name: own[name] for name in _OWN_HEADERS}, MARK: own["id"], **call.context}
         properties = {**written.message.properties, "correlation_id": own["id"], "reply_to": own["reply_to"]}
-        properties["application_headers"] = {**properties["application_headers"], **headers}
+        properties["application_headers"] = every = {**properties["application_headers"], **headers}
         message = _FilledMessage(to_json((call.args, call.kwargs, embedded)), **properties)
-        message.packed_headers = common + _packed(headers)
+        message.packed_headers = _packed(every) if call.context else common + _packed(headers)
         return written._replace(message=message)
 
     def _are_equal(self, one: AmqpMessage, other: AmqpMessage) -> bool:

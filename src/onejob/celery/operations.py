@@ -19,6 +19,7 @@ from onejob import errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import queue_length, set_timeouts
 from onejob.celery.call import Call, Caller, Prepared, build, dump_models, unique_on_reported
+from onejob.celery.context import NO_CONTEXT, headers_in
 from onejob.celery.options import tasks_of
 from onejob.celery.payload import SUBMITTER_HEADER, decode, has_canvas, loads
 from onejob.celery.submit import admit, check_accepted, create_webhooks
@@ -199,7 +200,9 @@ def edit(
         given = message.args if args is None else args, message.kwargs if kwargs is None else kwargs
         check(message.task, task, *given)
         source = f"edit of job {job.id}"
-        call = Call(task, tuple(given[0]), dict(given[1]), source=source, check_answer=check_answer)
+        call = Call(
+            task, tuple(given[0]), dict(given[1]), source=source, check_answer=check_answer, context=message.context
+        )
         with tracing.tracer.submit(message.task, "edit") as span:
             with unique_on_reported():
                 submission = build(app_state, call)
@@ -395,11 +398,13 @@ def check_duplicate(
         raise errors.InvalidArgumentsError(f"the app has no onejob task named {task_name!r}")
     with nullcontext() if submitter is None else submitting_as(submitter):
         app_state, caller = app_state_of(app), Caller.of(app)
-        call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate)
+        context = None if task._onejob.identifier.has_headers else NO_CONTEXT
+        call = Call(task, tuple(args), dict(kwargs), source="check", on_duplicate=on_duplicate, context=context)
         with unique_on_reported():
             submission = build(app_state, call, caller)
         plain, named = dump_models(task, call.args, call.kwargs, {})
-        text = task._onejob.identifier.describe(plain, named, caller.submitter.scope)
+        headers = headers_in(submission.options, decode(submission.payload).context)
+        text = task._onejob.identifier.describe(plain, named, caller.submitter.scope, headers)
     existing, outcome = _resolve(ledger or app_state.ledger, submission)
     reason = SENTENCES[outcome]
     if existing is not None:

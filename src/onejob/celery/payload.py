@@ -60,11 +60,16 @@ class Message(NamedTuple):
     kwargs: dict[str, Any]
     replaced_by: list[str] | None = None
     """For a job that waits for what replaced it: the ids of the tasks that come before."""
+    context: Mapping[str, Any] = {}
+    """The headers that the application has added to the message, see `celery/context.py`."""
 
 
-def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits) -> str:
+def encode(
+    task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits, context: Mapping[str, Any] | None = None
+) -> str:  # fmt: skip
     """Return the payload of a job. Raises `InvalidPayloadError` as `dumps` does."""
-    return dumps({"task": task, "args": list(args), "kwargs": dict(kwargs)}, "the arguments", limits)
+    call = {"task": task, "args": list(args), "kwargs": dict(kwargs)}
+    return dumps({**call, "context": context} if context else call, "the arguments", limits)
 
 
 def decode(payload: str) -> Message:

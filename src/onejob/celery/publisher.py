@@ -20,8 +20,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from redis.crc import key_slot
 
 from onejob.celery.broker import SCHEME, TRIES, Broker, is_reset, queue_length
-from onejob.celery.direct_broker import AmqpBroker, AmqpMessage, RedisBroker, has_receivers
-from onejob.celery.payload import MARK, Message, decode, loads
+from onejob.celery.context import Contexts, Restoring
+from onejob.celery.direct_broker import AmqpBroker, AmqpMessage, RedisBroker
+from onejob.celery.payload import MARK, decode, loads
 from onejob.celery.routing import Routing
 from onejob.errors import BrokerUnavailableError, StoreError, describe
 from onejob.jobs.model import BrokerMessage, Job, Submission, is_plain
@@ -45,9 +46,12 @@ OUTAGE_PAUSE = 5.0
 class Publisher:
     """Writes and publishes the messages of one app; `timeout`: seconds until an operation of the broker fails."""
 
-    def __init__(self, app: Celery, timeout: float, routing: Routing, ledger: Callable[[], Ledger]) -> None:
+    def __init__(
+        self, app: Celery, timeout: float, routing: Routing, contexts: Contexts, ledger: Callable[[], Ledger]
+    ) -> None:  # fmt: skip
         self._app = app
         self._routing = routing
+        self._contexts = contexts
         self._ledger = ledger
         self._broker = Broker(app, timeout)
         self._direct_brokers: dict[int, RedisBroker | AmqpBroker | None] = {}
@@ -61,15 +65,10 @@ class Publisher:
         transport = self._app.connection_for_write().transport_cls
         return str(transport) == SCHEME and not self._app.conf.task_send_sent_event
 
-    @property
-    def offers(self) -> bool:
-        """Whether jobs are offered to workers; not if the application wants to see each message that is published."""
-        return self.delivers and not has_receivers()
-
     def is_delivered(self, job: Job | Submission) -> bool:
         """Return whether workers take a job from the ledger when it is due; otherwise a message is published for it."""
         has_no_run = isinstance(job, Job) and (job.follows_id is not None or job.state.final)
-        return self.offers and is_plain(job.route) and not has_no_run
+        return self.delivers and is_plain(job.route) and not has_no_run
 
     # --- messages that the store pushes, or that a row takes the place of --------------------------------------------
 
@@ -215,7 +214,7 @@ class Publisher:
 
     def _offer(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Offer to workers what they take from the ledger, and return the other jobs."""
-        if not self.offers:
+        if not self.delivers:
             return jobs
         left = [job for job in jobs if not self.is_delivered(job)]
         others = {job.id for job in left}
@@ -284,26 +283,33 @@ class Publisher:
             raise error
 
     def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
-        """Have Celery send the message of a job, along the job's route. Raises any exception."""
+        """Send the message of a job. Raises any exception."""
+        job = self._with_route(job)
+        if self._contexts.sends_itself or not self._routing.is_plain_amqp:
+            self._send_by_celery(job, producer, publish_options)
+        else:
+            self._composer.send(job, producer, publish_options)
+
+    def _send_by_celery(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
+        """Have the application's own code send a message, with the context of its job."""
         message, options = decode(job.payload), self._routing.with_priority(loads(job.options), job.priority_rank)
         for name in TRACE_CONTEXT:  # of the job, whose runs read it there
             options.pop(name, None)
-        route = job.route or self._resolve(message, options)
-        destination = {**self._routing.destination(route), **publish_options}
+        if message.context:
+            producer = Restoring(producer, message.context)
+        destination = {**self._routing.destination(job.route), **publish_options}
         router: Any = SimpleNamespace(route=lambda given, *_: {**given, **destination})
         self._app.send_task(
             message.task, message.args, message.kwargs, task_id=job.id, retries=job.retries, producer=producer,
             add_to_parent=False, router=router,
-            **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
+            **{**options, "headers": {**(options.get("headers") or {}), **message.context, MARK: job.id}},
         )  # fmt: skip
 
     # --- messages that no broker gets -------------------------------------------------------------------------------
 
     def payload_of(self, job: Job, tag: str) -> dict[str, Any]:
         """Return a job's message as Celery would publish it by kombu's virtual transports. Raises any exception."""
-        if not job.route:
-            job = replace(job, route=self._resolve(decode(job.payload), loads(job.options)))
-        composed: AmqpMessage = self._composer.compose(job)
+        composed: AmqpMessage = self._composer.compose(self._with_route(job))
         properties = dict(composed.message.properties)
         where = {"exchange": composed.exchange, "routing_key": composed.routing_key}
         return {
@@ -320,11 +326,14 @@ class Publisher:
     def _composer(self) -> AmqpBroker:
         return AmqpBroker(self._app, self._broker, self._routing)
 
-    def _resolve(self, message: Message, options: Mapping[str, Any]) -> str:
-        """Return the route of a job whose submitter resolved none: another version of onejob."""
+    def _with_route(self, job: Job) -> Job:
+        """Return a job with a route, also if its submitter resolved none: another version of onejob."""
+        if job.route:
+            return job
+        message = decode(job.payload)
         task = self._app.tasks.get(message.task)
         named = task if task is not None else SimpleNamespace(name=message.task)
-        return self._routing.resolve(named, message.args, message.kwargs, options)[0]
+        return replace(job, route=self._routing.resolve(named, message.args, message.kwargs, loads(job.options))[0])
 
 
 def _with_declarations(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from celery import Celery
+from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute
 from celery.utils.nodenames import gethostname
 from kombu import Exchange, Queue
@@ -15,6 +16,7 @@ from kombu.common import Broadcast
 from kombu.compression import encoders, get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry  # type: ignore[attr-defined] # of the types
 
+from onejob.celery.broker import are_own
 from onejob.celery.option_names import check_option_values
 from onejob.celery.payload import CANVAS, SUBMITTER_HEADER, TRANSIENT, decode, encode_options, has_canvas
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
@@ -222,6 +224,13 @@ class Routing:
                     f"serializer={serializer!r} is not in accept_content={sorted(accepted)}, so workers refuse such "
                     "messages: use 'json', in which arguments are stored anyway, or add it to accept_content"
                 )
+
+    @cached_property
+    def is_plain_amqp(self) -> bool:
+        """Whether Celery's own code composes messages, of the protocol that it uses by default."""
+        amqp = self._app.amqp
+        functions = (amqp.as_task_v2, amqp.send_task_message)
+        return type(amqp) is AMQP and are_own(functions) and amqp.create_task_message == amqp.as_task_v2
 
     def encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
         """Return the serializer and the compression of a message with these options."""

@@ -14,6 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from onejob import errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.call import Call, build, delay_of, dump_models, merge_options, retries_of
+from onejob.celery.context import kept_headers
 from onejob.celery.current_job import RunningJob, draining
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import encode, encode_failure, encode_options, loads, to_json
@@ -176,7 +177,9 @@ def _retry(call: Call, job: Job, *, request_id: str) -> Job:
     task, app_state = call.task, app_state_of(call.task.app)
     args, kwargs = dump_models(task, call.args, call.kwargs, call.options)
     options = merge_options(call, args, kwargs, task.app.current_worker_task)
-    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    headers, context = kept_headers(job, options.get("headers") or {})
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits, context)
+    options = {**options, "headers": headers}
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
     app_state.routing.check_message(payload, sent_options)
     encoded = encode_options(sent_options, app_state.settings.limits)

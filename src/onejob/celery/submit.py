@@ -10,6 +10,7 @@ from typing import Any, cast
 from onejob import errors
 from onejob.celery.app_state import AppState
 from onejob.celery.call import Call, Prepared, prepare
+from onejob.celery.context import differing_headers
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import decode, replacement_depth
 from onejob.celery.replacement import resume
@@ -69,7 +70,7 @@ def admit(
     if session is not None:
         return _admit_in_session(app_state, prepared, session)
     publisher = app_state.publisher
-    has_messages = publisher.shared_address is not None or publisher.offers
+    has_messages = publisher.shared_address is not None or publisher.delivers
     message_of = publisher.message_of if has_messages and (producer is None or publisher.is_own(producer)) else None
     _, submissions, _ = zip(*prepared, strict=True)
     admitted = _write(app_state, submissions, message_of, wait_for_locks=wait_for_locks)
@@ -199,21 +200,32 @@ def _has_webhooks(call: Call) -> bool:
 def _warn_of_unused_arguments(
     app_state: AppState, task: BoundTask, submission: Submission, admission: Admission
 ) -> None:
-    """Log, once per task without `on_duplicate`, that a duplicate is answered by a job with other arguments."""
-    if (
-        admission.job.fingerprint != submission.fingerprint
-        and admission.job.id != submission.id
-        and submission.task not in (warned := app_state.warned_tasks)
-        and task._onejob.attaches_by_default
-    ):
-        warned.add(submission.task)
-        log_warning(
-            "a duplicate of job %s is answered by that job, and its other arguments are not used: if they matter, "
-            "name them in unique_on of task %s, or set on_duplicate='replace' or 'run_again', which runs the "
-            "newest ones; on_duplicate='attach' says that they do not, and ends this warning",
-            admission.job.id,
-            submission.task,
-        )
+    """Log, once per task without `on_duplicate`, that a duplicate is answered by a job with other arguments or headers.
+
+    Other headers are one tenant's that gets another's result; ids of requests and traces differ in every submission.
+    """
+    job = admission.job
+    if job.id == submission.id or submission.task in app_state.warned_tasks or not task._onejob.attaches_by_default:
+        return
+    if job.fingerprint != submission.fingerprint:
+        unused, remedy = "other arguments are", "name them in unique_on"
+    elif job.options == submission.options and job.payload == submission.payload:
+        return
+    elif names := differing_headers(job, submission):
+        first = f'headers["{names[0]}"]'
+        unused, remedy = f"other {first} is", f"name it in unique_on (unique_on=[..., '{first}'])"
+    else:
+        return
+    app_state.warned_tasks.add(submission.task)
+    log_warning(
+        "a duplicate of job %s is answered by that job, and its %s not used: if that matters, %s of task %s, or set "
+        "on_duplicate='replace' or 'run_again', which runs the newest call; on_duplicate='attach' says that it does "
+        "not, and ends this warning",
+        job.id,
+        unused,
+        remedy,
+        submission.task,
+    )
 
 
 # --- webhooks ---------------------------------------------------------------------------------------------------------
@@ -310,7 +322,7 @@ def _admit_in_session(app_state: AppState, prepared: Sequence[Prepared], session
     ledger, has_hook = app_state.ledger, transaction.reports_commit
     emit = (lambda event: transaction.after_commit(partial(ledger.emit, event))) if has_hook else None
     inner = ledger.in_transaction(transaction, emit)
-    publishes = has_hook and not app_state.publisher.offers
+    publishes = has_hook and not app_state.publisher.delivers
     admitted: Results = [_submit_inside(inner, each.submission, None if publishes else 0.0) for each in prepared]
     results: Results = []
     for (call, submission, _), admission in zip(prepared, admitted, strict=True):

@@ -171,6 +171,11 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             call = find_tick(call)
         return submit(app_state, call, session=session, producer=producer)
 
+    @property
+    def _onejob_publish(self) -> Callable[..., Any]:
+        """What publishes a message of this task without a ledger: `apply_async` of the next class."""
+        return super().apply_async  # type: ignore[no-any-return]
+
     _onejob_admit = admit_one
     """`onejob.compat` looks at another library's locks before."""
 

@@ -200,7 +200,9 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     store = IsolatedStore(path, clock)
     ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
-    publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: ledger)
+    publisher = IsolatedPublisher(
+        app, state.settings.publish_timeout, state.routing, state.contexts, lambda: ledger
+    )  # fmt: skip
     state.use(ledger, publisher, django_alias)
     jobs = Jobs(app, state, ledger, store, clock)
     jobs.is_elsewhere = lambda task: any(task in other.app.tasks for other in _active.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ if sys.version_info >= (3, 14):
 UniqueOn: TypeAlias = Sequence[str] | Callable[..., object] | None
 
 _MISSING: Final = object()
+_HEADER = re.compile(r"""headers\[(["'])(?P<name>[^"'\[\]]+)\1\]""")
+"""How `unique_on` names a header of the message: `headers["tenant"]`."""
+_NO_HEADERS: Final[Mapping[str, object]] = {}
 _DEFAULT_LIMITS: Final = Limits()
 
 
@@ -34,7 +38,7 @@ class Identifier:
         self, task: str, function: Callable[..., object], unique_on: UniqueOn = None, *, bound: bool = False,
         limits: Limits = _DEFAULT_LIMITS, checked: bool = True,
     ) -> None:  # fmt: skip
-        """`unique_on` selects the arguments that count; `bound` drops the function's first parameter.
+        """`unique_on` selects the arguments and headers that count; `bound` drops the function's first parameter.
 
         Unless `checked`, a call that does not match the signature is no error: all that it passes counts.
 
@@ -51,6 +55,8 @@ class Identifier:
         self._named = _NamedParameters.of(self.signature)
         self._choose = _check_callable(task, unique_on, self.signature) if callable(unique_on) else None
         self._names = None if self._choose else _check_names(task, unique_on, self.signature)
+        self.has_headers = any(map(_HEADER.fullmatch, self._names or ()))
+        """Whether `unique_on` names a header of the message."""
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return all arguments of the call by name, including defaults; entries of `**kwargs` under their own names.
@@ -64,41 +70,50 @@ class Identifier:
             message = f"task {self._task!r} does not accept this call: {reason}; it takes {_params(self.signature)}"
             raise InvalidArgumentsError(message) from None
 
-    def describe(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
-        """Return the canonical text that `identity` hashes: the task, the selected arguments, and the scope if given.
+    def describe(
+        self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
+        headers: Mapping[str, object] = _NO_HEADERS,
+    ) -> str:  # fmt: skip
+        """Return the canonical text that `identity` hashes: the task, what `unique_on` selects, and the scope if given.
 
-        Calls in different scopes are never equal.
+        Calls in different scopes are never equal. A header that a call does not have counts as None.
 
         Raises InvalidArgumentsError, InvalidPayloadError, and the errors of a callable `unique_on`.
         """
-        return self._describe(self._arguments_or_none(args, kwargs), args, kwargs, scope)
+        return self._describe(self._arguments_or_none(args, kwargs), args, kwargs, headers, scope)
 
-    def identity(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
+    def identity(
+        self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
+        headers: Mapping[str, object] = _NO_HEADERS,
+    ) -> str:  # fmt: skip
         """Return `v1-<sha256>`, the same for equal calls in one scope; raises like `describe`."""
-        return digest(self.describe(args, kwargs, scope))
+        return digest(self.describe(args, kwargs, scope, headers))
 
-    def both(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> tuple[str, str]:
+    def both(
+        self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
+        headers: Mapping[str, object] = _NO_HEADERS,
+    ) -> tuple[str, str]:  # fmt: skip
         """Return the identity of a call, and its fingerprint: the hash of all arguments, without `unique_on` and scope.
 
         Raises like `describe`, and InvalidPayloadError if any argument has no canonical text.
         """
         arguments = self._arguments_or_none(args, kwargs)
         if scope is None and self._names is None and self._choose is None:
-            both = digest(self._describe(arguments, args, kwargs))
+            both = digest(self._describe(arguments, args, kwargs, headers))
             return both, both
-        identity = digest(self._describe(arguments, args, kwargs, scope))
-        return identity, digest(self._describe(arguments, args, kwargs, selects=False))
+        identity = digest(self._describe(arguments, args, kwargs, headers, scope))
+        return identity, digest(self._describe(arguments, args, kwargs, headers, selects=False))
 
     def _describe(
         self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
-        scope: str | None = None, *, selects: bool = True,
+        headers: Mapping[str, object], scope: str | None = None, *, selects: bool = True,
     ) -> str:  # fmt: skip
         if arguments is None:
             return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
         if selects and self._choose is not None:
             return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
         if selects and self._names is not None:
-            arguments = self._select(self._names, arguments)
+            arguments = self._select(self._names, arguments, headers)
         return self._write("arguments", arguments, scope=scope)
 
     def _arguments_or_none(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
@@ -112,9 +127,14 @@ class Identifier:
                 raise
             return None
 
-    def _select(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
+    def _select(
+        self, names: Sequence[str], arguments: Mapping[str, object], headers: Mapping[str, object]
+    ) -> dict[str, object]:  # fmt: skip
         selected = {}
         for name in names:
+            if self.has_headers and (header := _HEADER.fullmatch(name)) is not None:
+                selected[name] = headers.get(header["name"])
+                continue
             root, *segments = name.split(".")
             # Only a top-level keyword may be absent: with a missing path, unrelated calls would become equal.
             if segments or root in arguments:
@@ -211,9 +231,12 @@ def _check_names(task: str, unique_on: object, signature: Signature) -> tuple[st
 
 
 def _check_name(task: str, name: object, signature: Signature) -> None:
-    if not isinstance(name, str) or not all(name.split(".")):
+    if isinstance(name, str) and _HEADER.fullmatch(name) is not None:
+        return
+    if not isinstance(name, str) or not all(name.split(".")) or "[" in name:
         raise ConfigurationError(
-            f"task {task!r}: unique_on has {name!r}, but accepts only names and paths like 'user.id'"
+            f"task {task!r}: unique_on has {name!r}, but accepts only names, paths like 'user.id', and headers of the "
+            "message like 'headers[\"tenant\"]'"
         )
     root, own = name.split(".")[0], _argument_names(signature)
     # The name of the ** parameter is never an argument name: with it, all calls would silently be equal.

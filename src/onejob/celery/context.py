@@ -1,0 +1,173 @@
+"""The context of a submission: the headers that an application adds to its messages, such as a tenant or a trace.
+
+An application adds them in receivers of Celery's signals of publications, or by code in place of Celery's: a subclass
+that overrides `send_task`, another `amqp`, instrumentation. They are taken once, when a job is submitted, and kept with
+it. Every message and every run of the job has them, whichever process sends the one or begins the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from celery import Celery, signals
+from celery.utils.saferepr import saferepr
+
+from onejob.celery.broker import are_own
+from onejob.celery.payload import MARK, OWN_HEADERS, decode, dumps, loads
+from onejob.celery.routing import Plan, Routing, noting_unpublishable
+from onejob.jobs.model import Job, Submission
+from onejob.jobs.policy import Limits
+
+NO_CONTEXT: Mapping[str, Any] = {}
+_CELERYS = frozenset(
+    "lang task id shadow eta expires group group_index retries timelimit root_id parent_id argsrepr kwargsrepr origin "
+    "ignore_result replaced_task_nesting stamped_headers stamps".split()
+)
+"""The headers that Celery gives to every message."""
+
+_OF_TRACES = re.compile(
+    r"headers|b3|baggage|(trace(parent|state)|uber-trace-id|newrelic|elastic-apm-traceparent)"
+    r"|(sentry|x-b3|x-datadog|x-amzn-trace|x-cloud-trace|onejob|celery_beat)[-_].*"
+    r"|.*(request|correlation|trace|span|transaction)[-_]?id|__django_structlog__",
+    re.IGNORECASE,
+).fullmatch
+"""Headers of traces and of single requests: of OpenTelemetry, Zipkin, Jaeger, Sentry, Datadog, New Relic, structlog."""
+
+
+_MAY_HAVE_HEADERS = re.compile('"(headers|context)"').search
+
+
+def headers_in(options: str, context: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers of an application: those in the publish options (JSON) of a call, and its context."""
+    given = loads(options).get("headers") if '"headers"' in options else None
+    return {**(given or {}), **context}
+
+
+def differing_headers(job: Job, submission: Submission) -> list[str]:
+    """Return the names of headers that differ in a job and a submission, without those of traces."""
+    if not _MAY_HAVE_HEADERS(job.options + job.payload + submission.options + submission.payload):
+        return []
+    headers, others = (headers_in(each.options, decode(each.payload).context) for each in (job, submission))
+    names = sorted(headers.keys() | others.keys())
+    return [name for name in names if headers.get(name) != others.get(name) and not _OF_TRACES(name)]
+
+
+def kept_headers(job: Job, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the headers of a retry's options, and its context: those of its job, unless others are `given`.
+
+    Celery copies the headers of a message to its retry, but not all of them if instrumentation has added its own.
+    """
+    context, kept = decode(job.payload).context, loads(job.options).get("headers") or {}
+    changed = {name: value for name, value in given.items() if context.get(name) != value}
+    return {**kept, **changed}, {name: value for name, value in context.items() if name not in changed}
+
+
+class Contexts:
+    """Takes the contexts of the submissions of one app."""
+
+    def __init__(self, app: Celery, routing: Routing, limits: Limits) -> None:
+        self._app: Any = app
+        self._routing = routing
+        self._limits = limits
+        self._has_code: dict[tuple[int, object], bool] = {}
+        """By process and class of the task: whether code that is not Celery's takes part in its publications."""
+        self.sends_itself = False
+        """Whether the application's code sends messages in a way of its own, such as an outbox, and adds nothing."""
+
+    def is_added(self, task: Any) -> bool:
+        """Return whether the application sees the publications of a task, and may add headers."""
+        key = (os.getpid(), type(task))
+        has_code = self._has_code.get(key)
+        if has_code is None:
+            has_code = self._has_code[key] = not self._is_plain(task)
+        if has_code and not self.sends_itself:
+            return True
+        before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
+        return bool(before.receivers or after.receivers or sent.receivers)
+
+    def _is_plain(self, task: Any) -> bool:
+        return self._routing.is_plain_amqp and are_own((task._onejob_publish, self._app.send_task))  # noqa: SLF001 - ours
+
+    def take(self, task: Any, job_id: str, args: Any, kwargs: Any, plan: Plan) -> Mapping[str, Any]:
+        """Have Celery publish the message of a new job to nobody, and return the headers that the application adds.
+
+        Raises what the application's code raises, and `InvalidPayloadError` for headers that cannot be stored.
+        """
+        given: dict[str, Any] = loads(plan.options)
+        own = given.pop("headers", None) or {}
+        destination = self._routing.destination(plan.route)
+        router = SimpleNamespace(route=lambda options, *_: {**options, **destination})
+        publication = _Publication()
+        changes = {"ignore_result": True, "retry": False, "add_to_parent": False}  # nobody waits for this message
+        with noting_unpublishable():
+            task._onejob_publish(  # noqa: SLF001 - ours
+                list(args), dict(kwargs), task_id=job_id, producer=publication, router=router,
+                **{**given, **changes, "headers": {**own, MARK: job_id}},
+            )  # fmt: skip
+        if publication.headers is None:
+            self.sends_itself = True
+            return NO_CONTEXT
+        added = dict(_added(publication.headers, own, given, self._shown(args, kwargs, given)))
+        return loads(dumps(added, "the headers that the application adds", self._limits)) if added else NO_CONTEXT
+
+    def _shown(self, args: Any, kwargs: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the headers of Celery in which an application may hide arguments, as Celery writes them."""
+        size = self._app.amqp.argsrepr_maxsize
+        shown = {"argsrepr": saferepr(list(args) or (), size), "kwargsrepr": saferepr(kwargs or {}, size)}
+        return {**shown, "shadow": None, **{name: given[name] for name in ("shadow", *shown) if name in given}}
+
+
+def _added(
+    headers: Mapping[str, Any], own: Mapping[str, Any], options: Mapping[str, Any], shown: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the headers of a message that are neither Celery's nor ours, nor as the call has given them."""
+    for name, value in headers.items():
+        if name in shown:
+            is_added = value != shown[name]
+        else:
+            is_stamp = name in options and options[name] == value
+            is_added = name not in _CELERYS and name not in OWN_HEADERS and own.get(name) != value and not is_stamp
+        if is_added:  # instrumentation copies the others into `headers`
+            is_copy = name == "headers" and isinstance(value, Mapping)
+            yield name, {each: value[each] for each in value if each not in OWN_HEADERS} if is_copy else value
+
+
+class _Publication:
+    """In place of a producer and its connection: keeps the headers of the first message, and sends nothing."""
+
+    channel = None
+    serializer = None
+
+    def __init__(self) -> None:
+        self.headers: Mapping[str, Any] | None = None
+        self.connection = self
+
+    def publish(self, _body: object, headers: Mapping[str, Any] | None = None, **_options: object) -> None:
+        if self.headers is None:
+            self.headers = headers or {}
+
+    @contextmanager
+    def _reraise_as_library_errors(self) -> Iterator[None]:
+        yield
+
+
+class Restoring:
+    """A producer whose messages of one job have its context, whatever the application adds in this process."""
+
+    def __init__(self, producer: Any, context: Mapping[str, Any]) -> None:
+        self._producer = producer
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: object, headers: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Publish as the producer does."""
+        if headers and MARK in headers:  # no event
+            headers = {**headers, **self._context}
+        return self._producer.publish(body, headers=headers, **options)
