@@ -59,8 +59,8 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     Options, as arguments of `@app.task(base=onejob.Task, ...)` or attributes of a subclass:
 
-    - `unique_on`: what makes two calls equal: names of arguments, dotted paths into them, a callable of the arguments,
-      or `[]` for the task's name alone. Default: all arguments.
+    - `unique_on`: what makes two calls equal: names of arguments, dotted paths into them, headers of the message
+      (`'headers["tenant"]'`), a callable of the arguments, or `[]` for the task's name alone. Default: all arguments.
     - `lease`: seconds a run stays valid without a heartbeat. Default: `app.conf.onejob_lease`, 30.
     - `unique_until`: `"finished"` (default), or `"started"`: then equal jobs are admitted as soon as a run has begun.
     - `unique_for`: how long a success still answers equal submissions with its result: seconds, or the rest of a
