@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import celery
@@ -153,6 +154,23 @@ def test_a_submission_sends_each_signal_of_publication_once(plain: House) -> Non
     assert seen["before"] == seen["after"] == seen["sent"]
     assert (seen["before"][:3], len(seen["before"])) == ([result.id for result in results], 4)
     assert again.id == results[0].id
+
+
+def test_coroutines_that_share_a_batch_have_contexts_of_their_own(plain: House) -> None:
+    """Each of many concurrent submissions has the headers of its own context variables."""
+    tenant = ContextVar("tenant", default="nobody")
+
+    async def submit(name: str) -> Any:
+        tenant.set(name)
+        return await plain.play.asubmit(name, ["return"])
+
+    async def submit_all() -> list[Any]:
+        return await asyncio.gather(*map(submit, "abc"))
+
+    with receiving(lambda headers, **_: headers.update(tenant=tenant.get())):
+        results = asyncio.run(submit_all())
+    payloads = [decode(plain.job(result).payload) for result in results]
+    assert [each.context["tenant"] for each in payloads] == [each.args[0] for each in payloads] == ["a", "b", "c"]
 
 
 def test_an_app_that_adds_nothing_pays_nothing(plain: House, monkeypatch: pytest.MonkeyPatch) -> None:
