@@ -160,9 +160,18 @@ class DuplicateJobError(JobStateError):
 
 
 class NoDeadLetterError(JobStateError):
-    """A job is not a dead letter: only a failed job can be redriven."""
+    """A job cannot be redriven: it has not failed, or it has failed as the job that it follows, which can be."""
 
-    template = "job {job_id} is {state}; only a failed job is a dead letter"
+    follows_id: str = ""
+    """The job whose end it has; "" if it follows none."""
+
+    def __str__(self) -> str:
+        if self.follows_id:
+            return (
+                f"job {self.job_id} follows job {self.follows_id}, and has its end without a run: redrive that job, "
+                "and this one gets the new end; if it was deleted, submit the call again"
+            )
+        return f"job {self.job_id} is {self.state}; only a failed job is a dead letter"
 
 
 class NotWaitingError(JobStateError):

@@ -236,6 +236,10 @@ class House:
         await_(lambda: (job := self.ledger.get_or_none(id_)) is not None and job.state in states)
         return self.job(result)
 
+    def await_settled(self, job: Job) -> None:
+        """Wait until the canvas of an ended job has been notified."""
+        await_(lambda: not self.job(job.id).canvas_pending)
+
     def jobs(self, **filters: Any) -> list[Job]:
         """The jobs in the ledger, the newest first."""
         return self.ledger.find(Query(limit=10_000, **filters))

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
 
-from onejob import JobFailedError, Outcome, State
+from onejob import JobFailedError, NoDeadLetterError, Outcome, State
+from onejob.celery.operations import Operation, Operator
 from onejob.jobs.lifecycle import Transition
 from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store, two_waiters
 from tests.quiet import KILLED, provokes
@@ -372,3 +374,22 @@ def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(new_house: Ca
     job = house.await_state(result, State.FAILED)
     assert "nothing is known of the task that replaced job" in job.reason
     house.assert_free("away")
+
+
+@on_every_store("shared")
+def test_redriving_repeats_no_effect_for_a_follower(shared: House) -> None:
+    """Of two equal chains whose first job failed, both go on with its next run, in whatever order they are redriven."""
+    operator = Operator(app=shared.app, ledger=shared.ledger, origin="by a test")
+    for name, order in (("newest first", -1), ("oldest first", 1)):
+        head = shared.play.si(name, ["permanent", "return:paid"])
+        results: list[Any] = [(head | shared.note.s(f"{name} {number}")).delay() for number in (0, 1)]
+        failed = [shared.await_state(result.parent.id, State.FAILED) for result in results]
+        for job in failed:
+            shared.await_settled(job)
+        for job in failed[::order]:
+            with suppress(NoDeadLetterError):
+                operator.operate(Operation.REDRIVE, shared.job(job.id))
+        for result in results:  # whose parents have failed, for Celery, until they complete
+            shared.await_state(result.id, State.COMPLETED)
+        assert [result.get(timeout=PATIENCE) for result in results] == [[f"{name} {n}", "paid"] for n in (0, 1)]
+        assert shared.runs(name) == 2

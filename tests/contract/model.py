@@ -320,7 +320,7 @@ class ModelStore:
             return Applied(applied=False, job=None)
         if change.request_id in row.requests:
             return Applied(applied=True, job=row.job, sent=change.request_id in self.pushing_requests)
-        if change.reopens:
+        if change.reopens and not change.rejoins:
             self.release_expired(change.identity)
         if not self._allowed(row.job, change):
             return Applied(applied=False, job=row.job)
@@ -346,7 +346,7 @@ class ModelStore:
             and not (change.lapsed and (job.lease_until is None or job.lease_until > now))
             and not (change.overdue and (job.expires_at is None or job.expires_at > now))
             and not (change.unnotified and not job.canvas_pending)
-            and not (change.reopens and holder is not None)
+            and not (change.reopens and not change.rejoins and holder is not None)
         )
 
     def _new_values(self, job: Job, change: Change) -> dict[str, object]:
@@ -357,7 +357,8 @@ class ModelStore:
         )  # fmt: skip
         values: dict[str, object] = {"result": None, "error": None} if reopens else {}
         values |= {name: value for name in given if (value := getattr(change, name)) is not None}
-        values["holds_identity"] = (job.holds_identity and change.keeps_identity) or reopens
+        takes_identity = reopens and not change.rejoins
+        values["holds_identity"] = (job.holds_identity and change.keeps_identity) or takes_identity
         if change.target is not None:
             values |= {"state": change.target, "lease_until": None}
         if change.identity_until is None and change.identity_for is not None:
@@ -367,8 +368,10 @@ class ModelStore:
         if change.publishes is not None:
             is_offered = change.message is not None and not self.pushes and is_plain(job.route)
             values["published_at"] = now if change.publishes and not is_offered else None
-        if reopens or (ends and job.queued_next):
-            values |= {"follows_id": None, "queued_next": False}
+        if takes_identity or (ends and job.queued_next):
+            values["follows_id"] = None
+        if reopens or ends:
+            values["queued_next"] = False
         if reopens or ends:
             values["finished_at"] = now if ends else None
         if change.wake_after is not None:

@@ -64,7 +64,11 @@ EVENTS: Mapping[Transition, Sequence[Values]] = {
     ),
     Transition.FAIL: ({"error": '"failed"', "wake_after": 100.0},),
     Transition.RETRY: ({"run_in": 3.0, "wake_after": 3.0, "retries": 1},),
-    Transition.REDRIVE: ({"reopens": True, "forgets_steps": True, "wake_after": LEASE}, {"reopens": True}),
+    Transition.REDRIVE: (
+        {"reopens": True, "forgets_steps": True, "wake_after": LEASE},
+        {"reopens": True},
+        {"reopens": True, "rejoins": True, "wake_after": LEASE},
+    ),
     Transition.PROMOTE: ({"reopens": True, "wake_after": LEASE, "reason": "promoted"},),
     Transition.RELEASE_IDENTITY: ({"keeps_identity": False},),
     Transition.CANVAS_NOTIFIED: ({"unnotified": True, "canvas_pending": False, "wake_after": 100.0},),

@@ -79,6 +79,12 @@ submit a; claim a; follow f after=a; fail a; claim f; redrive a reopens=True; cl
 submit a; claim a; follow f after=a; complete a; forget f; keep a; follow f after=a
 submit a; claim a; follow f after=nobody; follow f after=a; complete a; delete a; follow f after=a; \
 claim f; fail f; redrive f reopens=True; cancel f
+submit a; claim a; follow f after=a; fail a; claim f; fail f; redrive a reopens=True; \
+redrive f reopens=True rejoins=True; claim a; complete a; due; claim f; complete f
+submit a; claim a; follow f after=a; fail a; claim f; fail f; redrive f reopens=True rejoins=True; \
+due; claim f; cancel f
+submit a; claim a; submit b follows=True; fail a; submit c; claim b; fail b; \
+redrive b reopens=True rejoins=True; claim b
 submit a; claim a; submit b follows=True; complete a; submit c; claim c; complete c; claim b; complete b
 submit a; claim a; follow f after=a; follow g after=a; complete a; claim f; complete f; keep a; claim g; complete g; \
 keep a

@@ -140,7 +140,7 @@ REPORTS: dict[type[Exception], Report] = {
     errors.JobEndedError: Report("job-ended", "job_id state"),
     errors.JobNotEndedError: Report("job-not-ended", "job_id state"),
     errors.NotWaitingError: Report("not-waiting", "job_id state follows_id"),
-    errors.NoDeadLetterError: Report("not-a-dead-letter", "job_id state"),
+    errors.NoDeadLetterError: Report("not-a-dead-letter", "job_id state follows_id"),
     errors.NotResubmittableError: Report("not-resubmittable", "job_id"),
     errors.UniquenessWindowError: Report("window-open", "job_id state until"),
     errors.TooManyWebhooksError: Report("too-many-webhooks", "job_id"),

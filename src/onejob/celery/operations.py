@@ -33,6 +33,7 @@ from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader, edit_key
 from onejob.ledger.search import WINDOW, search
+from onejob.ledger.stuck import is_follower
 from onejob.observability import tracing
 from onejob.observability.logs import log_warning
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -259,6 +260,8 @@ def parse_arguments(text: str, name: str, kind: type) -> Any:
 # --- redrive and cancellation ----------------------------------------------------------------------------------------
 
 
+FOLLOWER_LIMIT = 10_000
+"""How many followers wait again for a job that is redriven."""
 BROKER_TIMEOUT = 2.0
 """Seconds until a connection attempt to the broker fails."""
 
@@ -266,6 +269,8 @@ BROKER_TIMEOUT = 2.0
 def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
     """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
 
+    The followers that have failed with it wait for its new end. So does a follower that is redriven itself, whose job
+    has been redriven before; a run of its own would repeat the effects of that job.
     Raises `SupersededError` if the app's task replaces arguments or runs again, and newer ones have run, or will run. A
     sweeper publishes the message unless the store pushes it, as that of `app` can.
     """
@@ -280,8 +285,19 @@ def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool,
             if newer.fingerprint != job.fingerprint:
                 raise errors.SupersededError(job.id, newer.id, newer.state)
     canvas = has_canvas(loads(job.options))
+    if job.state is State.FAILED and is_follower(job) and _is_redriven(ledger, job):
+        return ledger.rejoin(job, canvas=canvas, reason=f"{reason}: waits") or ledger.get(job.id)
     message = push_message(app, ledger, replace(job, retries=0))
-    return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
+    redriven = ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
+    for follower in ledger.store.followers(job.id, limit=FOLLOWER_LIMIT):
+        if follower.state is State.FAILED and is_follower(follower):
+            ledger.rejoin(follower, canvas=has_canvas(loads(follower.options)), reason=f"{reason}: waits")
+    return redriven
+
+
+def _is_redriven(ledger: Ledger, follower: Job) -> bool:
+    followed = ledger.get_or_none(str(follower.follows_id))
+    return followed is not None and followed.state is not State.FAILED
 
 
 def push_message(app: Celery | None, ledger: Ledger, job: Job) -> BrokerMessage | None:

@@ -355,6 +355,8 @@ class Change:
     """Whether the job takes its identity, and its end, if any, is cleared.
 
     Refused if another job holds the identity; a holder whose uniqueness window is over releases it."""
+    rejoins: bool = False
+    """Whether a job that reopens waits again for the end of the job that it follows, and takes no identity."""
     forgets_steps: bool = False
     """Whether the memoised steps are deleted."""
     wake_after: float | None = None

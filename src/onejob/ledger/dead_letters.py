@@ -15,6 +15,7 @@ from onejob.jobs.records import Query
 from onejob.ledger.bulk import NO_LIMIT, Selection, iterate_jobs
 from onejob.ledger.reader import JobReader
 from onejob.ledger.search import query_of
+from onejob.ledger.stuck import is_follower
 
 PLACEHOLDER = "…"
 """Stands in a pattern for a value that differs from job to job."""
@@ -92,10 +93,14 @@ class FailureGroup:
 
 
 def group_failures(ledger: JobReader, *, task: str | None = None, limit: int = 10_000) -> list[FailureGroup]:
-    """Return the groups of the newest `limit` dead letters, the one in which a job failed last first."""
+    """Return the groups of the newest `limit` dead letters, the one in which a job failed last first.
+
+    Followers are in no group: their failure is that of the job that they follow.
+    """
     groups: dict[GroupKey, FailureGroup] = {}
     query = Query(states=frozenset({State.FAILED}), task=task)
-    for job in islice(iterate_jobs(ledger, query), limit):
+    failed = (job for job in iterate_jobs(ledger, query) if not is_follower(job))
+    for job in islice(failed, limit):
         key, (_, message) = group_key(job), _error_of(job)
         groups.setdefault(key, FailureGroup(*key, message)).add(job, message)
     return sorted(groups.values(), key=lambda group: group.last_at, reverse=True)
@@ -103,7 +108,7 @@ def group_failures(ledger: JobReader, *, task: str | None = None, limit: int = 1
 
 def in_group(job: Job, key: GroupKey) -> bool:
     """Return whether a job is a dead letter of a group."""
-    return job.state is State.FAILED and job.task == key.task and group_key(job) == key
+    return job.state is State.FAILED and job.task == key.task and not is_follower(job) and group_key(job) == key
 
 
 def group_key(job: Job) -> GroupKey:

@@ -33,7 +33,7 @@ from onejob.jobs.records import COMPLETED, UNREGISTERED, AuditEntry, Registratio
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, retention
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
-from onejob.ledger.stuck import follows_another
+from onejob.ledger.stuck import follows_another, is_follower
 from onejob.observability import events
 from onejob.observability.events import Listener
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, Store, TransactionalStore
@@ -387,9 +387,11 @@ class Ledger(JobReader):
         """Redrive a dead letter: the failed job is queued again under its id, with its memoised steps.
 
         `forget_steps`: delete the steps. `canvas`: notify its canvas of the new end. Raises `JobNotFoundError`,
-        `NoDeadLetterError`, and `IdentityHeldError` if another job holds its identity.
+        `NoDeadLetterError`, also for a follower, and `IdentityHeldError` if another job holds its identity.
         """
         job = self.get(job_id)
+        if is_follower(job):
+            raise errors.NoDeadLetterError(job_id, job.state, str(job.follows_id))
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
             wake_after=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0,
@@ -404,6 +406,19 @@ class Ledger(JobReader):
         raise errors.IdentityHeldError(
             job_id, holder.id if holder else "unknown", holder.state if holder else "deleted meanwhile"
         )
+
+    def rejoin(self, job: Job, *, canvas: bool, reason: str = "waits again") -> Job | None:
+        """Have a failed follower wait again for the end of the job that it follows, and has been redriven.
+
+        `canvas`: notify its canvas of the new end. Returns None if it has not failed, or was deleted.
+        """
+        followed = self.store.get_many([str(job.follows_id)]).get(str(job.follows_id))
+        applied = self.change(
+            job, Transition.REDRIVE, f"{reason} for the end of {job.follows_id}", reopens=True, rejoins=True,
+            canvas_pending=canvas, wake_after=0.0 if followed is None or followed.state.final else job.lease,
+            run_in=0.0, retries=0, crashes=0, cancel=Cancel.NO, publishes=False,
+        )  # fmt: skip
+        return applied.job if applied.applied else None
 
     def promote(self, job: Job) -> Job | None:
         """Give the job that is queued next its identity; None if another job still holds it."""

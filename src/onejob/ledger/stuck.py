@@ -19,6 +19,7 @@ from onejob.jobs.model import Job
 from onejob.jobs.records import Entry, Query, WorkerInfo
 from onejob.ledger.bulk import iterate_jobs
 from onejob.ledger.reader import JobReader
+from onejob.observability.metrics import WEBHOOK_TASK
 
 STUCK_LEASES = 3
 """After so many leases without a claim or a notification, each of which takes one at most, a job is stuck."""
@@ -92,6 +93,11 @@ def _find_obstacle(job: Job, snapshot: Snapshot) -> Stuck | None:
         return Stuck.QUEUE_NOT_CONSUMED
     is_silent = not job.publisher_task and all(worker.silent_since for worker in able)
     return Stuck.BROKER_SILENT if is_silent else None
+
+
+def is_follower(job: Job) -> bool:
+    """Return whether a job ends as the job that it follows, unlike a webhook, which runs after that."""
+    return job.follows_id is not None and not job.queued_next and job.task != WEBHOOK_TASK
 
 
 def follows_another(job: Job) -> bool:

@@ -202,6 +202,10 @@ class Script(World):
         new: dict[str, Any] = {"payload": "new", "options": "new", "retries": 0}
         self.ledger.replace(self.runs[job_id], NextRun(**new | values), canvas=False, reason="replaced")
 
+    def do_rejoin(self, job_id: str, *, canvas: bool, applied: bool = True) -> None:
+        """Have a follower wait again, and assert whether it does."""
+        assert self.ledger.rejoin(self.read(job_id), canvas=canvas) == (self.read(job_id) if applied else None)
+
     def do_report(self, job_id: str, progress: str) -> None:
         self.ledger.report(self.runs[job_id], progress)
 

@@ -139,8 +139,16 @@ LAWS: dict[str, dict[str, str | list[str]]] = {
             "b holds_identity=False; legal a b",
         "Of two concurrent redrives of a job, one succeeds, and the other is refused.":
             "run a; fail a; meanwhile get_many redrive a; raise NoDeadLetterError redrive a; a events=fail,redrive",
-        "A follower that failed with the followed job runs by itself after its redrive.":
-            "run a; follow f after=a; fail a; start f; fail f; redrive f; f follows_id=None; start f",
+        "A follower that failed with the followed job is not redriven alone, and waits again after that job's redrive.":
+            "run a; follow f after=a; fail a; start f; fail f; refuse NoDeadLetterError redrive f follows_id=a; "
+            "redrive a; rejoin f canvas=True; f state=queued follows_id=a finished_at=None error=None "
+            "holds_identity=False canvas_pending=True; holders identity-of-a a; start a; complete a; start f; "
+            "complete f; legal a f; rejoin f canvas=True applied=False",
+        "A follower that waits again is due at once if the job that it follows has ended, or is gone.": [
+            ("run a; follow f after=a; fail a; start f; fail f; redrive a; start a; complete a; "
+            "rejoin f canvas=False; f wake_at=now"),
+            "run a; follow f after=a; fail a; start f; fail f; forget a; rejoin f canvas=False; f wake_at=now",
+        ],
         "A redriven job notifies its canvas of the new end, and forgets its steps, if the redrive says so.": [
             "run a canvas=True; fail a; notified a; redrive a canvas=True; a canvas_pending=True",
             f"{DEAD}; redrive a forget_steps=True; a canvas_pending=False; steps a 0",

@@ -300,6 +300,14 @@ def test_an_error_of_another_form_is_grouped_by_its_reason(world: World, error: 
     assert group_key(job) == ("app.add", "", "lost … times")
 
 
+def test_a_follower_is_in_no_group(world: World) -> None:
+    """A follower that failed as its job did is no failure of its own."""
+    job = fail(world, "job", "KeyError", "no row")
+    follower = world.ledger.fail(world.start(world.follow("follower", follows=job.id).id), str(job.error), "as its job")
+    (group,) = group_failures(world.ledger)
+    assert (group.count, group.job_ids, in_group(follower, group.key)) == (1, ["job"], False)
+
+
 def test_a_bulk_operation_acts_on_a_group(world: World) -> None:
     """The jobs of a group can be selected for a bulk operation; a redriven job is in no group."""
     for number in range(3):

@@ -11,7 +11,7 @@ job as (
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = jobs.entries + 1
   from job, clock
-  where cast(:reopens as boolean) and job.state = any(cast(:sources as text[]))
+  where cast(:reopens as boolean) and not cast(:rejoins as boolean) and job.state = any(cast(:sources as text[]))
     and jobs.identity = job.identity and jobs.holds_identity and jobs.identity_until <= now
   returning jobs.id, jobs.entries, jobs.state, jobs.attempt, jobs.node
 ),
@@ -19,9 +19,12 @@ changed as (
   update onejob.jobs as jobs set
     state = coalesce(cast(:target as text), jobs.state),
     follows_id = case
-      when not (cast(:reopens as boolean) or (cast(:ends as boolean) and jobs.queued_next)) then jobs.follows_id
+      when not (
+        (cast(:reopens as boolean) and not cast(:rejoins as boolean)) or (cast(:ends as boolean) and jobs.queued_next)
+      ) then jobs.follows_id
     end,
-    holds_identity = (jobs.holds_identity and cast(:keeps_identity as boolean)) or cast(:reopens as boolean),
+    holds_identity = (jobs.holds_identity and cast(:keeps_identity as boolean))
+      or (cast(:reopens as boolean) and not cast(:rejoins as boolean)),
     queued_next = jobs.queued_next and not cast(:ends as boolean) and not cast(:reopens as boolean),
     identity_until = coalesce(cast(:identity_until as float8), now + cast(:identity_for as float8), jobs.identity_until),
     lease_until = case when cast(:target as text) is null then jobs.lease_until end,
@@ -51,7 +54,7 @@ changed as (
     and (not cast(:overdue as boolean) or job.expires_at <= now)
     and (not cast(:unnotified as boolean) or job.canvas_pending)
     and not (
-      cast(:reopens as boolean)
+      cast(:reopens as boolean) and not cast(:rejoins as boolean)
       and (select count(*) from expired) >= 0 -- which must run first
       and exists (
         select from onejob.jobs as live

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- Compare and set: one change of one job. The end of a job makes its followers due, and gives its identity to the job
--- that is queued next, and is signaled. A reopened job takes its identity. A message is pushed if the job waits for a run and is due.
+-- that is queued next, and is signaled. A reopened job takes its identity, unless it rejoins the job that it follows. A message is pushed if the job waits for a run and is due.
 -- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps; the broker's list, if the
 --       change has a message; the sets of `indexed`
 -- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, seen_run_at, lapsed, overdue, unnotified, ends,
---       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_after, run_in, detail, message, indexed (see
+--       keeps_identity, identity_for, identity_until, reopens ("1", or "rejoins"), forgets_steps, wake_after, run_in, detail, message, indexed (see
 --       `move_between_states`); then positions and new values in turn (a negative position: an element after the row; `published_at`
 --       is "now" or "0")
 -- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
@@ -15,7 +15,9 @@ local FIRST_VALUE = 24
 local key, identity, next_key, history, followers, follows_ids, steps, destination = unpack(KEYS, 4)
 local _, job_id, job_identity, request_id, event, sources, target, token, seen_run_at, lapsed, overdue, unnotified, ends,
   keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_after, run_in, detail, message, indexed = unpack(ARGV)
-ends, reopens = ends == '1', reopens == '1'
+ends = ends == '1'
+local takes_identity, rejoins = reopens == '1', reopens == 'rejoins'
+reopens = takes_identity or rejoins
 
 local job = read_job(key, job_id)
 if not job then
@@ -43,7 +45,7 @@ if not contains(sources, row[STATE])
   or (unnotified == '1' and not row[CANVAS_PENDING])
 then
   return { 'refused', reply(job) }
-elseif reopens and holder and not (holder == job_id and queued_next) then
+elseif takes_identity and holder and not (holder == job_id and queued_next) then
   return { 'refused', reply(job), '', holder }
 end
 
@@ -54,10 +56,13 @@ local previous_wake_at = not wake_after and tonumber(read_wake_at(job) or now)
 fill_row(row)
 local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
-  row[HOLDS_IDENTITY], row[FOLLOWS_ID], row[FINISHED_AT] = '1', false, false
-  redis.call('SET', identity, job_id)
+  row[FINISHED_AT] = false
   write_part(job, RESULT, '')
   write_part(job, ERROR, '')
+end
+if takes_identity then
+  row[HOLDS_IDENTITY], row[FOLLOWS_ID] = '1', false
+  redis.call('SET', identity, job_id)
 end
 if forgets_steps == '1' then
   redis.call('DEL', steps)
@@ -86,7 +91,8 @@ if ends then
   row[FINISHED_AT] = format_time(now)
 end
 if queued_next and (ends or reopens) then
-  row[QUEUED_NEXT], row[FOLLOWS_ID] = false, false
+  row[QUEUED_NEXT] = false
+  row[FOLLOWS_ID] = rejoins and row[FOLLOWS_ID]
   if next_id == job_id then
     redis.call('DEL', next_key)
     next_id = false
@@ -110,7 +116,9 @@ if event ~= '' then
 end
 releases = releases and holder == job_id
 local is_free, holder_id = releases or not (holder or reopens), nil
-if (ends or reopens) and has_followed then
+if rejoins and row[FOLLOWS_ID] then
+  redis.call('HSET', follows_ids, job_id, row[FOLLOWS_ID])
+elseif (ends or reopens) and has_followed then
   redis.call('HDEL', follows_ids, job_id)
 end
 if ends then

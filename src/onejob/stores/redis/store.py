@@ -222,7 +222,8 @@ def _change_values(change: Change, indexed: str) -> tuple[str, ...]:
     return (
         change.job_id, change.identity, change.request_id, event, _words(change.sources),
         change.target or "", given(change.token), given(change.seen_run_at), *map(format_value, conditions),
-        given(change.identity_for), given(change.identity_until), format_value(change.reopens),
+        given(change.identity_for), given(change.identity_until),
+        "rejoins" if change.reopens and change.rejoins else format_value(change.reopens),
         format_value(change.forgets_steps), given(change.wake_after), given(change.run_in), change.detail,
         change.message.text if change.message else "",
         indexed, *(text for position, value in values for text in (str(position), format_value(value))),

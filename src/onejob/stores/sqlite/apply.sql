@@ -3,8 +3,8 @@
 -- out: the job; nothing when a condition does not hold, or when the request is repeated
 update jobs set
   state = coalesce(:target, state),
-  follows_id = case when not (:reopens or (:ends and queued_next)) then follows_id end,
-  holds_identity = (holds_identity and :keeps_identity) or :reopens,
+  follows_id = case when not ((:reopens and not :rejoins) or (:ends and queued_next)) then follows_id end,
+  holds_identity = (holds_identity and :keeps_identity) or (:reopens and not :rejoins),
   queued_next = queued_next and not :ends and not :reopens,
   identity_until = coalesce(:identity_until, :now + :identity_for, identity_until),
   lease_until = case when :target is null then lease_until end,
@@ -31,7 +31,7 @@ where id = :job_id
   and (not :overdue or expires_at <= :now)
   and (not :unnotified or canvas_pending)
   and not (
-    :reopens and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
+    :reopens and not :rejoins and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
   )
   and instr(' ' || requests, ' ' || :request_id || ' ') = 0
 returning {job_columns}

@@ -132,7 +132,7 @@ class SQLiteStore(SQLStore):
                 return Applied(applied=True, job=job)
 
         def apply(tx: Transaction) -> Applied:
-            if change.reopens:
+            if change.reopens and not change.rejoins:
                 release_expired(tx, change.identity)
             job = tx.job("apply", **values_of(change) | {"sources": sources, "offers": change.message is not None})
             if job is None:
