@@ -28,7 +28,7 @@ OURS, OTHERS = "shop", "the worker's"
 @contextmanager
 def receiving(receive: Callable[..., object], signal: Any = signals.before_task_publish) -> Iterator[None]:
     """Connect a receiver of a signal."""
-    signal.connect(receive)
+    signal.connect(receive, weak=False)  # before Celery 5.7, a dead receiver silences those after it
     try:
         yield
     finally:
