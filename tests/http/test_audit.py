@@ -120,6 +120,39 @@ def test_nobody_can_erase_the_log(guarded: Shop, standing: Standing) -> None:
     assert len(refused) == len(set(refused)) <= 4
 
 
+def test_a_tenant_displaces_no_operator(
+    guarded: Shop, standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """What a caller with own jobs does to them, however often, displaces no action of an operator."""
+    monkeypatch.setattr("onejob.ledger.ledger.AUDIT_LIMIT", 20)
+    done = guarded.job_id()
+    guarded.post(f"/jobs/{done}/cancel")
+    tenant = bearer(standing.keys.add("tenant", Role.OPERATE, own_jobs=True))
+    own = [guarded.job_id(number, headers=tenant, countdown=3600) for number in range(25)]
+    for job_id in own:
+        guarded.post(f"/jobs/{job_id}/cancel", headers=tenant)
+    for _ in range(25):
+        guarded.post(f"/jobs/{own[-1]}/cancel", headers=tenant)
+        guarded.post("/jobs/bulk", {"operation": "cancel", "filter": {"task": "shop.invoice"}}, headers=tenant)
+    entries = guarded.ledger.audit(limit=200)
+    assert [(each.actor, each.target) for each in entries if each.kind == "action"] == [("operate", done)]
+    outcomes = [each.outcome for each in entries if each.kind == "own"]
+    assert (len(outcomes), outcomes.count("job-ended"), {each.actor for each in entries if each.kind == "own"}) == (
+        20, 1, {"tenant"},
+    )  # fmt: skip
+
+
+def test_an_operation_that_is_refused_again_is_counted(guarded: Shop) -> None:
+    """Equal requests that the state of a job does not allow are one entry; each change of a job is one."""
+    job_id, other = guarded.job_id(1), guarded.job_id(2)
+    for _ in range(5):
+        guarded.post(f"/jobs/{job_id}/cancel")
+        guarded.post(f"/jobs/{other}/cancel")
+    assert sorted(log(guarded, "target", "outcome")) == sorted(
+        (each, outcome) for each in (job_id, other) for outcome in ("done", "job-ended")
+    )
+
+
 def test_no_key_is_in_the_log(guarded: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """API keys in URLs and bodies are neither in the audit log nor in its logger, whose lines are printable."""
     caplog.set_level(logging.INFO, "onejob.audit")

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from onejob.api.api_keys import Role
 from onejob.api.problems import PROBLEM_TYPES
-from onejob.jobs.records import ACCESS, ACTION, AuditEntry
+from onejob.jobs.records import ACCESS, ACTION, OWN, AuditEntry
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import audit_text
 from onejob.observability.logs import record_audit
@@ -19,7 +19,10 @@ from onejob.observability.logs import record_audit
 SOURCE = "http"
 DONE = "done"
 ANSWERS = {DONE, *(slug for slug, kind in PROBLEM_TYPES.items() if kind.status in {409, 410})} - {"duplicate-job"}
-"""The outcomes of an operation on a job. Whoever got one was permitted to ask, and each has an entry of its own."""
+"""The outcomes of an operation on a job. Whoever got one was permitted to ask, and each has an entry of its own.
+
+Equal ones that change nothing, and all equal ones of a caller with own jobs, are counted.
+"""
 UNCERTAIN = frozenset({"store-unavailable", "internal"})
 """The outcomes of an operation that may have changed jobs."""
 REFUSALS = frozenset({"unauthorized", "forbidden", "refused"})
@@ -27,7 +30,7 @@ REFUSALS = frozenset({"unauthorized", "forbidden", "refused"})
 HIDDEN = "job-not-found"
 """Counted for requests with an API key: a job that does not exist looks like one that the key may not see."""
 REFUSAL_WINDOW = 600.0
-"""Seconds for which further refusals of the same kind, of the same key, are only counted."""
+"""Seconds for which further equal requests are only counted."""
 WINDOW_LIMIT = 1000
 CHANGES = frozenset({"POST", "DELETE"})
 """The methods of an operator's actions."""
@@ -39,15 +42,19 @@ class Refusals:
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], tuple[float, int]] = {}
-        """By actor and outcome, when the last entry was made, and how many equal requests have followed it."""
+        """By actor, and what was refused, when the last entry was made, and how many equal requests have followed."""
 
-    def classify(self, actor: str, outcome: str, *, is_action: bool) -> tuple[str, int]:
+    def classify(
+        self, actor: str, outcome: str, *, is_action: bool, asked: str = "", has_own_jobs: bool = False
+    ) -> tuple[str, int]:  # fmt: skip
         """Return the kind of the entry of a request, and how many requests it stands for: 0 for no entry.
 
-        `actor`: "" for an unknown caller. `is_action`: it would change jobs.
+        `actor`: "" for an unknown caller. `is_action`: it would change jobs. `asked`: the action and its target.
         """
         if is_action and (outcome in ANSWERS or (actor and outcome in UNCERTAIN)):
-            return ACTION, 1
+            kind = OWN if has_own_jobs else ACTION
+            repeats = has_own_jobs or outcome not in {DONE, *UNCERTAIN}
+            return kind, self.count(actor, f"{asked} {outcome}") if repeats else 1
         if outcome in REFUSALS or (actor and (is_action or outcome == HIDDEN)):
             return ACCESS, self.count(actor, outcome)
         return ACCESS, 0
@@ -83,8 +90,11 @@ class RequestAudit:
         """
         is_action = role in OPERATORS and request.method in CHANGES
         if outcome != DONE or is_action:
-            kind, count = self._refusals.classify(_actor_of(request), outcome, is_action=is_action)
-            shown = [*request.query_params.multi_items(), *fields] if kind == ACTION else []
+            kind, count = self._refusals.classify(
+                _actor_of(request), outcome, is_action=is_action, asked=f"{action} {_target_of(request)}",
+                has_own_jobs=getattr(getattr(request.state, "caller", None), "own_jobs", False),
+            )  # fmt: skip
+            shown = [] if kind == ACCESS else [*request.query_params.multi_items(), *fields]
             if count:
                 await self._append(request, action, outcome, kind, count, audit_text(shown))
 
@@ -96,13 +106,17 @@ class RequestAudit:
     async def _append(
         self, request: Request, action: str, outcome: str, kind: str, count: int, fields: str = ""
     ) -> None:
-        names = request.path_params
         entry = AuditEntry(
             actor=_actor_of(request), source=self._source, address=request.client.host if request.client else "",
-            action=action, target=str(names.get("job_id") or names.get("entry", "")), outcome=outcome, count=count,
-            kind=kind, detail=f"{request.method} {fields}".rstrip(),
+            action=action, target=_target_of(request), outcome=outcome, count=count, kind=kind,
+            detail=f"{request.method} {fields}".rstrip(),
         )  # fmt: skip
         await run_in_threadpool(record_audit, self._ledger.append_audit, entry)
+
+
+def _target_of(request: Request) -> str:
+    """Return the id of the job, or the name of the schedule entry, in the path of a request; "" without one."""
+    return str(request.path_params.get("job_id") or request.path_params.get("entry", ""))
 
 
 def _actor_of(request: Request) -> str:

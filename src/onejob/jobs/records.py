@@ -154,9 +154,12 @@ class Tombstone:
         return cls(id=row["id"], state=State(row["state"]), **times)
 
 
-ACTION, ACCESS = "action", "access"
-AUDIT_KINDS = (ACTION, ACCESS)
-"""What operators did, and refused requests and logins, which are kept apart: they never displace an action."""
+ACTION, OWN, ACCESS = "action", "own", "access"
+AUDIT_KINDS = (ACTION, OWN, ACCESS)
+"""What operators did, what submitters did to their own jobs, and refused requests and logins.
+
+Each kind is kept apart: many entries of one never displace an entry of another.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 -- name: append_audit
 #!lua flags=allow-oom
 -- Append an entry to the audit log, and delete the oldest of its kind that exceed the limits.
--- KEYS: the entries of its kind, those of the other kind
+-- KEYS: the entries of its kind, those of the other kinds
 -- ARGV: clock, entry (JSON), keep (entries), keep_for (seconds)
 -- returns: nothing
 local key = KEYS[1]
