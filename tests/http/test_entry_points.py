@@ -155,7 +155,7 @@ SECURE = {
 def assert_secure_headers(response: Any) -> None:
     """Assert that a response forbids scripts, framing, sniffing, referrers, caching, and calls by another origin."""
     assert {name: response.headers.get(name) for name in SECURE} == SECURE
-    assert response.headers["cache-control"] in {"no-store", "no-cache"}
+    assert response.headers["cache-control"] in {"no-store", "private, no-cache"}
     assert not {"set-cookie", "server"} & {*response.headers}
     assert [name for name in response.headers if name.startswith("access-control")] == []
 

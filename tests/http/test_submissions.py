@@ -108,7 +108,7 @@ def test_a_locked_row_delays_only_its_own_request(shop: Shop, monkeypatch: pytes
 HEADER, KEY = "idempotency-key", "order 7"
 KEYS: list[dict[str, Any]] = [
     {"headers": {HEADER: KEY}}, {"headers": {HEADER: f'"{KEY}"'}}, {"idempotency_key": KEY},
-    {"headers": {HEADER: KEY}, "idempotency_key": KEY},
+    {"headers": {HEADER: KEY}, "idempotency_key": KEY}, {"headers": {HEADER: f" {KEY} \t"}},
 ]  # fmt: skip
 TWO_KEYS: list[dict[str, Any]] = [
     {"headers": {HEADER: "a"}, "idempotency_key": "b"}, {"headers": [(HEADER, "a"), (HEADER, "b")]}

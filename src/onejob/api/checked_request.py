@@ -98,8 +98,8 @@ class CheckedRequest(Request):
             self.header_values.setdefault(name, []).append(value)
 
     def texts(self, name: bytes) -> list[str]:
-        """Return the values of all headers of this name."""
-        return [value.decode("latin-1") for value in self.header_values.get(name, ())]
+        """Return the values of all headers of this name, without the white space around them (RFC 9110, section 5.5)."""
+        return [value.decode("latin-1").strip(" \t") for value in self.header_values.get(name, ())]
 
     async def body(self) -> bytes:
         """Return the body."""

@@ -159,7 +159,7 @@ class JobRoutes:
         if seconds:
             job = await self._wait_for_change(job, if_none_match, seconds, request)
         content = job_json(job)
-        headers = {"etag": etag_of(content), "cache-control": "no-cache"}
+        headers = {"etag": etag_of(content), "cache-control": "private, no-cache", "vary": "Prefer"}
         if seconds:
             headers["preference-applied"] = f"wait={seconds:g}"
         if etag_matches(if_none_match, headers["etag"]):
