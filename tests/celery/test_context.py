@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import celery
 import pytest
 from celery import signals
+from kombu.messaging import Producer
 
 import onejob
 from onejob.celery import context
@@ -64,7 +66,7 @@ def test_a_context_is_kept_by_what_an_operator_does(tenants: House) -> None:
     for result in results:
         tenants.await_state(result, State.FAILED)
     running.stop()
-    app_state_of(tenants.app).contexts._has_code.clear()
+    app_state_of(tenants.app).contexts._known.clear()
     tenants.app.conf[TENANT] = "an operator's"
     same, other = (tenants.job(result) for result in results)
     tenants.ledger.redrive(same.id)
@@ -203,14 +205,40 @@ def test_an_app_that_sends_in_a_way_of_its_own_sends_each_message(new_house: Cal
     """Code that takes the place of the publication, such as an outbox, gets the messages of jobs, and no others."""
     house = new_house()
     sent: list[Any] = []
-    house.app.send_task = lambda name, *_, task_id, **options: sent.append((name, task_id))
-    first = house.play.delay("a", ["return"])
-    assert {task_id for _, task_id in sent} == {first.id}
-    sent.clear()
-    second, again = house.play.delay("b", ["return"]), house.play.delay("b", ["return"])
-    assert (sent, again.id) == ([("play", second.id)], second.id)
+    house.app.send_task = lambda name, *_, task_id, **__: sent.append((name, task_id))
+    first, again, second = (house.play.delay(key, ["return"]) for key in "aab")
+    assert again.id == first.id
+    probe, *others = sent
+    assert probe[1].startswith(context.PROBE)
+    assert others == [("play", first.id), ("play", second.id)]
+    del house.app.send_task
+    house.app.send_task("play", task_id=probe[1])  # which the outbox sends later
+    worker = house.worker()
+    worker.await_text("its message was a probe")
+    assert house.ledger.get_or_none(probe[1]) is None
     for result in (first, second):
         house.ledger.cancel(result.id)
+
+
+def test_what_wraps_the_publication_is_taken(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers by instrumentation of Celery's `send_task`, or of kombu's `publish`, are the submission's, added once."""
+    called: list[Any] = []
+
+    def wrap(function: Any, name: str) -> Any:
+        @wraps(function)
+        def wrapper(*args: Any, headers: Any = None, **options: Any) -> Any:
+            called.append(name)
+            return function(*args, headers={**(headers or {}), name: len(called)}, **options)
+
+        return wrapper
+
+    monkeypatch.setattr(celery.Celery, "send_task", wrap(celery.Celery.send_task, "by celery"))
+    monkeypatch.setattr(Producer, "publish", wrap(Producer.publish, "by kombu"))
+    result = house.play.delay("key", ["headers"])
+    assert called == ["by celery", "by kombu"]
+    house.worker()
+    assert {"by celery": 1, "by kombu": 2}.items() <= result.get(PATIENCE).items()
+    assert called == ["by celery", "by kombu"]
 
 
 # --- headers and identity ---------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class CheckedRequest(Request):
             self.header_values.setdefault(name, []).append(value)
 
     def texts(self, name: bytes) -> list[str]:
-        """Return the values of all headers of this name, without the white space around them (RFC 9110, section 5.5)."""
+        """Return the values of all headers of this name, without white space around them (RFC 9110, section 5.5)."""
         return [value.decode("latin-1").strip(" \t") for value in self.header_values.get(name, ())]
 
     async def body(self) -> bytes:

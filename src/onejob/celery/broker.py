@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import unwrap
 from types import FunctionType
 from typing import Any
 
@@ -138,6 +139,7 @@ def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
 
     `functions`: those of the channel of `transport` (a module) that send. Not if Celery sends events of messages, the
     result backend prepares for each (as `rpc` does), or other code takes part: a subclass, a protocol, instrumentation.
+    What only wraps `send_task` and `Producer.publish` takes part in the submission, see `celery/context.py`.
     """
     own: Any = app.connection_for_write().transport
     amqp = app.amqp
@@ -151,7 +153,7 @@ def is_writable(app: Celery, transport: str, functions: Iterable[str]) -> bool:
         return False
     channel = getattr(own, "Channel", None) or own.Connection.Channel
     takes_part = (
-        app.send_task, amqp.as_task_v2, amqp.send_task_message, prepare, Producer.publish,
+        unwrap(app.send_task), amqp.as_task_v2, amqp.send_task_message, prepare, unwrap(Producer.publish),
         Producer._publish,  # noqa: SLF001 - kombu's
         *(getattr(channel, name) for name in functions),
     )  # fmt: skip

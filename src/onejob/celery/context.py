@@ -11,11 +11,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
+from inspect import unwrap
 from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery, signals
 from celery.utils.saferepr import saferepr
+from kombu.messaging import Producer
+from kombu.utils.uuid import uuid
 
 from onejob.celery.broker import are_own
 from onejob.celery.payload import MARK, OWN_HEADERS, decode, dumps, loads
@@ -24,6 +28,14 @@ from onejob.jobs.model import Job, Submission
 from onejob.jobs.policy import Limits
 
 NO_CONTEXT: Mapping[str, Any] = {}
+PROBE = "onejob-probe-"
+"""How the ids of messages begin by which it is found out what an application does; a worker drops one that is sent."""
+EXPIRES = 0.001
+"""Seconds after which such a message is discarded."""
+_NOBODY_WAITS: Mapping[str, Any] = {"ignore_result": True, "retry": False, "add_to_parent": False}
+"""The options of a message that is not sent."""
+_HEADERS = 4
+"""The position of the headers among the arguments of kombu's `Producer._publish`."""
 _CELERYS = frozenset(
     "lang task id shadow eta expires group group_index retries timelimit root_id parent_id argsrepr kwargsrepr origin "
     "ignore_result replaced_task_nesting stamped_headers stamps".split()
@@ -67,6 +79,14 @@ def kept_headers(job: Job, given: Mapping[str, Any]) -> tuple[dict[str, Any], di
     return {**kept, **changed}, {name: value for name, value in context.items() if name not in changed}
 
 
+class Publishing(Enum):
+    """What the code of an application does when a task is published."""
+
+    PLAIN = "Celery's code alone publishes"
+    ADDS = "the application may add headers"
+    SENDS = "the application sends messages in a way of its own, such as an outbox"
+
+
 class Contexts:
     """Takes the contexts of the submissions of one app."""
 
@@ -74,24 +94,36 @@ class Contexts:
         self._app: Any = app
         self._routing = routing
         self._limits = limits
-        self._has_code: dict[tuple[int, object], bool] = {}
-        """By process and class of the task: whether code that is not Celery's takes part in its publications."""
-        self.sends_itself = False
-        """Whether the application's code sends messages in a way of its own, such as an outbox, and adds nothing."""
+        self._known: dict[tuple[int, object], Publishing] = {}
+        """By process and class of the task."""
 
     def is_added(self, task: Any) -> bool:
         """Return whether the application sees the publications of a task, and may add headers."""
-        key = (os.getpid(), type(task))
-        has_code = self._has_code.get(key)
-        if has_code is None:
-            has_code = self._has_code[key] = not self._is_plain(task)
-        if has_code and not self.sends_itself:
-            return True
+        publishing = self._known.get((os.getpid(), type(task))) or self.publishing_of(task)
+        if publishing is not Publishing.PLAIN:
+            return publishing is Publishing.ADDS
         before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
         return bool(before.receivers or after.receivers or sent.receivers)
 
-    def _is_plain(self, task: Any) -> bool:
-        return self._routing.is_plain_amqp and are_own((task._onejob_publish, self._app.send_task))  # noqa: SLF001 - ours
+    def publishing_of(self, task: Any) -> Publishing:
+        """Return what the application's code does when a task is published; found out once in a process."""
+        key = (os.getpid(), type(task))
+        if key not in self._known:
+            self._known[key] = self._find_out(task)
+        return self._known[key]
+
+    def _find_out(self, task: Any) -> Publishing:
+        functions = (self._app.send_task, Producer.publish)
+        if self._routing.is_plain_amqp and are_own((task._onejob_publish, *functions)):  # noqa: SLF001 - ours
+            return Publishing.PLAIN
+        if are_own(map(unwrap, functions)):  # a wrapper calls what it wraps
+            return Publishing.ADDS
+        publication = _Publication()
+        with noting_unpublishable():
+            self._app.send_task(
+                task.name, task_id=f"{PROBE}{uuid()}", expires=EXPIRES, producer=publication, **_NOBODY_WAITS
+            )
+        return Publishing.SENDS if publication.taken is None else Publishing.ADDS
 
     def take(self, task: Any, job_id: str, args: Any, kwargs: Any, plan: Plan) -> Mapping[str, Any]:
         """Have Celery publish the message of a new job to nobody, and return the headers that the application adds.
@@ -99,20 +131,16 @@ class Contexts:
         Raises what the application's code raises, and `InvalidPayloadError` for headers that cannot be stored.
         """
         given: dict[str, Any] = loads(plan.options)
-        own = given.pop("headers", None) or {}
         destination = self._routing.destination(plan.route)
         router = SimpleNamespace(route=lambda options, *_: {**options, **destination})
+        own = given.pop("headers", None) or {}
         publication = _Publication()
-        changes = {"ignore_result": True, "retry": False, "add_to_parent": False}  # nobody waits for this message
         with noting_unpublishable():
             task._onejob_publish(  # noqa: SLF001 - ours
                 list(args), dict(kwargs), task_id=job_id, producer=publication, router=router,
-                **{**given, **changes, "headers": {**own, MARK: job_id}},
+                **{**given, **_NOBODY_WAITS, "headers": {**own, MARK: job_id}},
             )  # fmt: skip
-        if publication.headers is None:
-            self.sends_itself = True
-            return NO_CONTEXT
-        added = dict(_added(publication.headers, own, given, self._shown(args, kwargs, given)))
+        added = dict(_added(publication.taken or {}, own, given, self._shown(args, kwargs, given)))
         return loads(dumps(added, "the headers that the application adds", self._limits)) if added else NO_CONTEXT
 
     def _shown(self, args: Any, kwargs: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,23 +165,27 @@ def _added(
             yield name, {each: value[each] for each in value if each not in OWN_HEADERS} if is_copy else value
 
 
-class _Publication:
-    """In place of a producer and its connection: keeps the headers of the first message, and sends nothing."""
-
-    channel = None
-    serializer = None
+class _Publication(Producer):
+    """A producer, and its connection, that keeps the headers of the first message, and sends nothing."""
 
     def __init__(self) -> None:
-        self.headers: Mapping[str, Any] | None = None
-        self.connection = self
+        super().__init__(None, auto_declare=False)  # type: ignore[arg-type] # no channel
+        self.taken: Mapping[str, Any] | None = None
 
-    def publish(self, _body: object, headers: Mapping[str, Any] | None = None, **_options: object) -> None:
-        if self.headers is None:
-            self.headers = headers or {}
+    @property
+    def connection(self) -> Any:
+        return self
 
     @contextmanager
     def _reraise_as_library_errors(self) -> Iterator[None]:
         yield
+
+    def _prepare(self, body: Any, *_: Any, **__: Any) -> Any:
+        return body, None, None
+
+    def _publish(self, *given: Any, **_: Any) -> None:
+        if self.taken is None:
+            self.taken = given[_HEADERS]
 
 
 class Restoring:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from inspect import unwrap
 from itertools import count, repeat
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, NamedTuple, cast
@@ -182,7 +183,8 @@ class DirectBroker:
         serializer, compression = self._routing.encoding(given)
         sent = {"serializer": serializer, "compression": compression, "delivery_mode": delivery_mode}
         headers = {**message.headers, **publication["headers"]}
-        return producer.publish(message.body, **{**message.properties, **given, **sent, "headers": headers})
+        publish = unwrap(type(producer).publish)  # what wraps it has taken part in the submission, too
+        return publish(producer, message.body, **{**message.properties, **given, **sent, "headers": headers})
 
     def _form_of(self, written: Any, embedded: dict[str, Any]) -> Any:
         """Return a message without the values of its job; `embedded`: what its body has besides the arguments."""

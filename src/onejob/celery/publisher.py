@@ -20,7 +20,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from redis.crc import key_slot
 
 from onejob.celery.broker import SCHEME, TRIES, Broker, is_reset, queue_length
-from onejob.celery.context import Contexts, Restoring
+from onejob.celery.context import Contexts, Publishing, Restoring
 from onejob.celery.direct_broker import AmqpBroker, AmqpMessage, RedisBroker
 from onejob.celery.payload import MARK, decode, loads
 from onejob.celery.routing import Routing
@@ -285,10 +285,15 @@ class Publisher:
     def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
         """Send the message of a job. Raises any exception."""
         job = self._with_route(job)
-        if self._contexts.sends_itself or not self._routing.is_plain_amqp:
+        if not self._routing.is_plain_amqp or self._is_sent_by_app(job):
             self._send_by_celery(job, producer, publish_options)
         else:
             self._composer.send(job, producer, publish_options)
+
+    def _is_sent_by_app(self, job: Job) -> bool:
+        """Return whether the application's own code sends the messages of a job's task in a way of its own."""
+        task = self._app.tasks.get(decode(job.payload).task)
+        return hasattr(task, "_onejob") and self._contexts.publishing_of(task) is Publishing.SENDS
 
     def _send_by_celery(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
         """Have the application's own code send a message, with the context of its job."""

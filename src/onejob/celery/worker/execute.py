@@ -23,6 +23,7 @@ from celery.exceptions import Ignore, WorkerLostError, WorkerShutdown, WorkerTer
 from onejob import errors
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import Call, build, is_from_beat
+from onejob.celery.context import PROBE
 from onejob.celery.current_job import RunningJob, claim_of, current_job_or_none, draining, set_current_job
 from onejob.celery.option_names import is_priority
 from onejob.celery.options import BoundTask
@@ -75,7 +76,7 @@ def trace_message(
     except errors.StoreError as error:
         logger.critical("job %s: the ledger failed, the job recovers when its lease expires: %s", task_id, error)
         return Refusal(str(error)), True, 0.0, None
-    reason = _find_refusal(claimed, nonce, is_marked=request.get(MARK) == task_id)
+    reason = _find_refusal(task_id, claimed, nonce, is_marked=request.get(MARK) == task_id)
     if reason:
         logger.info("job %s: %s", task_id, reason)
         if claimed.job is None:
@@ -87,10 +88,12 @@ def trace_message(
     return trace(task_id, args, kwargs, request)  # type: ignore[no-any-return]
 
 
-def _find_refusal(claimed: Applied, nonce: str, *, is_marked: bool) -> str:
+def _find_refusal(job_id: str, claimed: Applied, nonce: str, *, is_marked: bool) -> str:
     """Return why a message starts no run; "" if its job is claimed, new, or still to be ended by this message."""
     job = claimed.job
     if job is None:
+        if job_id.startswith(PROBE):
+            return "its message was a probe of what the application does when a task is published"
         dropped = "its message was dropped: the job was purged, or is in another ledger, which shares the queue"
         return dropped if is_marked else ""
     if claimed.applied or (job.state.final and job.canvas_pending) or _is_of_dead_child(job, nonce):
@@ -100,7 +103,7 @@ def _find_refusal(claimed: Applied, nonce: str, *, is_marked: bool) -> str:
 
 def _warn_of_unknown(app_state: AppState, job_id: str) -> None:
     """Log, once in this process, that a message is of a job that the ledger has not had: another one may have it."""
-    if app_state.knows_of_unknown:
+    if app_state.knows_of_unknown or job_id.startswith(PROBE):
         return
     with suppress(errors.StoreError):
         if app_state.ledger.store.tombstone(job_id) is not None:
@@ -211,7 +214,7 @@ def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job | Ignored:
     else:
         return claimed.job
     claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
-    reason = _find_refusal(claimed, nonce, is_marked=True)
+    reason = _find_refusal(request.id, claimed, nonce, is_marked=True)
     return Ignored(reason) if reason or claimed.job is None else claimed.job
 
 
