@@ -113,10 +113,12 @@ class Contexts:
         return self._known[key]
 
     def _find_out(self, task: Any) -> Publishing:
-        functions = (self._app.send_task, Producer.publish)
-        if self._routing.is_plain_amqp and are_own((task._onejob_publish, *functions)):  # noqa: SLF001 - ours
+        functions = [task._onejob_publish, self._app.send_task]  # noqa: SLF001 - ours
+        if _is_wrapped():
+            functions.append(Producer.publish)
+        if self._routing.is_plain_amqp and are_own(functions):
             return Publishing.PLAIN
-        if are_own(map(unwrap, functions)):  # a wrapper calls what it wraps
+        if are_own((unwrap(self._app.send_task),)):  # a wrapper calls what it wraps
             return Publishing.ADDS
         publication = _Publication()
         with noting_unpublishable():
@@ -165,6 +167,11 @@ def _added(
             yield name, {each: value[each] for each in value if each not in OWN_HEADERS} if is_copy else value
 
 
+def _is_wrapped() -> bool:
+    """Return whether code wraps kombu's `publish`, and says so; any other code in its place is called when we send."""
+    return are_own((unwrap(Producer.publish),))
+
+
 class _Publication(Producer):
     """A producer, and its connection, that keeps the headers of the first message, and sends nothing."""
 
@@ -179,6 +186,12 @@ class _Publication(Producer):
     @contextmanager
     def _reraise_as_library_errors(self) -> Iterator[None]:
         yield
+
+    def publish(self, body: Any, headers: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        """Keep the headers of a message, with those that code adds which wraps kombu's `publish`."""
+        if _is_wrapped():
+            return super().publish(body, headers=headers, **options)
+        return self._publish(*[None] * _HEADERS, headers or {})
 
     def _prepare(self, body: Any, *_: Any, **__: Any) -> Any:
         return body, None, None
