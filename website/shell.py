@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from celery.bin.celery import celery
 
-from onejob.cli import main
+from onejob.cli.commands import main
 from website.navigation import ROOT
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def fault(words: list[str]) -> str:
 def _parse_celery(words: list[str]) -> None:
     """Parse a command of Celery; `celery -A app onejob ...` is ours."""
     if "onejob" in words:
-        from onejob.cli import celery_group
+        from onejob.cli.commands import celery_group
 
         _parse(celery_group, "celery onejob", words[words.index("onejob") + 1 :])
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from onejob.cli import main
+from onejob.cli.commands import main
 from onejob.stores import open_store
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ class Stack:
     # --- processes ------------------------------------------------------------------------------------------------
 
     def _start_api(self, port: int) -> subprocess.Popen[bytes]:
-        onejob = [sys.executable, "-c", "from onejob.cli import main; main()"]
+        onejob = [sys.executable, "-c", "from onejob.cli.commands import main; main()"]
         options = ["--port", str(port), "--keys", str(self._place.keys)]
         return self._children.start("api", [*onejob, "serve", f"{APP}:app", *options], self._environment())
 

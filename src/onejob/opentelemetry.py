@@ -11,14 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from celery import Celery, signals
+from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 
-from onejob.celery.app_state import app_state_of
-from onejob.celery.batching import TTLCache
 from onejob.errors import DuplicateJobError, JobInterrupted, describe, needs_extra
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Admission, Job
@@ -33,6 +31,11 @@ with needs_extra("opentelemetry", __name__):
     from opentelemetry.context import Context
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from onejob.celery.batching import TTLCache
 
 LINK_LIMIT = 128
 """How many links one span gets, which is the default limit of SDKs."""
@@ -249,7 +252,7 @@ class OneJobInstrumentor:
         uninstrument()
 
 
-Snapshot: TypeAlias = TTLCache[dict[str, dict[Key, float]]]
+Snapshot: TypeAlias = "TTLCache[dict[str, dict[Key, float]]]"
 Parts: TypeAlias = Mapping[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]]
 CACHE_SECONDS = 1.0
 """For so long all instruments observe the same values: those of one collection."""
@@ -268,6 +271,9 @@ def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> 
     would add them up. `meter_provider`: None for OpenTelemetry's global one. Nothing is observed while the store does
     not answer.
     """
+    from onejob.celery.app_state import app_state_of  # not for `opentelemetry-instrument`, which precedes the app
+    from onejob.celery.batching import TTLCache
+
     snapshot = TTLCache(lambda: read_metrics(app_state_of(app).ledger), CACHE_SECONDS)
     meter = metrics.get_meter("onejob", version("onejob"), meter_provider)
     for name, series in SERIES.items():

@@ -13,7 +13,7 @@ import pytest
 from celery import chord
 
 from onejob import Outcome, State
-from onejob.celery.worker.heartbeat import Loop
+from onejob.celery.loops import Loop
 from onejob.jobs.lifecycle import Transition
 from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running, on_every_store
 from tests.quiet import KILLED, provokes

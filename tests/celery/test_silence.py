@@ -14,7 +14,7 @@ from kombu import Queue
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import draining
-from onejob.celery.worker.heartbeat import find_fault
+from onejob.celery.probe import find_fault
 from onejob.celery.worker.silence import STALL, Silence
 from onejob.doctor import examine
 from onejob.doctor.finding import Installation

@@ -13,8 +13,8 @@ import pytest
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
+from onejob.celery.probe import find_fault
 from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger
-from onejob.celery.worker.heartbeat import find_fault
 from onejob.celery.worker.metrics import MetricsServer
 from onejob.config import Settings, build_ledger
 from onejob.doctor import examine

@@ -8,7 +8,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from onejob.cli import main
+from onejob.cli.commands import main
 
 APP = """
 import celery, onejob

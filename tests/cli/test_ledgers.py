@@ -14,8 +14,8 @@ import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from onejob.cli import celery_group
 from onejob.cli.access import find_app
+from onejob.cli.commands import celery_group
 from onejob.jobs.lifecycle import State
 from onejob.ledger.ledger import Ledger
 from onejob.stores.schema import HEAD, VERSIONS

@@ -22,7 +22,7 @@ from onejob.demo.scenario import print_cards
 from onejob.demo.supervisor import SOCKET_PATH_LIMIT, ApiClient, DemoError, make_folder
 from tests.services import eventually
 
-DEMO = [sys.executable, "-c", "from onejob.cli import main; main()", "demo"]
+DEMO = [sys.executable, "-c", "from onejob.cli.commands import main; main()", "demo"]
 PATIENCE = 150.0
 
 

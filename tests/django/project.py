@@ -53,7 +53,9 @@ class Project:
         return self.run("manage.py", *command, code=code)
 
     def onejob(self, *command: str, code: int = 0) -> str:
-        return self.run("-c", "import sys; from onejob.cli import main; main()", "-A", "shop", *command, code=code)
+        return self.run(
+            "-c", "import sys; from onejob.cli.commands import main; main()", "-A", "shop", *command, code=code
+        )
 
     def script(self, text: str, *arguments: object) -> Any:
         """Run a script after `django.setup()`; return the value of its last line of output, which is JSON."""

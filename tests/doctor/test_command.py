@@ -11,8 +11,8 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 import onejob
-from onejob.cli import celery_group
 from onejob.cli.access import find_app
+from onejob.cli.commands import celery_group
 from onejob.doctor import examine
 from onejob.doctor.finding import Level
 from tests.cli.command import Shell, call

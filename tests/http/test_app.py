@@ -38,7 +38,7 @@ NEEDS = (
 )  # fmt: skip
 """A package that is missing, with others of the server; what needs it; and the extra to install."""
 WITHOUT = f"""
-import os, sys, celery, onejob, onejob.cli
+import os, sys, celery, onejob, onejob.cli.commands
 from click.testing import CliRunner
 app = celery.Celery("light", broker="memory://", changes={{
     "onejob_store": "sqlite:///unused.db", "onejob_webhook_secrets": [{SECRET!r}]}})
@@ -49,7 +49,7 @@ assert notify.webhook_url
 print([name for name in {PACKAGES!r} if name in sys.modules], flush=True)
 def run(*command):
     sys.modules.update(dict.fromkeys({PACKAGES!r}))
-    return CliRunner().invoke(onejob.cli.main, command).output
+    return CliRunner().invoke(onejob.cli.commands.main, command).output
 for missing, use, _ in {NEEDS!r}:
     if not os.fork():
         sys.modules[missing] = None

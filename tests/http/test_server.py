@@ -402,7 +402,7 @@ def test_a_stream_has_each_change(shop: Shop, client: httpx2.Client) -> None:
 # --- the end of a server, and its log -------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
-SERVE = "import sys; from onejob.cli import main; main(['serve', 'tests.http.shop:app', *sys.argv[1:]])"
+SERVE = "import sys; from onejob.cli.commands import main; main(['serve', 'tests.http.shop:app', *sys.argv[1:]])"
 KEY = "onejob_" + "Zx9-_" * 8
 WITH_KEY = (
     f"/{KEY}", f"?key={KEY}", f"?task={KEY}", f"?x=onejob%5F{KEY[7:]}", f"?access_token={KEY[7:]}",

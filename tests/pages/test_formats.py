@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-import onejob.cli
+import onejob.cli.commands
 from onejob.api import create_app
 from onejob.jobs.lifecycle import State
 from onejob.jobs.timestamps import format_timestamp
@@ -233,7 +233,7 @@ def agree_on_counts(browser: Browser, sample: Sample) -> None:
     text = browser.page("/").text
     assert [state for state, count in overview.items() if f"{count} {state}" not in text] == []
     store = ["--store", sample.app.conf.onejob_store, "--namespace", sample.app.conf.onejob_namespace]
-    printed = CliRunner().invoke(onejob.cli.main, [*store, "jobs", "list", "--count", "--json"])
+    printed = CliRunner().invoke(onejob.cli.commands.main, [*store, "jobs", "list", "--count", "--json"])
     assert printed.exit_code == 0, printed.output
     counted = json.loads(printed.stdout)
     assert {state: counted["by_state"].get(state, 0) for state in overview} == overview

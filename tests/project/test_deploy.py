@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from checks.project import ROOT
-from onejob.cli import main
+from onejob.cli.commands import main
 from onejob.errors import StoreError
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade

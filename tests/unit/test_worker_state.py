@@ -13,10 +13,12 @@ from celery import Celery
 from celery.worker import state
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.slots import MAX_AHEAD, Slots
+from onejob.celery.loops import FailureLog, Loop
+from onejob.celery.probe import ProbeFile, find_fault
 from onejob.celery.worker.bootstep import MAX_SHARE, SWEEPERS, LedgerStep, release_run, sweep_share
-from onejob.celery.worker.heartbeat import FailureLog, Loop, ProbeFile, StoreContact, find_fault
+from onejob.celery.worker.heartbeat import StoreContact
 from onejob.celery.worker.request import Request
+from onejob.celery.worker.slots import MAX_AHEAD, Slots
 from onejob.errors import BrokerUnavailableError, ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel

@@ -15,7 +15,6 @@ from onejob.celery.context import Contexts
 from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
-from onejob.celery.slots import Slots
 from onejob.config import Settings, build_ledger
 from onejob.ledger.ledger import Ledger
 from onejob.stores.django_database import address_of, alias_of
@@ -23,6 +22,7 @@ from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
     from onejob.celery.batching import PerEventLoop
+    from onejob.celery.worker.slots import Slots
 
 
 T = TypeVar("T")

@@ -7,19 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.loops import Loop
 from onejob.celery.payload import read_message
 from onejob.errors import StoreError, describe
 from onejob.jobs.model import Job
 from onejob.ledger.sweep import note_publication
 from onejob.stores.protocol import JOB, DeliveringStore
-
-if TYPE_CHECKING:
-    from onejob.celery.worker.heartbeat import Loop
 
 logger = logging.getLogger("onejob")
 
@@ -76,8 +74,6 @@ class Prefetch:
 
     def request(self, queues: Sequence[str], limit: int) -> bool:
         """Take jobs, and announce it; return False, and do nothing, while there is another request."""
-        from onejob.celery.worker.heartbeat import Loop  # imports Celery's worker
-
         with self._lock:
             if self._request is not None:
                 return False

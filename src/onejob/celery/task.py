@@ -29,7 +29,6 @@ from onejob.celery.result import EagerResult
 from onejob.celery.run_end import record_retry
 from onejob.celery.submit import admit, admit_one, all_admitted, result_of, submit
 from onejob.celery.typed import check_pydantic
-from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import call_in_run, execute_message, execute_prepared, trace_message
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import Limits
@@ -52,6 +51,10 @@ else:
     from celery import Task as CeleryTask
 
     P, R_co = ParamSpec("P"), TypeVar("R_co", covariant=True)  # defaults need Python 3.13
+
+
+WORKER_STEP = "onejob.celery.worker.bootstep:LedgerStep"
+"""The step of a worker, by its name: a worker imports it, and no other process."""
 
 
 class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
@@ -102,7 +105,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         if cls.before_start is not CeleryTask.before_start and "_onejob_execute" not in vars(cls):
             cls.before_start = call_in_run(cls.before_start)
             cls._onejob_execute = execute_prepared
-        app.steps["worker"].add(LedgerStep)
+        app.steps["worker"].add(WORKER_STEP)
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
             cast("Any", app).AsyncResult = app.subclass_with_self(Result)
 

@@ -29,6 +29,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import SCHEME
 from onejob.celery.channel import Channel, PlainMessages, Source
 from onejob.celery.delivery import JobMessages
+from onejob.celery.loops import Loop
 from onejob.config import NO_BROKER
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.records import NewMessage
@@ -214,8 +215,6 @@ class Transport(VirtualTransport):  # type: ignore[misc]
         """Renew from now on what was taken, and the queues that have consumers."""
         with self._renewal_lock:
             if self._renewal is None:
-                from onejob.celery.worker.heartbeat import Loop  # imports Celery's worker
-
                 self._renewal = Loop("onejob-messages", self.hold / 3, self._renew)
                 self._renewal.start()
 

@@ -1,80 +1,22 @@
-"""The `onejob` command, and the same sub-commands below `celery -A app onejob`."""
+"""The commands of onejob. This module has what `celery` loads at each of its starts, in apps without onejob, too."""
 
 from typing import Any
 
 import click
 
-from onejob.cli.access import Access, find_app, needs_extra, shared_options
-from onejob.cli.beat import beat
-from onejob.cli.installation import doctor, migrate, probe
-from onejob.cli.jobs import dead, identity, jobs, why
-from onejob.cli.printing import clean
-from onejob.cli.reports import activity, audit, duplicates, metrics, queues, workers
-from onejob.cli.serve import keys, serve
-from onejob.errors import OneJobError
+ABOUT = "Inspect and operate the app's onejob jobs."
 
 
-class Commands(click.Group):
-    """A group whose commands print an error of onejob as one sentence, with exit code 1; a wrong argument gives 2."""
+class LazyCommand(click.Command):
+    """The group `onejob` below `celery`, imported when it is used: others may want to patch Celery before."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except OneJobError as error:
-            if isinstance(error.__cause__, UnicodeEncodeError):  # of a store
-                raise _not_utf8(error.__cause__) from error
-            one_line = " ".join(str(error).split())  # a driver's error may have several
-            raise click.ClickException(clean(one_line)) from error
-        except UnicodeEncodeError as error:
-            if error.encoding != "utf-8":
-                raise
-            raise _not_utf8(error) from error
-        except click.NoSuchOption as error:
-            if error.ctx is ctx or not any(error.option_name in parameter.opts for parameter in self.params):
-                raise
-            name, command = error.option_name, ctx.invoked_subcommand
-            msg = f"{name} stands before the command: onejob {name} ... {command}"
-            raise click.UsageError(msg, error.ctx) from error
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of the group itself, whose commands are in it."""
+        from onejob.cli.commands import celery_group
+
+        return celery_group.make_context(info_name, args, parent, **extra)
 
 
-def _not_utf8(error: UnicodeEncodeError) -> click.UsageError:
-    return click.UsageError(f"an argument or an option is not valid UTF-8: {error.object!r:.100}")
-
-
-@click.group(cls=Commands)
-@click.option("-A", "--app", "app_name", help="The Celery app, as for `celery -A`.")
-@shared_options
-@click.version_option(package_name="onejob")
-@click.pass_context
-def main(ctx: click.Context, /, app_name: str | None, **options: Any) -> None:
-    """Inspect and operate the jobs of a ledger."""
-    ctx.obj = Access(find_app(app_name) if app_name else None, app_name=app_name or "", **options)
-
-
-@click.group(name="onejob", cls=Commands)
-@shared_options
-@click.pass_context
-def celery_group(ctx: click.Context, /, **options: Any) -> None:
-    """Inspect and operate the app's onejob jobs."""
-    ctx.obj = Access(ctx.obj.app, **options)
-
-
-@click.command()
-@click.option("--documents", type=click.Path(exists=True, file_okay=False), help="A folder of .txt or .md files.")
-@click.option("--stay", is_flag=True, help="Keep the demo running, so that its page can be used.")
-@click.option("--in-memory", is_flag=True, help="Start no broker: the ledger alone delivers the jobs.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the page.  [default: a free one]")
-def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> None:
-    """Run the demo: a double click, a killed worker and a resumed job. It needs no server."""
-    with needs_extra("demo", "the demo"):
-        from onejob.demo.scenario import run_demo
-    raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
-
-
-for group in (main, celery_group):
-    for command in (
-        jobs, dead, duplicates, activity, audit, why, identity, workers, queues, beat, metrics, migrate, doctor,
-        demo, serve, keys, probe,
-    ):  # fmt: skip
-        group.add_command(command)
+celery_command = LazyCommand("onejob", help=ABOUT)

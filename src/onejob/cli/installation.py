@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onejob.celery.worker.heartbeat import MAX_AGE, find_fault
+from onejob.celery.probe import MAX_AGE, find_fault
 from onejob.cli.access import SECONDS, Access, access, json_access, json_option
 from onejob.cli.printing import echo, print_json
 from onejob.doctor import examine

@@ -15,22 +15,22 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery, bootsteps, current_app, current_task, signals
+from celery import Celery, bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import draining
+from onejob.celery.loops import Loop
 from onejob.celery.options import tasks_of
-from onejob.celery.slots import Slots, capacity_of
-from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
+from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
+from onejob.celery.worker.slots import Slots, capacity_of
 from onejob.errors import ConfigurationError, OneJobError, StoreError
 from onejob.jobs.model import Job
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import Publishing, sweep
-from onejob.observability.logs import JsonFormatter
 from onejob.observability.meter import write_all
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores import display_url, kind_of
@@ -275,23 +275,6 @@ def _release_processes(pool: Any) -> None:
         time.sleep(0.05)
     for counter in [*pool._on_ready_counters.values()]:  # noqa: SLF001 - as above
         counter.value = RESULTS_LIMIT
-
-
-def _log_json(logger: logging.Logger, **_: Any) -> None:
-    if current_app.conf.get("onejob_log_json"):
-        for handler in logger.handlers:
-            handler.setFormatter(JsonFormatter(_describe_run))
-
-
-def _describe_run() -> dict[str, str]:
-    job_id = current_task.request.id if current_task else None  # type: ignore[truthy-bool] # a proxy of None
-    return {"job_id": str(job_id), "task": str(current_task.name)} if job_id else {}
-
-
-signals.after_setup_logger.connect(_log_json, weak=False, dispatch_uid="onejob.log_json")
-signals.after_setup_task_logger.connect(_log_json, weak=False, dispatch_uid="onejob.log_json.tasks")
-# The exit of a pool's child runs no `atexit` handlers.
-signals.worker_process_shutdown.connect(lambda **_: write_all(), weak=False, dispatch_uid="onejob.child_ends")
 
 
 def _check_pool(worker: Any) -> None:

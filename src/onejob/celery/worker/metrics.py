@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from onejob.celery.batching import TTLCache
-from onejob.celery.worker.heartbeat import Loop
+from onejob.celery.loops import Loop
 from onejob.errors import ConfigurationError
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.stats import accumulate, read_metrics

@@ -21,15 +21,13 @@ from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
-from celery.worker.consumer.control import Control
-
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import set_timeouts
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
-from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR, active_requests
 from onejob.celery.worker.request import LedgerMessage, log_errors, message_of_job
+from onejob.celery.worker.slots import members_of
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
@@ -271,6 +269,8 @@ def keep_without_mailbox(consumer: Any) -> None:
 
     The queue of its remote control is exclusive to that one until then. Celery would end the worker.
     """
+    from celery.worker.consumer.control import Control  # binds what others patch: imported when Celery has done so
+
     for step in consumer.steps if consumer.hub is not None else ():
         if isinstance(step, Control):
             box: Any = step  # whose `start` is that of its mailbox

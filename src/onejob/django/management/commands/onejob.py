@@ -7,7 +7,7 @@ from typing import Any
 import click
 from django.core.management.base import BaseCommand, CommandError
 
-from onejob.cli import celery_group
+from onejob.cli.commands import celery_group
 from onejob.django.conf import celery_app
 from onejob.errors import ConfigurationError
 
