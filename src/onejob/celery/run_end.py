@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from onejob.celery.replacement import check_has_no_own, replace_and_publish
 from onejob.celery.submit import check_task
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Job
+from onejob.jobs.records import Entry
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import NextRun
 from onejob.observability import tracing
@@ -136,6 +137,20 @@ def end_run(job_id: str, change: Callable[..., T]) -> T:
 
 
 # --- one more run -----------------------------------------------------------------------------------------------------
+
+
+GIVES_BACK = frozenset({Transition.CRASH, Transition.RELEASE})
+"""The ends of a run after which another one begins in its place."""
+ENDS_RUN = GIVES_BACK | {Transition.RETRY, Transition.REPLACE, Transition.REDRIVE}
+REQUEUED = " after Reject"
+"""What the reason of a retry says of a body that gave its message back."""
+
+
+def was_given_back(history: Sequence[Entry], attempt: int) -> bool:
+    """Return whether the run before this attempt was lost, released, or has rejected its message to be requeued."""
+    ends = (each for each in reversed(history) if each.event in ENDS_RUN and each.attempt < attempt)
+    last = next(ends, None)
+    return last is not None and (last.event in GIVES_BACK or REQUEUED in last.detail)
 
 
 def _retry_job(task: BoundTask, job: Job, next_run: NextRun, *, error: str | None, request_id: str) -> Job:

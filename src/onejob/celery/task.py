@@ -28,8 +28,9 @@ from onejob.celery.result import AsyncResult as Result
 from onejob.celery.result import EagerResult
 from onejob.celery.run_end import record_retry
 from onejob.celery.submit import admit, admit_one, all_admitted, result_of, submit
+from onejob.celery.task_class import REQUEST, check_class, run_hooks_in_run
 from onejob.celery.typed import check_pydantic
-from onejob.celery.worker.execute import call_in_run, execute_message, execute_prepared, trace_message
+from onejob.celery.worker.execute import execute_message, trace_message
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import Limits
 from onejob.observability import tracing
@@ -90,7 +91,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     """
 
     abstract = True
-    Request = "onejob.celery.worker.request:Request"
+    Request = REQUEST
 
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
@@ -98,22 +99,21 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     """Whether the ticks of a schedule are duplicates of each other without any option, as in another library."""
 
     @classmethod
-    def on_bound(cls, app: Celery) -> None:
-        """Check the options, and install the worker step that renews leases and sweeps the ledger."""
-        super().on_bound(app)
+    def bind(cls, app: Celery) -> Any:
+        """Check the class and its options, and install the worker step that renews leases and sweeps the ledger."""
+        bound: Any = super().bind(app)  # calls `on_bound`, which is the user's
         cls._onejob = _resolve_options(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
-        if cls.before_start is not CeleryTask.before_start and "_onejob_execute" not in vars(cls):
-            cls.before_start = call_in_run(cls.before_start)
-            cls._onejob_execute = execute_prepared
+        run_hooks_in_run(cls, Task)
         app.steps["worker"].add(WORKER_STEP)
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
             cast("Any", app).AsyncResult = app.subclass_with_self(Result)
+        return bound
 
     @property
     def _onejob(self) -> TaskOptions:
         """The resolved options. Binding a class replaces this property by its value."""
-        # Celery marks a task as bound before `on_bound` has returned, so another thread can get here first. So does
-        # each call of a task whose options `on_bound` has refused, since Celery binds a task once.
+        # Celery marks a task as bound before `bind` has returned, so another thread can get here first. So does
+        # each call of a task whose options `bind` has refused, since Celery binds a task once.
         return _resolve_options(type(self), self.app)
 
     # --- submitting -------------------------------------------------------------------------------------------------
@@ -342,18 +342,27 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body: through the ledger for a message, directly when called as a function."""
-        request = self.request
-        run = current_job_or_none()
-        if request.called_directly or (run is not None and run.id == request.id):
+        request: Any = self.request
+        if request.called_directly or request._protected:  # noqa: SLF001 - Celery's mark of a request whose body runs
             return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
-        request._protected = 1  # type: ignore[attr-defined] # noqa: SLF001 - a call of a task in the body is a direct one
-        body, typed = self.run, self._onejob.typed
+        within: Any = self._onejob_within
+        if within is not None:
+            return within(request, args, kwargs)  # type: ignore[no-any-return]
+        request._protected = 1  # noqa: SLF001 - a call of the task in the body is a direct one
+        return self._onejob_enter(request, self.run, args, kwargs)  # type: ignore[no-any-return]
+
+    _onejob_within: ClassVar[Any] = None
+    """With a `__call__` of its own, a task has all of it in the run: what that of this class does there."""
+
+    def _onejob_enter(self, request: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the body of what Celery traces: through the ledger for a message, at once for an eager call."""
+        typed = self._onejob.typed
         if request.is_eager:
             given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)
-            return body(*given, **named)  # type: ignore[no-any-return]
+            return body(*given, **named)
         if typed is not None:
             body = typed.wrap(body)
-        return self._onejob_execute(request, body)  # type: ignore[no-any-return]
+        return self._onejob_execute(request, body)
 
     _onejob_execute = execute_message
     """With a `before_start` of its own, a task has that called in the run."""
@@ -362,6 +371,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 def _resolve_options(cls: type[Task[..., Any]], app: Celery) -> TaskOptions:
     """Return the options of a task's class. Raises `ConfigurationError` for those that do not exist or cannot work."""
     check_task_options(str(cls.name), cls, Task, cls._onejob_foreign_options)
+    check_class(str(cls.name), cls, Task)
     return TaskOptions.of(cls, app)
 
 

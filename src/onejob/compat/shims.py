@@ -19,7 +19,6 @@ from celery import Celery
 
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import Prepared, is_promised, parse_item
-from onejob.celery.current_job import current_job_or_none
 from onejob.celery.payload import decode
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, DuplicateJobError
@@ -214,16 +213,14 @@ class LockSharingTask(Task[..., Any]):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _onejob_enter(self, request: Any, body: Any, args: Any, kwargs: Any) -> Any:
         """Run the body, as `onejob.Task` does; the end of the job releases the lock of the old library."""
-        request, run = self.request, current_job_or_none()
-        direct = request.called_directly or request.is_eager or (run is not None and run.id == request.id)
-        if direct or not shares_locks(self.app):
-            return super().__call__(*args, **kwargs)
+        if request.is_eager or not shares_locks(self.app):
+            return super()._onejob_enter(request, body, args, kwargs)
         if self.unlock_before_run():
             self._release_own(str(request.id), args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            return super()._onejob_enter(request, body, args, kwargs)
         finally:
             self._release_ended(str(request.id), args, kwargs)
 

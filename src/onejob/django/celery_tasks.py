@@ -95,12 +95,12 @@ class CeleryTaskOfDjango(Task):
 
     abstract = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _onejob_enter(self, request: Any, body: Any, args: Any, kwargs: Any) -> Any:
         """Run a message, and send `task_finished` if it ended the job."""
         results: list[Any] = []
         token = _running.set(results)
         try:
-            value = super().__call__(*args, **kwargs)
+            value = super()._onejob_enter(request, body, args, kwargs)
         except (Ignore, Reject, Retry):
             raise
         except Exception as error:

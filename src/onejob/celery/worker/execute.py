@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial, wraps
+from functools import partial
 from signal import SIG_IGN, SIGINT, default_int_handler, getsignal
 from traceback import walk_tb
 from typing import Any
@@ -24,7 +24,7 @@ from onejob import errors
 from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import Call, build, is_from_beat
 from onejob.celery.context import PROBE
-from onejob.celery.current_job import RunningJob, claim_of, current_job_or_none, draining, set_current_job
+from onejob.celery.current_job import RunningJob, claim_of, draining, set_current_job
 from onejob.celery.option_names import is_priority
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import (
@@ -39,7 +39,7 @@ from onejob.celery.payload import (
     replacement_depth,
 )
 from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
-from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store
+from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store, was_given_back
 from onejob.celery.submit import create_task_webhook, needs_message, submit_to_ledger
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Applied, Duplicate, Job, Outcome, Submission
@@ -52,8 +52,19 @@ from onejob.stores import display_url
 logger = logging.getLogger("onejob")
 OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
 """What pools of greenlets raise in a body to end it; their packages need not be installed."""
-_claimed: ContextVar[tuple[Applied, str]] = ContextVar("onejob_claimed")
-"""The answer to the claim of the message that is traced, and the nonce of the claim."""
+
+
+class Claim:
+    """The claim of a message: the ledger's answer, its nonce, and whether the run has `taken` it."""
+
+    __slots__ = ("answer", "nonce", "taken")
+
+    def __init__(self, answer: Applied, nonce: str) -> None:
+        self.answer, self.nonce, self.taken = answer, nonce, False
+
+
+_claimed: ContextVar[Claim | None] = ContextVar("onejob_claimed", default=None)
+"""The claim of the message that is traced."""
 
 
 class Refusal:
@@ -70,9 +81,9 @@ def trace_message(
     """Claim the job of a message, and have Celery trace its run; `trace` is the tracer, whose answer is returned."""
     app_state = app_state_of(task.app)
     nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
-    claim = partial(app_state.ledger.claim, task_id, nonce=nonce, node=str(request.get("hostname")))
+    ask = partial(app_state.ledger.claim, task_id, nonce=nonce, node=str(request.get("hostname")))
     try:
-        claimed = claim_replaced(claim, _depth_of(request))
+        claimed = claim_replaced(ask, _depth_of(request))
     except errors.StoreError as error:
         logger.critical("job %s: the ledger failed, the job recovers when its lease expires: %s", task_id, error)
         return Refusal(str(error)), True, 0.0, None
@@ -84,8 +95,25 @@ def trace_message(
         elif (request.get("delivery_info") or {}).get("redelivered"):
             _record_redelivery(claimed.job, str(request.get("hostname")), app_state)
         return Refusal(reason), True, 0.0, None
-    _claimed.set((claimed, nonce))
-    return trace(task_id, args, kwargs, request)  # type: ignore[no-any-return]
+    claim = Claim(claimed, nonce)
+    _claimed.set(claim)
+    traced: tuple[Any, Any, float, str | None] = trace(task_id, args, kwargs, request)
+    if not claim.taken:
+        _fail_untaken(task, app_state, claim, task_id)
+    return traced
+
+
+def _fail_untaken(task: BoundTask, app_state: AppState, claim: Claim, job_id: str) -> None:
+    """Fail a job whose body was not asked to take its claim: the job would be run again as if its worker had died."""
+    error = errors.OneJobError(
+        f"{task.name} was not run as a job: Celery called no `__call__` of onejob.Task. Something replaced that of the "
+        f"class ({type(task).__module__}.{type(task).__qualname__}) after the task was bound, or Celery's tracer, or "
+        "worker_deduplicate_successful_tasks found a result of this id"
+    )
+    logger.error("job %s: %s", job_id, error)
+    if claim.answer.applied and claim.answer.job is not None:
+        with suppress(errors.StoreError, errors.StaleTokenError):
+            app_state.ledger.fail(claim.answer.job, encode_failure(error), str(error))
 
 
 def _find_refusal(job_id: str, claimed: Applied, nonce: str, *, is_marked: bool) -> str:
@@ -147,18 +175,6 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     return result
 
 
-def call_in_run(hook: Callable[..., object]) -> Callable[..., None]:
-    """Return a task's `before_start` as its tracer may call it: it waits until the run has begun, and can be ended."""
-
-    @wraps(hook)
-    def before_start(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        run, request = current_job_or_none(), task.request
-        if request.called_directly or request.is_eager or (run is not None and run.id == task_id):
-            hook(task, task_id, args, kwargs)
-
-    return before_start
-
-
 def execute_prepared(task: Any, request: Any, body: Callable[..., Any]) -> Any:
     """Run the job of a message as `execute_message`, with the task's `before_start` as the beginning of the body."""
 
@@ -203,7 +219,10 @@ def _ending_run(task: BoundTask, job: Job) -> Iterator[None]:
 
 def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job | Ignored:
     """Return the job, claimed for this run, or ended with its canvas not yet notified."""
-    claimed, nonce = _claimed.get()
+    claim = _claimed.get()
+    if claim is None:
+        raise errors.OneJobError(f"{task.name} runs outside of a worker's trace: job {request.id} was not claimed")
+    claimed, nonce, claim.taken = claim.answer, claim.nonce, True
     if claimed.job is None:
         followed = _submit_message(task, request, app_state)
         if followed is not None:
@@ -316,7 +335,8 @@ def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message
     if task._onejob.webhook_url is not None:
         wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
-    if job.attempt > job.retries + 1:  # as the broker says of a message that it delivers again
+    if (job.crashes or job.attempt > job.retries + 1) and was_given_back(app_state.ledger.history(job.id), job.attempt):
+        # As the broker says of a message that it delivers again.
         request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
     request.args, request.kwargs = message.args, message.kwargs
     own: Any = task.app.tasks.get(job.task)  # also when another task has replaced it
@@ -466,7 +486,9 @@ def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_:
         app_state = app_state_of(sender.app)
         ledger = app_state.ledger
         job = ledger.get_or_none(task_id)
-        if job is not None and job.state is State.RUNNING and job.claim == _claimed.get((None, ""))[1]:
+        if (claim := _claimed.get()) is not None:
+            claim.taken = True
+        if job is not None and job.state is State.RUNNING and claim is not None and job.claim == claim.nonce:
             reason = f"Celery could not begin its run: {errors.describe(exception)}"
             job = ledger.release(job, reason, wake_after=job.lease, withheld=app_state.publisher.delivers)
         if job is None or not (job.state.final and job.canvas_pending):

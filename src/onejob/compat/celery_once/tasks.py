@@ -147,12 +147,11 @@ class QueueOnce(LockSharingTask):
 
     # --- the lock ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _onejob_enter(self, request: Any, body: Any, args: Any, kwargs: Any) -> Any:
         """Run the body, as `onejob.Task` does."""
-        run, unlocks = current_job_or_none(), self.unlock_before_run() and self.request.is_eager
-        if unlocks and run is None and shares_locks(self.app) and not self.request.called_directly:
+        if request.is_eager and self.unlock_before_run() and shares_locks(self.app) and current_job_or_none() is None:
             self.once_backend.clear_lock(self.get_key(args, kwargs))
-        return super().__call__(*args, **kwargs)
+        return super()._onejob_enter(request, body, args, kwargs)
 
     def _key_of(self, args: Any, kwargs: Any) -> str:
         return self.get_key(args, kwargs)
