@@ -25,6 +25,7 @@ from onejob.celery.options import tasks_of
 from onejob.errors import StoreRefusedError, describe
 from onejob.ledger import ledger
 from tests.celery.reports import append, report_to, trace_to
+from tests.celery.task_classes import CLASSES, Own, depth
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
@@ -67,6 +68,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_newest": {"on_duplicate": "replace", "max_wait": 600},
     "play_again": {"on_duplicate": "run_again"},
     "play_prepared": {"base": "with before_start"},
+    **{name: {"base": kind} for name, kind in CLASSES.items()},
+    "play_own_auto": {"base": Own, "autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
 }
 """Tasks with the same body and other options; of all, only the key is the identity."""
 
@@ -116,7 +119,8 @@ def _plays(app: celery.Celery, stage: Stage) -> None:
     define: Any = app.task  # the published types know no task that a base class gives options
     url = app.conf.get(WEBHOOK_URL)
     for name, options in (VARIANTS | ({"play_calling": {"webhook_url": url}} if url else {})).items():
-        given = options | {"base": _prepared(stage) if "base" in options else onejob.Task}
+        base = options.get("base", onejob.Task)
+        given = options | {"base": _prepared(stage) if isinstance(base, str) else base}
         define(_play(stage), name=name, shared=False, bind=True, unique_on=["key"], **given)
 
 
@@ -307,6 +311,7 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "redelivered": lambda act: bool((act.task.request.delivery_info or {}).get("redelivered")),
     "tenant": lambda act: (act.task.request.headers or {}).get("tenant"),
     "headers": lambda act: act.task.request.headers,
+    "depth": lambda act: [depth.get(), act.task.request.id == onejob.current_job().id],
     "hold": Act.wait,
     "stay": _stay,
     "poll": _poll_progress,

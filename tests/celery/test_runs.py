@@ -15,6 +15,7 @@ from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError,
 from onejob.celery.payload import has_canvas, loads
 from onejob.errors import StoreRefusedError
 from tests.celery.harness import PATIENCE, House, await_, is_running, on_every_store
+from tests.celery.task_classes import CLASSES as OWN_CLASSES
 from tests.quiet import KILLED, provokes
 
 ACKS = ("play", "play_late")
@@ -79,6 +80,19 @@ ENDS: dict[str, Case] = {
     },
     **{f"requeues as {name}": Case(["requeue", "redelivered"], value=True, runs=2, task=name) for name in ACKS},
 }
+CLASSES: dict[str, Case] = {
+    **{
+        f"{act} as {name}": Case(acts, value, runs, runs - 1, task=name)
+        for name in OWN_CLASSES
+        for act, acts, value, runs in (
+            ("is in its context", ["depth"], [2 if name == "play_twice" else 1, True], 1),
+            ("retries", ["retry", "return:x"], "x", 2),
+            ("raises", ["raise:no luck"], ValueError, 1),
+        )
+    },
+    "is retried with a class of its own": Case(["raise", "return:x"], "x", 2, 1, task="play_own_auto"),
+}
+"""Bodies in a context, by classes that call this or that."""
 CRASHES: dict[str, Case] = {
     **{f"unharmed {number}": Case(["return:x"], "x") for number in range(8)},
     "leaves by an interrupt": Case(["base", "return:x"], "x", 2, crashes=1),
@@ -117,6 +131,14 @@ def in_state(result: Any, state: str) -> bool:
 def test_a_job_ends_as_its_body_does(shared: House) -> None:
     """Values, errors, retries and Celery's control exceptions are ends of the one job, whose identity is free then."""
     assert_ends(shared, ENDS)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_class_with_a_call_of_its_own_runs_its_jobs_once(house: House, pool: str) -> None:
+    """All of a class's `__call__` is in the run, whether it calls `run` or `super`, and whichever base stands first."""
+    house.worker("--pool", pool, "-c", "4")
+    assert_ends(house, CLASSES)
+    house.assert_quiet()
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])

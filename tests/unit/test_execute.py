@@ -266,6 +266,45 @@ def test_a_retried_run_is_told_its_retries_and_is_no_redelivery(house: House) ->
     assert told == [(0, False), (1, False), (1, True)]
 
 
+@pytest.mark.parametrize("lowered", [0, 1])
+def test_a_retry_that_counts_as_none_is_no_redelivery(house: House, lowered: int) -> None:
+    """`redelivered` is what the ledger knows, also if a body changes its own `request.retries`, as throttles do."""
+    told: list[bool] = []
+
+    def act(task: Any) -> Any:
+        told.append(bool(task.request.delivery_info.get("redelivered")))
+        if len(told) == 3:  # as if the worker died
+            house.ledger.crash(onejob.current_job().job, "its worker died", "{}")
+            return None
+        if len(told) > 3:
+            return "done"
+        task.request.retries -= lowered
+        return task.retry(countdown=0)
+
+    job = house.run(act)
+    house.jobs.deliver_again(house.ledger.get(job.id))
+    assert (told, house.ledger.get(job.id).state) == ([False, False, False, True], State.COMPLETED)
+
+
+@pytest.mark.parametrize("way", ["requeue", "redrive"])
+def test_a_message_that_was_given_back_is_redelivered_and_a_redriven_one_is_not(house: House, way: str) -> None:
+    """`Reject(requeue=True)` gives the message back, as to Celery; a redriven job begins anew."""
+    told: list[bool] = []
+
+    def act(task: Any) -> Any:
+        told.append(bool(task.request.delivery_info.get("redelivered")))
+        if len(told) == 1:
+            raise Reject("later", requeue=True) if way == "requeue" else onejob.PermanentError("no")
+        return "done"
+
+    job = house.run(act)
+    if way == "redrive":
+        house.ledger.redrive(job.id)
+    house.jobs.travel(60)
+    house.jobs.run_all()
+    assert told == [False, way == "requeue"]
+
+
 def test_a_run_has_the_retries_of_its_job(house: House, trace: Any) -> None:
     """A run's `retries` are those of its job, whatever its message says."""
     house.act = lambda task: house.seen.append(task.request.retries)
@@ -748,6 +787,21 @@ def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str,
         refusal, *rest = trace(running.id)
     assert isinstance(refusal.exception, Ignore)
     assert (str(refusal.exception) != "", rest) == (True, [True, 0.0, None])
+
+
+def test_a_claim_that_no_run_takes_fails_its_job_at_once(
+    house: House, trace: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A `__call__` that was put in place after the binding, and calls no other, is no dead worker: the job says so."""
+    monkeypatch.setattr(type(house.play), "__call__", lambda task, *args: task.run(*args))
+    job = house.play.delay("key").job
+    trace(job.id)
+    failed = house.ledger.get(job.id)
+    assert (failed.state, failed.crashes, failed.attempt, house.seen) == (State.FAILED, 0, 1, [("key", None)])
+    assert "Celery called no `__call__` of onejob.Task" in failed.reason
+    assert failed.reason in caplog.text
+    with pytest.raises(onejob.OneJobError, match="was not run as a job"):
+        house.play.AsyncResult(job.id).get(timeout=10)
 
 
 def test_messages_of_another_ledger_are_a_warning(house: House, trace: Any, caplog: pytest.LogCaptureFixture) -> None:

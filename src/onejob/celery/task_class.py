@@ -42,7 +42,7 @@ def check_class(name: str, cls: Any, base: type) -> None:
         if (shadowed := next((each.__name__ for each in _after(cls, base) if method in vars(each)), None)) is not None:
             raise ConfigurationError(
                 f"task {name} has {shadowed} after onejob.Task, so that its {method} is never called: name it first, "
-                f"class {cls.__name__}({shadowed}, onejob.Task)"
+                f"({shadowed}, onejob.Task)"
             )
 
 

@@ -1,0 +1,112 @@
+"""Task classes as applications write them: a context around the body, by a `__call__` that calls this or that."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import celery
+
+import onejob
+
+depth: ContextVar[int] = ContextVar("depth", default=0)
+"""How many contexts are around the body: as an application's context of Flask."""
+
+
+@contextmanager
+def context() -> Iterator[None]:
+    token = depth.set(depth.get() + 1)
+    try:
+        yield
+    finally:
+        depth.reset(token)
+
+
+Plain: Any = celery.Task
+Ours: Any = onejob.Task
+
+
+class Flask(Plain):
+    """As Flask's documentation shows it: the context, and in it `self.run`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return self.run(*args, **kwargs)
+
+
+class Polite(Plain):
+    """The same with `super().__call__`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return super().__call__(*args, **kwargs)
+
+
+class Own(Ours):
+    """The same in a subclass of `onejob.Task`."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return self.run(*args, **kwargs)
+
+
+class OwnPolite(Ours):
+    """The same with `super().__call__`."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return super().__call__(*args, **kwargs)
+
+
+class FlaskFirst(Flask, Ours):
+    abstract = True
+
+
+class FlaskLast(Ours, Flask):
+    abstract = True
+
+
+class PoliteFirst(Polite, Ours):
+    abstract = True
+
+
+class PoliteLast(Ours, Polite):
+    abstract = True
+
+
+class Inherited(OwnPolite):
+    abstract = True
+
+
+class Twice(OwnPolite):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return super().__call__(*args, **kwargs)
+
+
+class Selfish:
+    """A mixin whose `on_bound` calls no other one, as Celery's documentation asks for none."""
+
+    @classmethod
+    def on_bound(cls, app: celery.Celery) -> None:
+        pass
+
+
+class Mixed(Selfish, Own):
+    abstract = True
+
+
+CLASSES: dict[str, Any] = {
+    f"play_{name}": kind
+    for name, kind in {
+        "flask_first": FlaskFirst, "flask_last": FlaskLast, "polite_first": PoliteFirst, "polite_last": PoliteLast,
+        "own": Own, "own_polite": OwnPolite, "inherited": Inherited, "twice": Twice, "mixed": Mixed,
+    }.items()
+}  # fmt: skip
+"""Names of tasks, and the classes that these have."""
