@@ -24,8 +24,9 @@ import onejob
 from onejob.celery.options import tasks_of
 from onejob.errors import StoreRefusedError, describe
 from onejob.ledger import ledger
+from tests.celery.odd_errors import BASES, ERRORS
 from tests.celery.reports import append, report_to, trace_to
-from tests.celery.task_classes import CLASSES, Own, depth
+from tests.celery.task_classes import CLASSES, Hooked, Own, depth
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
@@ -69,6 +70,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_again": {"on_duplicate": "run_again"},
     "play_prepared": {"base": "with before_start"},
     **{name: {"base": kind} for name, kind in CLASSES.items()},
+    "play_hooked": {"base": Hooked},
     "play_own_auto": {"base": Own, "autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
 }
 """Tasks with the same body and other options; of all, only the key is the identity."""
@@ -207,6 +209,11 @@ def _raise(error: type[BaseException]) -> Any:
     return act_raise
 
 
+def _odd(act: Act) -> None:
+    act.announce("raised unexpected: ")
+    raise (ERRORS | BASES)[act.argument](act.key)
+
+
 def _kill(act: Act) -> None:
     act.announce(f"pid:{os.getpid()} exited with 'signal 9 (SIGKILL)'")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -319,6 +326,8 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "raise": _raise(ValueError),
     "lookup": _raise(LookupError),
     "permanent": _raise(onejob.PermanentError),
+    "odd": _odd,
+    "retry_odd": lambda act: act.retry(exc=(ERRORS | BASES)[act.argument](act.key), countdown=0, max_retries=1),
     "refused": _raise(StoreRefusedError),
     "base": _raise(KeyboardInterrupt),
     "cancelled": _raise(asyncio.CancelledError),

@@ -1,4 +1,5 @@
 """Task classes as applications write them: a context around the body, by a `__call__` that calls this or that."""
+# mypy: allow-subclassing-any
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import celery
+from celery.exceptions import Reject
 
 import onejob
 
@@ -100,6 +102,22 @@ class Selfish:
 
 class Mixed(Selfish, Own):
     abstract = True
+
+
+class Hooked(Ours):
+    """A class whose hooks raise what Celery lets through: those that the data of a call names."""
+
+    abstract = True
+
+    def on_success(self, _value: Any, _id: str, args: Any, _kwargs: Any) -> None:
+        if [*args[2:]] == ["on_success"]:
+            raise MemoryError("in on_success")
+        if [*args[2:]] == ["reject"]:
+            raise Reject("in on_success", requeue=False)
+
+    def after_return(self, _state: str, _value: Any, _id: str, args: Any, *_: Any) -> None:
+        if [*args[2:]] == ["after_return"]:
+            raise MemoryError("in after_return")
 
 
 CLASSES: dict[str, Any] = {

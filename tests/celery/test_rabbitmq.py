@@ -42,6 +42,17 @@ def ready(channel: Any, queue: str) -> int:
     return int(channel.queue_declare(queue, passive=True).message_count)
 
 
+def test_a_body_without_memory_ends_no_worker(rabbit: House) -> None:
+    """A `MemoryError`, at the first attempt and at the last one, fails its job, and its worker goes on."""
+    worker = rabbit.worker("-c", "2")
+    results = [getattr(rabbit, task).delay(task, ["odd:MemoryError"]) for task in ("play", "play_late", "play_greedy")]
+    for result in results:
+        with pytest.raises(MemoryError):
+            result.get(PATIENCE)
+    assert rabbit.play.delay("next", ["return"]).get(PATIENCE) == "next"
+    assert worker.alive
+
+
 @provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
 def test_a_killed_worker_loses_no_job(rabbit: House) -> None:
     """The jobs of a killed worker, the running one and those it had received, complete on another one, once each."""

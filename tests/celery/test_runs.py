@@ -1,7 +1,7 @@
 """How a job ends, whatever its body does: one table for every pool and every store."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from celery.result import AsyncResult as CeleryResult
 from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State
 from onejob.celery.payload import has_canvas, loads
 from onejob.errors import StoreRefusedError
-from tests.celery.harness import PATIENCE, House, await_, is_running, on_every_store
+from tests.celery.harness import DELIVERS, PATIENCE, House, await_, is_running, on_every_store
+from tests.celery.odd_errors import BASES, ERRORS
 from tests.celery.task_classes import CLASSES as OWN_CLASSES
 from tests.quiet import KILLED, provokes
 
@@ -93,6 +94,16 @@ CLASSES: dict[str, Case] = {
     "is retried with a class of its own": Case(["raise", "return:x"], "x", 2, 1, task="play_own_auto"),
 }
 """Bodies in a context, by classes that call this or that."""
+ODD: dict[str, Case] = {
+    **{f"{name} as {task}": Case([f"odd:{name}"], Exception, task=task) for name in ERRORS for task in ACKS},
+    **{f"{name} at last": Case([f"odd:{name}"], Exception, 3, 2, task="play_greedy") for name in ERRORS},
+    **{f"{name} in a retry": Case([f"retry_odd:{name}", "return:x"], "x", 2, 1) for name in ERRORS},
+    **{name: Case([f"odd:{name}"], RuntimeError, says="no Exception") for name in BASES},
+    **{
+        name: Case(["return"], name, task="play_hooked", data=name) for name in ("on_success", "reject", "after_return")
+    },
+}
+"""Bodies that raise what a worker could take for its own end, or cannot send."""
 CRASHES: dict[str, Case] = {
     **{f"unharmed {number}": Case(["return:x"], "x") for number in range(8)},
     "leaves by an interrupt": Case(["base", "return:x"], "x", 2, crashes=1),
@@ -139,6 +150,17 @@ def test_a_class_with_a_call_of_its_own_runs_its_jobs_once(house: House, pool: s
     house.worker("--pool", pool, "-c", "4")
     assert_ends(house, CLASSES)
     house.assert_quiet()
+
+
+@provokes(logs=["a hook of play_hooked failed"], because="they raise what Celery lets through")
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("settings", [{}, DELIVERS], ids=["redis", "onejob"])
+def test_no_exception_of_a_body_ends_its_worker(new_house: Callable[..., House], settings: Any, pool: str) -> None:
+    """A worker outlives what a body raises, at the first attempt, at the last one, in a retry and in a hook."""
+    house = new_house(**settings)
+    worker = house.worker("--pool", pool, "-c", "2")
+    assert_ends(house, ODD)
+    assert worker.alive
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])

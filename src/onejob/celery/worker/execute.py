@@ -18,7 +18,16 @@ from typing import Any
 
 from billiard.process import current_process
 from celery import signals
-from celery.exceptions import Ignore, WorkerLostError, WorkerShutdown, WorkerTerminate
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+    WorkerShutdown,
+    WorkerTerminate,
+)
+from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from onejob import errors
 from onejob.celery.app_state import AppState, app_state_of
@@ -63,6 +72,8 @@ class Claim:
         self.answer, self.nonce, self.taken = answer, nonce, False
 
 
+OF_PROCESSES = (MemoryError, SystemExit, KeyboardInterrupt, WorkerLostError, TimeLimitExceeded, Terminated)
+"""What Celery takes for the end of a process, and ends the worker's parent with, or recovers the job from."""
 _claimed: ContextVar[Claim | None] = ContextVar("onejob_claimed", default=None)
 """The claim of the message that is traced."""
 
@@ -97,10 +108,24 @@ def trace_message(
         return Refusal(reason), True, 0.0, None
     claim = Claim(claimed, nonce)
     _claimed.set(claim)
-    traced: tuple[Any, Any, float, str | None] = trace(task_id, args, kwargs, request)
+    try:
+        result, failed, *rest = trace(task_id, args, kwargs, request)
+    except (MemoryError, Reject) as error:  # of a hook: Celery would raise the one in the parent
+        logger.exception("job %s: a hook of %s failed", task_id, task.name)
+        _on_internal_error(task, task_id, error)
+        return Refusal(errors.describe(error)), True, 0.0, None
+    if failed:
+        _disguise(result)
     if not claim.taken:
         _fail_untaken(task, app_state, claim, task_id)
-    return traced
+    return result, failed, *rest
+
+
+def _disguise(failure: Any) -> None:
+    """Have the parent handle each exception of a body as one, also what it would take for the end of a process."""
+    error = getattr(failure.exception, "exc", failure.exception)
+    if isinstance(error, OF_PROCESSES):
+        failure.exception = UnpickleableExceptionWrapper.from_exception(error)  # type: ignore[arg-type] # any one will do
 
 
 def _fail_untaken(task: BoundTask, app_state: AppState, claim: Claim, job_id: str) -> None:

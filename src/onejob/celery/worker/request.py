@@ -33,6 +33,8 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
+OF_LOST_CHILDREN = (WorkerLostError, SystemExit, KeyboardInterrupt, MemoryError)
+"""What the pool reports of a child that has left a run. Celery itself would raise the last one in this process."""
 CANCELED_BY_CELERY = "its worker canceled the run"
 
 
@@ -145,7 +147,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         error = exc_info.exception
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
         ended = self._already_revoked or self._already_cancelled
-        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt) and not ended:
+        if isinstance(error, OF_LOST_CHILDREN) and not ended:
             task_ready(self)
             self.acknowledge()
             return self.handle_lost_child(f"its worker process died ({error})", exc_info)
