@@ -40,6 +40,14 @@ def environment(folder: Path, interpreter: str) -> Path:
     return _kept(folder, DEV_LOCK, build)
 
 
+def new_environment(folder: Path, *requirements: str) -> Path:
+    """Return a new Python with the newest versions of packages that this machine can get."""
+    python = folder / "bin" / "python"
+    install([sys.executable, "-m", "venv", str(folder)])
+    install([*pip_of(python), *requirements])
+    return python
+
+
 def clean_environment(folder: Path, requirement: str) -> Path:
     """Return a new Python with one requirement, and of what that needs the locked versions."""
     python, versions = folder / "bin" / "python", folder / "versions.txt"
