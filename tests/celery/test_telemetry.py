@@ -207,6 +207,19 @@ def test_a_trace_is_kept_with_the_job_and_not_in_its_message(traced: Traced) -> 
 OPTIONS = {"traces_sample_rate": 1.0}
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_every_pool_reports_errors_and_transactions(new_house: Callable[..., House], pool: str) -> None:
+    """An error is one report, and each run one transaction, in every pool, though Sentry starts after the tasks."""
+    house = new_house(**{SENTRY: OPTIONS})
+    house.worker("-c", "1", "--pool", pool, forked=False)  # the process to fork from has imported Celery's worker
+    with pytest.raises(ValueError, match="broken"):
+        house.play_own.delay("broken", ["raise:broken"]).get(PATIENCE)
+    house.play.delay("fine", ["return"]).get(PATIENCE)
+    transactions = await_(lambda: len(found := reports_in(house.directory, "transaction")) == 2 and found)
+    status = {each["transaction"]: each["contexts"]["trace"]["status"] for each in transactions}
+    assert (status, messages(house)) == ({"play_own": "internal_error", "play": "ok"}, ["broken"])
+
+
 @pytest.fixture
 def reporting(new_house: Callable[..., House]) -> House:
     """Return a house whose worker reports to Sentry."""
