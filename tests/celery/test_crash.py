@@ -233,8 +233,10 @@ def test_a_message_with_a_priority_of_any_kind_runs(house: House) -> None:
 @on_every_store("house")
 @provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
 def test_a_canvas_continues_after_a_crash_before_its_dispatch(house: House) -> None:
-    """A child that dies between a job's end in the ledger and its dispatch loses and repeats no link and no chord."""
-    house.use_lease(LEASE)
+    """A child that dies between a job's end in the ledger and its dispatch loses and repeats no link and no chord.
+
+    The next sweep has the canvas notified; no lease has to end.
+    """
     house.worker("-c", "2", hook="die-before-dispatch")
     result = (house.play.s("head", ["return"]) | house.note.s("onejob-tail") | house.plain.s("plain-tail")).delay()
     assert result.get(timeout=PATIENCE) == [["onejob-tail", "head"], "plain-tail"]

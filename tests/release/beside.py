@@ -48,7 +48,7 @@ def watch_by_sentry() -> None:
 
 def watch_by_opentelemetry() -> None:
     from opentelemetry import trace
-    from opentelemetry.instrumentation.celery import CeleryInstrumentor
+    from opentelemetry.instrumentation.celery import CeleryInstrumentor  # type: ignore[import-not-found] # see `test_beside`
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
@@ -70,14 +70,16 @@ watch_by_sentry()
 watch_by_opentelemetry()
 
 
-@app.task(name="works")
 def works(number: int) -> int:
     return 2 * number
 
 
-@app.task(name="fails")
 def fails(number: int) -> None:
     raise ValueError(number)
+
+
+app.task(name="works")(works)
+app.task(name="fails")(fails)
 
 
 async def awaits(number: int) -> int:

@@ -14,6 +14,7 @@ from celery.worker import state as worker_state
 from kombu.transport import memory
 
 import onejob
+from onejob.celery.slots import members_of
 from onejob.celery.worker.messages import (
     ACK_DELAY,
     ANY_RANK,
@@ -24,7 +25,6 @@ from onejob.celery.worker.messages import (
     QueueProgress,
     QueueWatch,
 )
-from onejob.celery.worker.slots import members_of
 from onejob.jobs.model import Job
 from onejob.jobs.records import RESERVED_LIMIT, Registration
 from onejob.jobs.transitions import new_job

@@ -15,10 +15,10 @@ from celery.worker import state
 from onejob.celery.app_state import app_state_of
 from onejob.celery.loops import FailureLog, Loop
 from onejob.celery.probe import ProbeFile, find_fault
+from onejob.celery.slots import MAX_AHEAD, Slots
 from onejob.celery.worker.bootstep import MAX_SHARE, SWEEPERS, LedgerStep, release_run, sweep_share
 from onejob.celery.worker.heartbeat import StoreContact
 from onejob.celery.worker.request import Request
-from onejob.celery.worker.slots import MAX_AHEAD, Slots
 from onejob.errors import BrokerUnavailableError, ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel

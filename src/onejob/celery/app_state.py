@@ -22,7 +22,7 @@ from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
     from onejob.celery.batching import PerEventLoop
-    from onejob.celery.worker.slots import Slots
+    from onejob.celery.slots import Slots
 
 
 T = TypeVar("T")

@@ -308,11 +308,14 @@ def note_notification(ledger: Ledger, job: Job, error: str) -> Applied:
     )  # fmt: skip
 
 
-def note_canvas_error(ledger: Ledger, job: Job, error: str) -> Applied:
-    """Record why Celery could not notify the canvas of an ended job."""
+def note_canvas_error(ledger: Ledger, job: Job, error: str, *, wake_after: float | None = None) -> Applied:
+    """Record why Celery could not notify the canvas of an ended job.
+
+    `wake_after`: seconds until a sweep has it notified; None: when it would have, a lease after the end.
+    """
     return ledger.change(
         job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, publishes=False, publish_error=error,
-        detail=f"Celery could not notify its canvas: {error}",
+        wake_after=wake_after, detail=f"Celery could not notify its canvas: {error}",
     )  # fmt: skip
 
 

@@ -22,11 +22,11 @@ from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.loops import Loop
 from onejob.celery.options import tasks_of
+from onejob.celery.slots import Slots, capacity_of
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
-from onejob.celery.worker.slots import Slots, capacity_of
 from onejob.errors import ConfigurationError, OneJobError, StoreError
 from onejob.jobs.model import Job
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from functools import partial
 from signal import SIG_IGN, SIGINT, default_int_handler, getsignal
 from traceback import walk_tb
+from types import SimpleNamespace
 from typing import Any
 
 from billiard.process import current_process
@@ -63,13 +64,12 @@ OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
 """What pools of greenlets raise in a body to end it; their packages need not be installed."""
 
 
-class Claim:
+class Claim(SimpleNamespace):
     """The claim of a message: the ledger's answer, its nonce, and whether the run has `taken` it."""
 
-    __slots__ = ("answer", "nonce", "taken")
-
-    def __init__(self, answer: Applied, nonce: str) -> None:
-        self.answer, self.nonce, self.taken = answer, nonce, False
+    answer: Applied
+    nonce: str
+    taken: bool
 
 
 OF_PROCESSES = (MemoryError, SystemExit, KeyboardInterrupt, WorkerLostError, TimeLimitExceeded, Terminated)
@@ -106,7 +106,7 @@ def trace_message(
         elif (request.get("delivery_info") or {}).get("redelivered"):
             _record_redelivery(claimed.job, str(request.get("hostname")), app_state)
         return Refusal(reason), True, 0.0, None
-    claim = Claim(claimed, nonce)
+    claim = Claim(answer=claimed, nonce=nonce, taken=False)
     _claimed.set(claim)
     try:
         result, failed, *rest = trace(task_id, args, kwargs, request)

@@ -15,8 +15,8 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.loops import Loop
 from onejob.celery.options import tasks_of
 from onejob.celery.probe import ProbeFile
+from onejob.celery.slots import members_of
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
-from onejob.celery.worker.slots import members_of
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel

@@ -26,8 +26,8 @@ from kombu.transport import redis, virtual
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import MARK
+from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR
-from onejob.celery.worker.slots import members_of
 from onejob.errors import StoreError
 from onejob.jobs.model import Job
 from onejob.jobs.records import RESERVED_LIMIT, WorkerInfo

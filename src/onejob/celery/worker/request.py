@@ -31,6 +31,7 @@ from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import note_canvas_error
 
 logger = logging.getLogger("onejob")
 OF_LOST_CHILDREN = (WorkerLostError, SystemExit, KeyboardInterrupt, MemoryError)
@@ -191,6 +192,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             job = self.get_own_run()
             if job is None:
+                self._have_canvas_notified(reason)
                 return
             if job.cancel is Cancel.FORCED:
                 self.abandon("terminated on request")
@@ -209,6 +211,12 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.app_state.publisher.try_publish(crashed, pushed=message)
             elif crashed.state is State.FAILED:
                 self.report_failure(crashed, error, exc_info)
+
+    def _have_canvas_notified(self, reason: str) -> None:
+        """Have the next sweep notify the canvas of the job that this run has ended, if its child died before it did."""
+        job = self.app_state.ledger.get_or_none(self.id)
+        if job is not None and job.claim == self.claim and job.state.final and job.canvas_pending:
+            note_canvas_error(self.app_state.ledger, job, reason, wake_after=0.0)
 
     def fail_timed_out(self, error: TimeLimitExceeded) -> None:
         """Kill the child, then fail its job: in this order, so that the identity is held while the run can act."""

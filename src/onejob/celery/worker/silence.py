@@ -25,9 +25,9 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import set_timeouts
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
+from onejob.celery.slots import members_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR, active_requests
 from onejob.celery.worker.request import LedgerMessage, log_errors, message_of_job
-from onejob.celery.worker.slots import members_of
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query

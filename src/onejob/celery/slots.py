@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
-from celery.worker import state as worker_state
-
 T = TypeVar("T")
 AHEAD_SECONDS = 0.1
 """For how many seconds of work a worker takes jobs that its processes cannot run yet."""
@@ -48,7 +46,7 @@ class Slots:
     @property
     def is_busy(self) -> bool:
         """Whether a process runs a job."""
-        return bool(worker_state.active_requests)
+        return bool(_worker_state().active_requests)
 
     def count_wanted(self, held: Collection[str]) -> int:
         """Return how many jobs to take; `held`: the ids of those that were taken and may wait for a process.
@@ -60,7 +58,7 @@ class Slots:
         ahead = min(MAX_AHEAD, int(AHEAD_SECONDS / max(self._average, 0.001))) * processes
         limited = self._rate_limited()
         waiting = {*held} if len(limited) > MAX_LIMITED * processes else {*held} - limited
-        used = len(waiting | {str(request.id) for request in members_of(worker_state.active_requests)})
+        used = len(waiting | {str(request.id) for request in members_of(_worker_state().active_requests)})
         free = processes + ahead - used
         return free if used < processes or 2 * free >= processes + ahead else 0
 
@@ -74,7 +72,13 @@ class Slots:
 
 
 def _count_runs() -> int:
-    return int(worker_state.all_total_count[0])
+    return int(_worker_state().all_total_count[0])
+
+
+def _worker_state() -> Any:
+    from celery.worker import state  # with Celery's worker, of which an import of onejob imports nothing
+
+    return state
 
 
 def members_of(changing: Iterable[T]) -> list[T]:
