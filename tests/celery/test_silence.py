@@ -17,7 +17,7 @@ from onejob.celery.current_job import draining
 from onejob.celery.probe import find_fault
 from onejob.celery.worker.silence import STALL, Silence
 from onejob.doctor import examine
-from onejob.doctor.finding import Installation
+from onejob.health.finding import Installation
 from onejob.jobs.records import Registration
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import Stuck

@@ -14,12 +14,12 @@ import pytest
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.probe import find_fault
-from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger
+from onejob.celery.worker.bootstep import NAMED_TASKS, describe_ledger, warn_of_store
 from onejob.celery.worker.metrics import MetricsServer
 from onejob.config import Settings, build_ledger
 from onejob.doctor import examine
-from onejob.doctor.finding import Finding, Installation, Level
 from onejob.errors import ConfigurationError
+from onejob.health.finding import Finding, Installation, Level
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.ledger.explain import explain
@@ -33,7 +33,7 @@ from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store,
 from tests.contract.support import submission
 from tests.doctor.support import names
 from tests.quiet import provokes
-from tests.services import free_port
+from tests.services import free_port, start_redis
 
 
 def findings_of(house: House) -> list[Finding]:
@@ -72,12 +72,34 @@ def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
     assert display_url(url) == shown
 
 
+def test_a_worker_warns_of_a_server_that_may_lose_its_ledger(house: House, tmp_path: Path) -> None:
+    """A starting worker logs what the doctor finds about the ledger's server: a line each, with the remedy."""
+    with start_redis(tmp_path, "--maxmemory-policy", "allkeys-lru") as server:
+        worker = house.start("-P", "threads", onejob_store=server.url).await_ready()
+        worker.await_text("the ledger's redis: appendonly is no. A crash of Redis loses jobs")
+        worker.await_text("the ledger's redis: maxmemory-policy is allkeys-lru (maxmemory is 0: not effective yet).")
+        lines = [line for line in worker.text.splitlines() if "the ledger's redis" in line]
+        remedy = f" in redis.conf, and `redis-cli -u {server.url} CONFIG SET "
+        assert ["WARNING" in line and ". To do: " in line and remedy in line for line in lines] == [True, True]
+        worker.stop()
+
+
+def test_a_server_that_cannot_be_examined_costs_a_worker_nothing(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a store's driver raises while its server is examined is logged for who debugs, and raised nowhere."""
+    with caplog.at_level(logging.DEBUG, "onejob"):
+        warn_of_store(Settings(store="redis://127.0.0.1:1/0"), house.ledger)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+
+
 def test_a_healthy_installation_has_no_warning(house: House) -> None:
     """A worker that is alive leaves `onejob doctor` no warning; it registers its versions and when it started."""
     before = house.ledger.read_clock()
     assert names(findings_of(house)) - {"late-acks"} == {"no-worker"}
-    house.worker("-c", "1", "-P", "threads")
+    worker = house.worker("-c", "1", "-P", "threads")
     await_(house.ledger.workers)
+    assert "the ledger's sqlite" not in worker.text
     found = findings_of(house)
     assert [finding for finding in found if finding.level.rank > Level.INFO.rank] == []
     assert {finding.subject for finding in found if finding.level is Level.OK} >= {"ledger", "sqlite", "app", "workers"}

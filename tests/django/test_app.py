@@ -126,8 +126,8 @@ def test_a_database_that_a_uri_names_has_the_ledger(tmp_path: Path) -> None:
 EXAMINED = """
 from django.core.management import call_command
 from onejob.django.conf import app_state
-from onejob.doctor import sqlite
-from onejob.doctor.finding import Installation
+from onejob.health import sqlite
+from onejob.health.finding import Installation
 call_command("migrate", verbosity=0)
 found = sqlite.examine(Installation(settings=app_state().settings, ledger=app_state().ledger))
 print(json.dumps([each.problem for each in found]))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from onejob.config import Settings, build_ledger
-from onejob.doctor.finding import Finding, Installation, Level
+from onejob.health.finding import Finding, Installation, Level
 from tests.services import client_program
 
 

@@ -18,8 +18,9 @@ import onejob
 from onejob.api.api_keys import KeyFile, Role
 from onejob.celery.app_state import app_state_of
 from onejob.doctor import app as app_checks
-from onejob.doctor import redis, webhooks
-from onejob.doctor.finding import Installation, Level
+from onejob.doctor import webhooks
+from onejob.health import redis
+from onejob.health.finding import Installation, Level
 from onejob.observability.metrics import total_name
 from onejob.webhooks.job import webhook_submission
 from tests.cases import for_each

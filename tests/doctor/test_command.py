@@ -14,7 +14,7 @@ import onejob
 from onejob.cli.access import find_app
 from onejob.cli.commands import celery_group
 from onejob.doctor import examine
-from onejob.doctor.finding import Level
+from onejob.health.finding import Level
 from tests.cli.command import Shell, call
 from tests.cli.conftest import app_shell
 from tests.doctor.support import installed

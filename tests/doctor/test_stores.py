@@ -11,8 +11,9 @@ import psycopg
 import pytest
 import redis as redis_py
 
-from onejob.doctor import examine, ledger, postgres, redis, sqlite
-from onejob.doctor.finding import Level
+from onejob.doctor import examine, ledger
+from onejob.health import postgres, redis, sqlite
+from onejob.health.finding import Level
 from onejob.stores.schema import HEAD
 from tests.cases import for_each
 from tests.conftest import make_ledger

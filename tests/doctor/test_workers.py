@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onejob.doctor import workers
-from onejob.doctor.finding import Installation, Level
+from onejob.health.finding import Installation, Level
 from onejob.jobs.records import Registration, WorkerInfo
 from onejob.ledger.stuck import Snapshot
 from onejob.observability.metrics import total_name

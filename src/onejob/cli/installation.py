@@ -11,8 +11,8 @@ from onejob.celery.probe import MAX_AGE, find_fault
 from onejob.cli.access import SECONDS, Access, access, json_access, json_option
 from onejob.cli.printing import echo, print_json
 from onejob.doctor import examine
-from onejob.doctor.finding import Finding, Installation, Level, count_text
 from onejob.doctor.leftovers import find_leftovers
+from onejob.health.finding import Finding, Installation, Level, count_text
 from onejob.stores import display_url, kind_of
 from onejob.stores import migrate as migrations
 from onejob.stores.migrate import Status

@@ -20,7 +20,7 @@ from onejob.cli.printing import (
     print_json,
     print_list,
 )
-from onejob.doctor.finding import count_text, names_text
+from onejob.health.finding import count_text, names_text
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import fields_of, job_to_dict

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from types import ModuleType
 
-from onejob.doctor import app, ledger, postgres, redis, sqlite, webhooks, workers
-from onejob.doctor.finding import Check, Finding, Installation, Level
+from onejob.doctor import app, ledger, webhooks, workers
 from onejob.errors import ConfigurationError
+from onejob.health import postgres, redis, sqlite
+from onejob.health.finding import Check, Finding, Installation, Level
 
 STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
 """The subjects that can be examined although the ledger cannot be used: their findings may say why."""

@@ -13,7 +13,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.options import tasks_of
 from onejob.config import Settings
-from onejob.doctor.finding import Check, Finding, Installation, Level, names_text, or_ok
+from onejob.health.finding import Check, Finding, Installation, Level, names_text, or_ok
 from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import RETENTION
 from onejob.jobs.timestamps import duration_text

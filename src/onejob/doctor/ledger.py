@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from shlex import quote
 
 from onejob.config import Settings
-from onejob.doctor.finding import Check, Finding, Installation, Level, with_address
 from onejob.errors import OneJobError
+from onejob.health.finding import Check, Finding, Installation, Level, with_address
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
 from onejob.stores import display_url

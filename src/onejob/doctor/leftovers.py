@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from redis import RedisError
 
-from onejob.doctor.finding import Finding, Level, count_text
-from onejob.doctor.redis import cli_options, connected
 from onejob.errors import OneJobError
+from onejob.health.finding import Finding, Level, count_text
+from onejob.health.redis import cli_options, connected
 
 _STORE = "onejob_store names the ledger's store, if the default is not right"
 _NO_LOCK = "delete it: there is no lock that could outlive its job; `lease` is how long a crash takes to be noticed"

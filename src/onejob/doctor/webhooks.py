@@ -7,8 +7,8 @@ from pathlib import Path
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from onejob.doctor.finding import Check, Finding, Installation, Level, count_text
 from onejob.errors import ConfigurationError
+from onejob.health.finding import Check, Finding, Installation, Level, count_text
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text

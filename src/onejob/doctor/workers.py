@@ -9,7 +9,7 @@ from celery import Celery
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
-from onejob.doctor.finding import Check, Finding, Installation, Level, count_text, or_ok
+from onejob.health.finding import Check, Finding, Installation, Level, count_text, or_ok
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Route
 from onejob.jobs.records import Query, WorkerInfo

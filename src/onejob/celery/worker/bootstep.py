@@ -27,9 +27,11 @@ from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, acti
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
+from onejob.config import Settings
 from onejob.errors import ConfigurationError, OneJobError, StoreError
 from onejob.jobs.model import Job
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.meter import write_all
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -62,6 +64,7 @@ class LedgerStep(bootsteps.StartStopStep):
         # Where workers take jobs from the ledger, a sweep publishes nothing, and needs no haste.
         self._sweep_interval = self.app_state.settings.sweep * (2 if self.app_state.publisher.delivers else 1)
         self.sweeper = Loop("onejob-sweeper", self._sweep_interval, self.sweep, spread=0.25)
+        self.health = Loop("onejob-health", 0.0, self._warn_of_store, pause=0.0)
         self._workers_counted_at = -math.inf
         self._started_at = 0.0
         self.beat: Loop | None = None
@@ -109,6 +112,7 @@ class LedgerStep(bootsteps.StartStopStep):
         self.heartbeat.start()
         self.revocations.start()
         self.sweeper.start()
+        self.health.start()
         if self.beat is not None:
             self.beat.start()
         if kind_of(settings.store) != "sqlite":  # there any write is a signal
@@ -123,6 +127,7 @@ class LedgerStep(bootsteps.StartStopStep):
         """Release the running jobs. The heartbeat continues for those that this pool cannot interrupt."""
         draining.set()
         self.revocations.stop()
+        self.health.stop()
         self._unsubscribe()
         self.sweeper.stop()
         if self.beat is not None:
@@ -161,6 +166,11 @@ class LedgerStep(bootsteps.StartStopStep):
             )  # fmt: skip
             if swept.seen < SWEEP_LIMIT:
                 return
+
+    def _warn_of_store(self) -> None:
+        """Log, once, what the doctor finds about the server of the ledger; in a thread of its own."""
+        self.health.stop()
+        warn_of_store(self.app_state.settings, self.app_state.ledger)
 
     def _share_sweeps(self) -> None:
         """Sweep less often where many workers do that have these tasks, too, and publish nothing."""
@@ -234,6 +244,18 @@ def describe_ledger(app: Celery) -> str:
         f"onejob: ledger {display_url(settings.store)}{namespace}, lease {settings.lease:g} s, "
         f"tasks: {', '.join(tasks[:NAMED_TASKS])}{more}"
     )
+
+
+def warn_of_store(settings: Settings, ledger: Ledger) -> None:
+    """Log a warning for each thing that the server of a ledger lacks, with its remedy; raises nothing."""
+    from onejob.health import warnings_of_store
+    from onejob.health.finding import Installation
+
+    try:
+        for finding in warnings_of_store(Installation(settings=settings, ledger=ledger)):
+            logger.warning("the ledger's %s", finding)
+    except Exception as error:  # noqa: BLE001 - what can be examined does not decide whether a worker runs
+        logger.debug("the server of the ledger was not examined: %r", error)
 
 
 def release_run(request: Request) -> None:

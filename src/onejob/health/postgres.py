@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
+from onejob.health.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import display_url, kind_of
 from onejob.stores.schema import HEAD, VERSIONS
 

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from shlex import quote
 
-from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
+from onejob.health.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 

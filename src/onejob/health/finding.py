@@ -45,6 +45,11 @@ class Finding:
     check: str = ""
     """The name of the check in the catalogue."""
 
+    def __str__(self) -> str:
+        """What was found, what it means, and what to do, in one line."""
+        meaning = self.meaning and f". {self.meaning[0].upper()}{self.meaning[1:]}"
+        return f"{self.subject}: {self.problem}{meaning}{self.remedy and f'. To do: {self.remedy}'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

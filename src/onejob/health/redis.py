@@ -9,7 +9,7 @@ from typing import Any
 from redis import Redis, RedisError, ResponseError
 from redis.exceptions import NoPermissionError
 
-from onejob.doctor.finding import Check, Finding, Installation, Level, or_ok, with_address
+from onejob.health.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
 from onejob.stores.redis.connection import pool_of
 
