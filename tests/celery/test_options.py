@@ -5,17 +5,21 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import celery
 import pytest
+from celery import _state
 
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, State
+from onejob.celery import plain_tasks
 from onejob.celery.app_state import MASK, app_state_of
 from onejob.celery.payload import loads
+from onejob.celery.worker import bootstep
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window
@@ -479,3 +483,76 @@ def test_humanize_shows_no_secret(name: str, value: object) -> None:
     assert name in text
     assert PASSWORD not in text
     assert "onejob_namespace: 'shop'" in text
+
+
+# --- options of a task that is not ours -------------------------------------------------------------------------------
+
+
+def run_nothing() -> None:
+    """The body of a task that is only defined."""
+
+
+class OtherLibrary(celery.Task[..., Any]):
+    abstract = True
+    unique_on: Any = None
+
+
+class Digest(celery.Task[..., Any]):
+    name = "digest"
+    unique_until = "started"
+    run = staticmethod(run_nothing)
+
+
+class Tagged(celery.Task[..., Any]):
+    abstract = True
+    tags = ("mine",)
+
+    def unique_for(self) -> int:
+        """Return what only this class means by the name."""
+        return 1
+
+
+@for_each("options, found", [
+    ({"unique_on": ["a"], "on_duplicate": "raise"}, "unique_on, on_duplicate"),
+    ({"unique_onn": ["a"], "expose": True}, "unique_onn, expose"),
+    ({"unique_for": 60, "max_retries": 3, "acks_late": True, "rate_limit": "1/s"}, "unique_for"),
+    ({"max_retries": 3, "acks_late": True, "autoretry_for": (ValueError,), "typing": False}, ""),
+    ({"tags": ["mine"], "schedule": 5}, ""),
+    ({"base": OtherLibrary, "unique_on": ["a"]}, ""),
+    ({"base": Tagged}, ""),
+    ({"base": onejob.Task, "unique_on": []}, ""),
+    ({"unique_until": "finished"}, ""),
+])  # fmt: skip
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_forgotten_base_is_warned_of(
+    options: dict[str, Any], found: str, is_shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Finalizing an app warns, once, of a task of another class with options of `onejob.Task`; of Celery's, never."""
+    caplog.clear()
+    app = celery.Celery("shop", set_as_current=False)
+    app.task(base=onejob.Task, name="good", shared=False)(run_nothing)
+    finalizers: set[Any] = vars(_state)["_on_app_finalizers"]
+    before = finalizers.copy()
+    define: Any = celery.shared_task if is_shared else partial(app.task, shared=False)
+    define(name="report", **options)(run_nothing)
+    app.finalize()
+    plain_tasks.warn_of_plain_tasks(app)
+    finalizers.intersection_update(before)
+    expected = [f"task report has {found}, and is not of class onejob.Task"] if found else []
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == expected
+    assert all(plain_tasks.REMEDY in record.getMessage() for record in caplog.records)
+
+
+def test_a_forgotten_base_of_a_class_or_a_late_task_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A worker warns, at its start, of what is defined after the app was finalized; of the class `app.Task`, none."""
+    app: Any = celery.Celery("shop", set_as_current=False)
+    app.task(name="early", shared=False, unique_on=[])(run_nothing)
+    app.Task = onejob.Task
+    app.register_task(Digest())  # which finalizes the app before
+    app.task(name="late", shared=False, base=celery.Task, unique_on=[])(run_nothing)
+    assert not caplog.records
+    bootstep.warn_of_plain_tasks(app)
+    warned = [record.getMessage().partition(",")[0] for record in caplog.records]
+    assert warned == ["task digest has unique_until", "task late has unique_on"]

@@ -77,6 +77,15 @@ def test_a_schedule_that_nobody_runs_is_found(tmp_path: Path) -> None:
             assert names(app_checks.examine(installation)) & {"schedule-off"} == expected
 
 
+def test_a_forgotten_base_is_found(tmp_path: Path) -> None:
+    """A task with options of `onejob.Task` and Celery's class is an error: its equal calls run twice."""
+    with shop(tmp_path) as installation:
+        define: Any = installation.app and installation.app.task
+        define(shared=False, name="plain", unique_on=["order_id"])(_invoice)
+        (found,) = [each for each in app_checks.examine(installation) if each.check == "task-without-base"]
+    assert (found.level, found.problem.partition(",")[0]) == (Level.ERROR, "task plain has unique_on")
+
+
 def test_a_ledger_that_delivers_to_an_app_without_jobs_is_found(tmp_path: Path) -> None:
     """An app whose broker is the ledger, and that has no task of onejob, is found: other processes may not know it."""
     with shop(tmp_path, broker_url="onejob://") as installation:

@@ -40,6 +40,8 @@ class AppState:
         """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
         self.warned_tasks: set[str] = set()
         """The tasks of which a warning was logged that a duplicate's other arguments are not used."""
+        self.warned_plain_tasks: set[str] = set()
+        """The tasks of which a warning was logged that they have options of `onejob.Task` without its class."""
         self.knows_of_unknown = False
         """Whether a warning was logged that messages of another ledger's jobs arrive here."""
         self.received: dict[tuple[str, str, int], str] = {}

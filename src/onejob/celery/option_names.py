@@ -75,7 +75,7 @@ def check_setting_names(conf: Any) -> None:
         name = key.removeprefix(prefix).lower()
         is_ours = name.startswith("onejob_") and (in_namespace or not prefix or key.islower())
         if is_ours and name not in SETTINGS:
-            raise ConfigurationError(f"there is no setting {key}{_did_you_mean(name, SETTINGS, cutoff=0.6)}")
+            raise ConfigurationError(f"there is no setting {key}{did_you_mean(name, SETTINGS)}")
         if name in SETTINGS and name not in conf:
             msg = f"the setting {key} is not read: write {prefix + name.upper() if prefix else name}"
             raise ConfigurationError(msg)
@@ -87,7 +87,7 @@ def check_task_options(name: str, task: type, base: type, foreign: frozenset[str
     Known are the attributes of `base`, which is `onejob.Task`, and another library's options in `foreign`.
     """
     known = foreign.union(dir(base), OWN_NAMES)  # `hasattr` would bind the class to the current app
-    check_option_names(f"task {name}", (each for each in _attributes(task, base) if each not in known), TASK_OPTIONS)
+    check_option_names(f"task {name}", (each for each in attributes_of(task, base) if each not in known), TASK_OPTIONS)
 
 
 def check_option_names(where: str, options: Iterable[str], names: Collection[str] = (*TASK_OPTIONS, "unique")) -> None:
@@ -196,8 +196,8 @@ def _call_error(option: str) -> str | None:
     return None if hint is None else f"a submission has no option {option}{hint}"
 
 
-def _attributes(task: type, base: type) -> Iterator[str]:
-    """Return the options of the decorator, and the attributes of the user's classes that are not methods."""
+def attributes_of(task: type, base: type) -> Iterator[str]:
+    """Yield the options of the decorator, and the attributes of the user's classes that are not methods."""
     for kind in task.__mro__:
         if kind in base.__mro__:
             continue
@@ -214,11 +214,19 @@ def _hint(option: str, known: Collection[str]) -> str | None:
         return None
     if option in FOREIGN:
         return f", which is another library's: {FOREIGN[option]}"
-    return _did_you_mean(option, [name for name in known if abs(len(name) - len(option)) <= 1], cutoff=SIMILAR) or None
+    similar = similar_name(option, known)
+    return f": did you mean {similar}?" if similar else None
 
 
-def _did_you_mean(name: str, known: Collection[str], *, cutoff: float) -> str:
-    found = get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+def similar_name(option: str, known: Collection[str]) -> str:
+    """Return the one of some names that an option is, or is a misspelling of; "" for none."""
+    near = [name for name in known if abs(len(name) - len(option)) <= 1]
+    return next(iter(get_close_matches(option, sorted(near), n=1, cutoff=SIMILAR)), "")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return a question with the one of some names that is most like this one; "" for none."""
+    found = get_close_matches(name, sorted(known), n=1)
     return f": did you mean {found[0]}?" if found else ""
 
 

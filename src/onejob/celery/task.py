@@ -23,6 +23,7 @@ from onejob.celery.call import (
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
 from onejob.celery.options import TaskOptions, resolve_definition
+from onejob.celery.plain_tasks import warn_of_plain_tasks
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.result import EagerResult
@@ -105,6 +106,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         cls._onejob = _resolve_options(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         run_hooks_in_run(cls, Task)
         app.steps["worker"].add(WORKER_STEP)
+        app.on_after_finalize.connect(warn_of_plain_tasks, weak=False, dispatch_uid="onejob.plain_tasks")
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
             cast("Any", app).AsyncResult = app.subclass_with_self(Result)
         return bound

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Celery
 
+from onejob.celery import plain_tasks
 from onejob.celery.app_state import app_state_of
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.options import tasks_of
@@ -101,6 +102,10 @@ SCHEDULES = Check("schedule-off", "app", Level.WARNING,
     when="tasks have a `schedule`, and `onejob_beat` is off",
     meaning="nobody submits them: Celery's own beat reads `beat_schedule` only",
     remedy="`app.conf.onejob_beat = True`")
+PLAIN_TASK = Check("task-without-base", "app", Level.ERROR,
+    when="a task has options that only `onejob.Task` reads, as `unique_on` or `on_duplicate`, and is not of this class",
+    meaning=plain_tasks.MEANING,
+    remedy=plain_tasks.REMEDY)
 NO_TASKS = Check("no-onejob-task", "app", Level.WARNING,
     when="the broker is `onejob://`, and the app has no task of class onejob.Task",
     meaning="Celery knows that broker where onejob.celery is imported, as with such a task: a process without it "
@@ -219,6 +224,7 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
 
 
 def _check_tasks(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
+    yield from (PLAIN_TASK.found(str(task)) for task in plain_tasks.plain_tasks(app))
     options = {name: task._onejob for name, task in tasks_of(app).items()}
     if not options and app_state_of(app).publisher.delivers:
         yield NO_TASKS.found("broker_url is onejob://, and no task is of class onejob.Task")

@@ -22,6 +22,7 @@ from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.loops import Loop
 from onejob.celery.options import tasks_of
+from onejob.celery.plain_tasks import warn_of_plain_tasks
 from onejob.celery.slots import Slots, capacity_of
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
@@ -108,6 +109,7 @@ class LedgerStep(bootsteps.StartStopStep):
             logger.info("%s", describe_ledger(worker.app))
         else:  # below Celery's banner
             print(f"{describe_ledger(worker.app)}\n", file=sys.__stdout__, flush=True)
+        warn_of_plain_tasks(worker.app)  # also of those that were defined after the app was finalized
         self.queues.take_over(str(worker.hostname))
         self.heartbeat.start()
         self.revocations.start()
