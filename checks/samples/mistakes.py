@@ -23,6 +23,7 @@ def wrong_calls() -> None:
     traced.s(1, 2, 3)  # E: call-overload reportCallIssue
     invoice.apply_async((42,), countdwn=3)  # E: call-arg reportCallIssue
     invoice.apply_async((42,), countdown="soon")  # E: arg-type reportArgumentType
+    invoice.apply_async((42,), on_duplicate="replace")  # E: arg-type reportArgumentType
     invoice.submit_many([42])  # E: list-item reportArgumentType
 
 

@@ -73,6 +73,7 @@ def calls() -> None:
     chained = invoice.s(1) | shared.si("done")
     many: list[onejob.AsyncResult[int]] = traced.submit_many([(1, 2), {"a": 1, "b": 2}, traced.s(1, 2)])
     later = invoice.apply_async((42,), {"note": "x"}, countdown=3, queue="q", idempotency_key="k", webhook_url=None)
+    invoice.apply_async((42,), on_duplicate="raise")
     at = invoice.apply_async(args=[42], eta=datetime.now(UTC), expires=60.0, priority=3, headers={"a": "b"})
     print(number, done, text, total, chained, many, later.id, later.state, at.ready(), first.outcome)
     print(first.job.state, first.job.id, first.get(propagate=False), takes_any_task(invoice))

@@ -153,7 +153,7 @@ class JobStateError(_DetailedError):
 
 
 class DuplicateJobError(JobStateError):
-    """The submission is a duplicate of an existing job, and the task has `on_duplicate="raise"`."""
+    """The submission is a duplicate of an existing job, and its task, or it itself, has `on_duplicate="raise"`."""
 
     template = "an equal job of {task} is {state} already: {job_id}"
     task: str

@@ -153,9 +153,10 @@ async def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> No
     waiting, unknown = await invoice.asubmit(3), invoice.AsyncResult("unknown")
     wrong: list[tuple[type[Exception], str | None, Any]] = [
         (onejob.InvalidArgumentsError, None, invoice.asubmit),
-        (onejob.InvalidArgumentsError, "option of a task", lambda: invoice.aapply_async((1,), on_duplicate="raise")),
+        (onejob.InvalidArgumentsError, "option of a task", lambda: invoice.aapply_async((1,), unique_for=5)),
         (onejob.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
         (onejob.DuplicateJobError, None, lambda: strict.asubmit(1)),
+        (onejob.DuplicateJobError, None, lambda: invoice.aapply_async((1,), on_duplicate="raise")),
         (onejob.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
         (CeleryTimeoutError, r"not ended after 0.05 s: it was PENDING", lambda: waiting.aget(0.05)),
         (CeleryTimeoutError, None, lambda: unknown.aget(0.05)),

@@ -1,5 +1,6 @@
 """What a duplicate becomes in messages, chains and workers: `on_duplicate`, uniqueness windows and idempotency keys."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 from celery import Celery, chain, group
 
 import onejob
-from onejob import DuplicateJobError, KeyRequiredError, Outcome
+from onejob import DuplicateJobError, InvalidArgumentsError, KeyRequiredError, Outcome, State
 from onejob.celery.app_state import app_state_of
+from onejob.jobs.records import Query
 from tests.celery.harness import PATIENCE, House, await_, on_every_store
 from tests.celery.test_options import app_with, define
 
@@ -67,6 +69,56 @@ def test_a_duplicate_can_be_an_error(shared: House) -> None:
     assert shared.play_strict.delay("strict", ["return"]).get(PATIENCE) == "strict"
 
 
+def test_a_submission_may_decide_for_itself(shared: House) -> None:
+    """`on_duplicate` of a call, of a signature or of many items is that of these submissions, instead of the task's."""
+    args: Any = (("one", ["return"]), ("strict one", ["return"]))
+    first, strict = shared.begin("one", ["hold:one"]), shared.begin("strict one", ["hold:one"], task="play_strict")
+    signature = shared.play.s(*args[0])
+    calls: list[Callable[[], Any]] = [
+        lambda: shared.play.apply_async(args[0], on_duplicate="raise"),
+        signature.clone().set(on_duplicate="raise").delay,
+        lambda: signature.apply_async(on_duplicate="raise"),
+    ]
+    for call in calls:
+        with pytest.raises(DuplicateJobError) as caught:
+            call()
+        assert caught.value.job_id == first.id
+    assert signature.delay().outcome is Outcome.ATTACHED
+    many = shared.play.submit_many([args[0], ("another", ["return"])], on_duplicate="raise")
+    assert [each.outcome for each in many] == [Outcome.REJECTED, Outcome.ADMITTED]
+    assert shared.play_strict.apply_async(args[1], on_duplicate="attach").id == strict.id
+    member = shared.play.si(*args[0]).set(on_duplicate="raise")
+    members = group(member, shared.echo.si("two")).apply_async()
+    linked = shared.echo.apply_async(("first",), link=member)
+    assert linked.get(PATIENCE) == "first"
+    await_(lambda: not shared.job(linked).canvas_pending)  # the link is attached, and not rejected
+    strictly = shared.echo.apply_async(("second",), link=shared.play_strict.si(*args[1]))
+    await_(lambda: shared.job(strictly).state is State.COMPLETED and not shared.job(strictly).canvas_pending)
+    shared.open("one")
+    assert members.get(PATIENCE) == ["one", "two"]
+    shared.await_rest()
+    assert (shared.runs("one"), shared.runs("strict one")) == (1, 1)
+
+
+@pytest.mark.parametrize("value", ["replace", "run_again", "rais", "", 1, ["raise"]])
+def test_a_submission_may_not_change_the_jobs_of_others(value: Any, tmp_path: Path) -> None:
+    """What would change a job that others have submitted is an option of its task; nothing is stored."""
+    task: Any = define(app_with(onejob_store=f"sqlite:///{tmp_path}/kept.db"), unique_on=["a"])
+    first = task.delay(1, 10)
+    calls: list[Callable[[], Any]] = [
+        lambda: task.apply_async((1, 11), on_duplicate=value),
+        lambda: task.submit_many([(1, 11)], on_duplicate=value),
+        lambda: task.s(1, 11).set(on_duplicate=value).delay(),
+        lambda: asyncio.run(task.aapply_async((1, 11), on_duplicate=value)),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgumentsError, match="A submission may have 'attach' or 'raise'"):
+            call()
+    assert [job.duplicate_count for job in app_state_of(task.app).ledger.find(Query())] == [0]
+    task.apply_async((1, 11), on_duplicate="attach")
+    assert first.job.duplicate_count == 1
+
+
 def test_a_kept_result_answers(shared: House) -> None:
     """While its window lasts, a success answers equal submissions and chains with its id and result, falsy ones too."""
     values: list[Any] = [None, 0, "", [], {"a": [1.5, "\u00e9"]}]
@@ -94,9 +146,11 @@ def test_the_higher_priority_wins(house: House) -> None:
 
 
 def test_arguments_that_are_not_used_are_meant_with_attach(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A duplicate with other arguments is no mistake for a task that says `"attach"`: nothing is logged."""
+    """A duplicate with other arguments is no mistake for a task, or a call, that says `"attach"`: nothing is logged."""
     task = define(app_with(onejob_store=f"sqlite:///{tmp_path}/notes.db"), unique_on=["a"], on_duplicate="attach")
     assert task.delay(1, 10).id == task.delay(1, 11).id
+    silent: Any = define(app_with(onejob_store=f"sqlite:///{tmp_path}/calls.db"), unique_on=["a"])
+    assert silent.delay(1, 10).id == silent.apply_async((1, 11), on_duplicate="attach").id
     assert "are not used" not in caplog.text
 
 

@@ -19,7 +19,6 @@ from onejob import ConfigurationError, InvalidArgumentsError, State
 from onejob.celery import plain_tasks
 from onejob.celery.app_state import MASK, app_state_of
 from onejob.celery.payload import loads
-from onejob.celery.worker import bootstep
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window
@@ -173,7 +172,7 @@ def test_settings_of_another_application_are_not_read() -> None:
     [
         ({"idempotencykey": "a"}, "did you mean idempotency_key"),
         ({"webhook_ur": "https://shop.example"}, "did you mean webhook_url"),
-        ({"on_duplicate": "raise"}, r"set it in @app.task"),
+        ({"unique_for": 5}, r"set it in @app.task"),
         ({"lock_expiry": 3}, "another library's"),
         ({"leese": 3}, "did you mean lease"),
         ({"router": object()}, "router=<object .* is not kept"), ({"connection": 5}, "connection=5 is not kept"),
@@ -183,8 +182,7 @@ def test_misspelt_options_of_a_submission_are_refused(app: celery.Celery, option
     """An option of a submission that is misspelt raises an error before anything is stored."""
     task: Any = app.tasks.get("defined") or define(app)
     calls: list[Any] = [lambda: task.apply_async((1,), **options), lambda: task.submit_many([(1,)], **options)]
-    if "on_duplicate" not in options:  # which another entry point may override
-        calls.append(lambda: submission_of(task, {"a": 1}, source="http", **options))
+    calls.append(lambda: submission_of(task, {"a": 1}, source="http", **options))
     for call in calls:
         with pytest.raises(InvalidArgumentsError, match=hint):
             call()
@@ -553,6 +551,6 @@ def test_a_forgotten_base_of_a_class_or_a_late_task_is_warned_of(
     app.register_task(Digest())  # which finalizes the app before
     app.task(name="late", shared=False, base=celery.Task, unique_on=[])(run_nothing)
     assert not caplog.records
-    bootstep.warn_of_plain_tasks(app)
+    plain_tasks.warn_of_plain_tasks(app)
     warned = [record.getMessage().partition(",")[0] for record in caplog.records]
     assert warned == ["task digest has unique_until", "task late has unique_on"]

@@ -70,7 +70,9 @@ class CallRequest(BaseModel):
 
     task: str
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    on_duplicate: Literal["raise"] | None = Field(None, description="`raise`: respond with 409 if an equal job exists.")
+    on_duplicate: Literal["attach", "raise"] | None = Field(
+        None, description="If an equal job exists: `raise` responds with 409, `attach` with that job."
+    )
 
 
 class SubmitRequest(CallRequest):

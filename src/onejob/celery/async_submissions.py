@@ -75,8 +75,8 @@ class _Pending:
             return Pending(partial(self.context.run, self.task.apply_async, self.args, self.kwargs, **self.options))
         options = {**self.options}
         key, webhook_url = options.pop("idempotency_key", None), options.pop("webhook_url", None)
-        arguments = checked_arguments(self.args, self.kwargs)
-        call = Call(self.task, *arguments, options, key=key, webhook_url=webhook_url)
+        arguments, on_duplicate = checked_arguments(self.args, self.kwargs), options.pop("on_duplicate", None)
+        call = Call(self.task, *arguments, options, key=key, on_duplicate=on_duplicate, webhook_url=webhook_url)
         return self.context.run(prepare, app_state_of(self.task.app), call)
 
     def stands_alone(self) -> bool:

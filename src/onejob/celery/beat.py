@@ -72,7 +72,8 @@ class Entry:
 
     def call(self, task: BoundTask) -> Call:
         """Return the call of the entry's task."""
-        return Call(task, *self.arguments, self.options, webhook_url=self.options.get("webhook_url"))
+        given: Any = {name: self.options.get(name) for name in ("on_duplicate", "webhook_url")}
+        return Call(task, *self.arguments, self.options, **given)
 
     def is_over(self, state: ScheduleState) -> bool:
         """Return whether an entry of django-celery-beat was to run once, and has."""

@@ -22,7 +22,7 @@ from onejob.celery.payload import SUBMITTER_HEADER, encode, loads, to_json
 from onejob.celery.routing import Plan, is_unpublishable
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError, OneJobError
 from onejob.jobs.model import Admission, Submission
-from onejob.jobs.on_duplicate import conflict_policy_of
+from onejob.jobs.on_duplicate import call_policy_of
 from onejob.jobs.submitter import NAME_LIMIT, NO_QUOTAS, NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
@@ -77,7 +77,7 @@ class Call(NamedTuple):
     task_id: str | None = None
     key: str | None = None
     on_duplicate: str | None = None
-    """Overrides the task's own."""
+    """`attach` or `raise`, instead of the task's own."""
     webhook_url: str | None = None
     identity: str | None = None
     """Overrides that of the arguments: for a tick of the beat schedule."""
@@ -90,11 +90,12 @@ class Call(NamedTuple):
 
 
 def is_promised(call: Call, *, canvas: bool) -> bool:
-    """Return whether somebody has the id of a call already, and waits for its end, so that it must not be rejected.
+    """Return whether nobody could handle the error of a rejected call: others have its id, or a worker makes the call.
 
-    That is the sender of a message, or a canvas; the last task of a chain has none of its options, but was frozen.
+    The sender of a message or a canvas has the id; the last task of a chain has no option of it, but was frozen. A
+    link is called by the worker that has run the job before it, with the id of that job.
     """
-    return canvas or call.is_message or PROMISED in call.options
+    return canvas or call.is_message or PROMISED in call.options or call.options.get("parent_id") is not None
 
 
 # --- from a call to its submission ------------------------------------------------------------------------------------
@@ -196,15 +197,14 @@ def _build(
         args, kwargs = dump_models(call.task, args, kwargs, call.options)
     terms = shared or _terms_of(app_state, call, caller, args, kwargs, scope)
     plan, settings, conflict_policy = terms.plan, definition.settings, definition.conflict_policy
+    if call.on_duplicate is not None:
+        conflict_policy = call_policy_of(definition.task, call.on_duplicate)
     job_id, context = call.task_id or new_id(), call.context
     if context is None:
         has_own = not call.is_message and app_state.contexts.is_added(call.task)
         context = app_state.contexts.take(call.task, job_id, args, kwargs, plan) if has_own else NO_CONTEXT
     if conflict_policy.replaces and "headers" in call.options:  # whose arguments go with them
         context = {**loads(plan.options)["headers"], **context}
-    if call.on_duplicate is not None:
-        until, lasting = definition.unique_until, definition.unique_for
-        conflict_policy = conflict_policy_of(definition.task, call.on_duplicate, None, until, lasting)
     headers = headers_in(plan.options, context) if definition.identifier.has_headers else NO_CONTEXT
     identity, fingerprint = definition.identifier.both(args, kwargs, scope, headers)
     payload = encode(definition.task, args, kwargs, definition.limits, context)
@@ -251,6 +251,8 @@ def check_eager(call: Call) -> None:
     check_option_values(call.options)
     times_of(call.options)
     check_key(call)
+    if call.on_duplicate is not None:
+        call_policy_of(str(call.task.name), call.on_duplicate)
     if call.task_id is not None:
         _check_id(call.task_id)
 

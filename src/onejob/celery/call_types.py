@@ -6,7 +6,7 @@ present in a user's project: with these declarations a checker reports the same 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypedDict
 
 from typing_extensions import TypeVar, Unpack  # no dependency: every type checker has it built in
 
@@ -128,6 +128,7 @@ class SubmissionOptions(CallOptions, total=False):
     session: Any
     idempotency_key: str | None
     webhook_url: str | None
+    on_duplicate: Literal["attach", "raise"] | None
 
 
 class TaskKeywords(TypedDict, total=False):

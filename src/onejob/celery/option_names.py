@@ -46,7 +46,7 @@ CELERY_OPTIONS = frozenset(
     "shared store_eager_result".split()
 )
 """The options of Celery's `app.task` that are no attributes of its task class."""
-CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id", "tags")
+CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id", "tags", "on_duplicate")
 """The options of a submission that its message does not have."""
 SETTINGS = frozenset(
     [f"onejob_{name}" for name in NAMES] + [f"onejob_webhook_{name}" for name in WebhookSettings.__dataclass_fields__]

@@ -35,7 +35,7 @@ FIRST_POLL = 1.0
 """Seconds until the first look for the end of what replaced a job; each later one waits as long as all before it."""
 POLL_LEASES = 8
 """At most this many leases pass between two looks."""
-OF_SUBMISSION = frozenset({"session", "idempotency_key", "webhook_url", "tags"})
+OF_SUBMISSION = frozenset({"session", "idempotency_key", "webhook_url", "tags", "on_duplicate"})
 """The options that a job keeps from its submission."""
 NEVER = 366 * 86_400.0
 """Seconds after which an end is no longer awaited, with a result backend that keeps results for ever."""

@@ -170,7 +170,8 @@ def record_retry(run: RunningJob, call: Call, session: object = None) -> Job:
     Within `Task.replace` the job goes on as the call's task; otherwise another task raises `TaskIdReusedError`. Raises
     `InvalidArgumentsError` for options of a submission: this is none, and the job keeps its own.
     """
-    own = {"session": session, "idempotency_key": call.key, "webhook_url": call.webhook_url}
+    own = {name: getattr(call, name) for name in ("on_duplicate", "webhook_url")}
+    own |= {"session": session, "idempotency_key": call.key}
     check_has_no_own([*call.options.items(), *own.items()])
     if not run.replaced:
         check_task(run.job, str(call.task.name))

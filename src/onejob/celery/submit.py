@@ -180,7 +180,7 @@ def _accept(
     app_state: AppState, call: Call, submission: Submission, admission: Admission, inner: Ledger | None = None
 ) -> Admission | Exception:
     """Create the webhooks of a call in the ledger, or `inner`; return its admission, or the error of a refused one."""
-    if admission.outcome in _BY_ANOTHER:
+    if admission.outcome in _BY_ANOTHER and call.on_duplicate is None:
         _warn_of_unused_arguments(app_state, call.task, submission, admission)
     if call.check_answer is not None or _has_webhooks(call):
         ledger = inner or app_state.ledger

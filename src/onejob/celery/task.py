@@ -128,7 +128,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, task_id: str | None = None,
         producer: Any = None, link: Link | None = None, link_error: Link | None = None, shadow: str | None = None,
         session: Any = None, idempotency_key: str | None = None, webhook_url: str | None = None,
-        **options: Unpack[CallOptions],
+        on_duplicate: Literal["attach", "raise"] | None = None, **options: Unpack[CallOptions],
     ) -> Result[R_co]:  # fmt: skip
         """Submit a job, with the options of Celery's `apply_async`; returns the `AsyncResult` of the job that answers.
 
@@ -141,6 +141,9 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
         signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook. Raises
         `TooManyWebhooksError` when duplicates have added as many as a job may have.
+
+        `on_duplicate`: `"raise"` or `"attach"` for this submission, instead of what the task sets. A member of a canvas
+        is never rejected. `"replace"` and `"run_again"` are refused: only the task says that its jobs may change.
 
         `tags`: words by which people find the job (`["import", "tenant:7"]`), besides the task's own: at most 10, each
         of 1 to 64 printable characters. They decide nothing. A duplicate that attaches leaves those of the job as they
@@ -159,7 +162,10 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
             given |= {name: value for name, value in named if value is not None}
         if type(args) is not tuple or type(kwargs) is not dict:  # as those of `delay` are
             args, kwargs = checked_arguments(args, kwargs)
-        call = Call(self, args, kwargs, given, task_id=task_id, key=idempotency_key, webhook_url=webhook_url)
+        call = Call(
+            self, args, kwargs, given, task_id=task_id, key=idempotency_key, on_duplicate=on_duplicate,
+            webhook_url=webhook_url,
+        )  # fmt: skip
         if app_state.is_eager:
             check_eager(call)
             if (typed := self._onejob.typed) is not None:
@@ -198,20 +204,20 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     def submit_many(
         self, items: Iterable[Item], *, session: Any = None, webhook_url: str | None = None,
-        **options: Unpack[CallOptions],
+        on_duplicate: Literal["attach", "raise"] | None = None, **options: Unpack[CallOptions],
     ) -> list[Result[R_co]]:  # fmt: skip
         """Submit many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
         Each item is a tuple of positional arguments, a dict of keyword arguments, or a signature (`task.s(...)`, whose
         arguments a type checker checks); equal ones are one job. `options` are those of `apply_async` for all of them.
-        Each result has the `outcome` of its submission: with `on_duplicate="raise"` a duplicate is `rejected`, and the
-        others are submitted.
+        Each result has the `outcome` of its submission: with `on_duplicate="raise"`, of the task or here, a duplicate
+        is `rejected`, and the others are submitted.
 
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored, and
         `PartlySubmittedError`, which has the result of each item, if the store admits only some.
         """
         app_state = app_state_of(self.app)
-        call = Call(self, options=options, source="submit_many", webhook_url=webhook_url)
+        call = Call(self, options=options, source="submit_many", on_duplicate=on_duplicate, webhook_url=webhook_url)
         if app_state.is_eager:
             check_items(app_state, call)
             parsed = [parse_item(self, number, item) for number, item in enumerate(items)]

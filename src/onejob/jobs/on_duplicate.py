@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.model import Job, Outcome, Submission
 from onejob.jobs.policy import check_seconds
 
@@ -40,6 +40,10 @@ CONFLICT_POLICIES: dict[str, ConflictPolicy] = {
     "replace": ConflictPolicy(replaces=True, queue_next=True, max_wait=MAX_WAIT),
     "run_again": ConflictPolicy(replaces=True, queue_next=True),
 }
+
+
+CALL_POLICIES = ("attach", "raise")
+"""The values that a submission may have instead of its task's: they change no job that others have submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,21 @@ def _expiry(job: Job, submission: Submission, now: float, *, takes_over: bool) -
     if job.expires_at is None or job.expires_at <= now:
         return job.expires_at
     return None if expires_at is None else max(expires_at, job.expires_at)
+
+
+def call_policy_of(task: str, on_duplicate: object) -> ConflictPolicy:
+    """Return the policy that a submission sets for itself alone. Raises `InvalidArgumentsError` for any other value."""
+    if not isinstance(on_duplicate, str) or on_duplicate not in CALL_POLICIES:
+        reason = (
+            " would give a job that others have submitted other arguments: it is an option of the task"
+            if str(on_duplicate) in CONFLICT_POLICIES
+            else " is no such option"
+        )
+        raise InvalidArgumentsError(
+            f"on_duplicate={on_duplicate!r:.100} of a submission of {task}{reason}. A submission may have "
+            f"{' or '.join(map(repr, CALL_POLICIES))}"
+        )
+    return CONFLICT_POLICIES[on_duplicate]
 
 
 def conflict_policy_of(
