@@ -16,7 +16,7 @@ from onejob.ledger.schedules import Missed
 from onejob.observability.events import Listener
 from onejob.observability.logs import emit_to, log
 from onejob.observability.meter import Meter
-from onejob.stores import POSTGRES_SCHEMES, REDIS_SCHEMES, SCHEMES, open_store, scheme_of
+from onejob.stores import POSTGRES_SCHEMES, REDIS_SCHEMES, SCHEMES, display_url, kind_of, open_store, scheme_of
 from onejob.stores.protocol import Store
 from onejob.stores.schema import checked_schema
 
@@ -130,6 +130,12 @@ class Settings:
         if submitter.quotas is not None or not submitter.name:
             return submitter.quotas or NO_QUOTAS
         return Quotas.parse(self.quota, self.identity_quota)
+
+    @property
+    def address(self) -> str:
+        """Where the ledger is, without secrets; a SQLite file has no namespaces. Raises `ConfigurationError`."""
+        shown = display_url(self.store)
+        return shown if kind_of(self.store) == "sqlite" else f"{shown}, namespace {self.namespace}"
 
     @property
     def heartbeat_late_after(self) -> float:

@@ -24,7 +24,7 @@ from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.async_reads import reader_of
 from onejob.celery.batching import MAX_BATCHES, Batcher, Pending
-from onejob.jobs.records import Query
+from onejob.jobs.records import Query, Registration
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
 from tests.contract.support import not_none
@@ -169,6 +169,23 @@ async def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> No
     with pytest.raises(Exception, match="cancel"):
         await waiting.aget(PATIENCE)
     assert isinstance(await waiting.aget(propagate=False), Exception)
+
+
+async def test_a_timeout_says_why_the_job_is_stuck(app: Any, tmp_path: Path) -> None:
+    """A timeout names the ledger, by its whole path, without a live worker; with one, why it cannot run the job."""
+    waiting, ledger = await app.tasks["invoice"].asubmit(1), app_state_of(app).ledger
+    waits: list[Any] = [lambda: waiting.aget(0.01), lambda: asyncio.to_thread(waiting.get, 0.01)]
+    for wait in waits:
+        with pytest.raises(CeleryTimeoutError, match=f"No live worker has this ledger: sqlite:///{tmp_path}/ledger.db"):
+            await wait()
+    ledger.heartbeat("w@host", lasts=60, registration=Registration(tasks=("invoice",), queues=("other",)))
+    for wait in waits:
+        with pytest.raises(CeleryTimeoutError, match="stuck: no live worker that has its task consumes its queue"):
+            await wait()
+    claimed(ledger, waiting.id)
+    for wait in waits:
+        with pytest.raises(CeleryTimeoutError, match=r"it was STARTED when it was last read$"):
+            await wait()
 
 
 async def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:

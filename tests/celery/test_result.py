@@ -87,7 +87,7 @@ def test_an_unknown_id_is_pending(house: House) -> None:
     assert (unknown.state, unknown.exists(), unknown.ready()) == (states.PENDING, False, False)
     with pytest.raises(JobNotFoundError):
         _ = unknown.job
-    with pytest.raises(TimeoutError, match=r"PENDING after 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: it was PENDING"):
         unknown.get(0.1)
 
 

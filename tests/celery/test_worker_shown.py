@@ -72,6 +72,15 @@ def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
     assert display_url(url) == shown
 
 
+def test_a_shown_sqlite_file_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is shown as the file that it names in this working directory; a database in memory has none."""
+    monkeypatch.chdir(tmp_path)
+    assert display_url("sqlite:///jobs.db") == f"sqlite:///{tmp_path}/jobs.db"
+    assert Settings(store="sqlite:///jobs.db").address == f"sqlite:///{tmp_path}/jobs.db"
+    assert Settings(store="redis://localhost/1", namespace="shop").address == "redis://localhost:6379/1, namespace shop"
+    assert "/" not in display_url("sqlite:///file:shared%3Fmode=memory").removeprefix("sqlite:///")
+
+
 def test_a_worker_warns_of_a_server_that_may_lose_its_ledger(house: House, tmp_path: Path) -> None:
     """A starting worker logs what the doctor finds about the ledger's server: a line each, with the remedy."""
     with start_redis(tmp_path, "--maxmemory-policy", "allkeys-lru") as server:

@@ -20,6 +20,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import Batcher, or_error
 from onejob.celery.payload import REPLACED
+from onejob.celery.timeouts import obstacle_to, timeout_text
 from onejob.jobs.model import Job
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import Channel
@@ -30,6 +31,8 @@ Meta: TypeAlias = dict[str, Any]
 """A job's state and result as Celery's result backends return them."""
 REREAD_INTERVAL = 5.0
 """Seconds after which a waiting coroutine reads its job itself, so that it gets the error of a store that is away."""
+OBSTACLE_PATIENCE = 1.0
+"""Seconds within which the message of a timeout learns why the job is stuck, or does without."""
 ELSEWHERE_INTERVAL = 0.5
 """Seconds between two reads of a result that is not in the ledger."""
 MAX_THREADS = 32
@@ -61,6 +64,13 @@ class LoopReader:
         if isinstance(result, Exception):
             raise result
         return result
+
+    async def run_at_most(self, seconds: float, function: Callable[[], T], otherwise: T) -> T:
+        """Call a function as `run` does, and return its result, or another value if it takes longer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self.run(function)
+        return otherwise
 
     def _read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
         found = app_state_of(self.app).ledger.store.get_many(job_ids)
@@ -104,8 +114,8 @@ async def wait_for_end(
     except TimeoutError:
         if not scope.expired():
             raise
-        msg = f"job {job_id} has not ended after {timeout:g} s: it was {meta['status']} when it was last read"
-        raise CeleryTimeoutError(msg) from None
+        obstacle = await reader.run_at_most(OBSTACLE_PATIENCE, partial(obstacle_to, app, job_id), "")
+        raise CeleryTimeoutError(timeout_text(job_id, meta["status"], timeout or 0.0, obstacle)) from None
     return meta
 
 

@@ -19,6 +19,7 @@ from vine import promise
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import REPLACED, decode_failure, loads
+from onejob.celery.timeouts import obstacle_to, timeout_text
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Job, Outcome, values_of
@@ -200,7 +201,8 @@ class AsyncResult(CeleryResult, Generic[R_co]):
                 if ended:
                     return
                 if (remaining := deadline - time.monotonic()) <= 0:
-                    raise TimeoutError(f"job {self.id} is {self.state} after {timeout} s")
+                    obstacle = obstacle_to(self.app, self.id)
+                    raise TimeoutError(timeout_text(self.id, str(self.state), timeout or 0.0, obstacle))
                 if on_interval is not None:
                     on_interval()
                 wait.wait(min(remaining, interval))

@@ -163,8 +163,7 @@ class Access:
             return
         named = self.settings()
         if (display_url(named.store), named.namespace) != (display_url(own.store), own.namespace):
-            place = f"{display_url(own.store)}, namespace {own.namespace}"
-            raise ConfigurationError(f"the app submits to its own ledger, {place}: name no other one")
+            raise ConfigurationError(f"the app submits to its own ledger, {own.address}: name no other one")
 
     def ledger_or_none(self) -> Ledger | None:
         """Return the ledger if one is named and its store can be opened, for a command that needs none."""

@@ -32,7 +32,6 @@ from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import audit_text, has_condition, query_of
 from onejob.ledger.stuck import list_stuck
-from onejob.stores import display_url
 
 ORIGIN = "at the command line"
 SHOWN = 10
@@ -81,8 +80,7 @@ def _print_found(access: Access, ledger: Ledger, query: Query, found: Sequence[A
     """Print a list, of which the query asked for one job more than it has; and what there is, if it is empty."""
     print_job_list(found, ledger.read_clock(), limit=query.limit - 1, as_json=as_json)
     if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
-        settings = access.settings()
-        address = f"{display_url(settings.store)}, namespace {settings.namespace}"
+        address = access.settings().address
         echo(f"There is no ledger here, or an empty one: {address}. Check --store and --namespace", err=True)
     if not found:
         _report_what_exists(ledger, query)

@@ -29,14 +29,13 @@ CLOCK_SKEW = Check("clock-skew", "ledger", Level.WARNING,
 
 def examine(installation: Installation) -> Iterator[Finding]:
     """Read the ledger as a worker does at its start, and its clock."""
-    url = display_url(installation.settings.store)
     try:
         installation.ledger.find(Query(limit=1))
         before, now, after = time.time(), installation.ledger.read_clock(), time.time()
     except OneJobError as error:
         yield from with_address([UNUSABLE.found(str(error))], "--store URL", _options(installation))
         return
-    found = f"{url} answers, namespace {installation.settings.namespace}"
+    found = f"{installation.settings.address}: it answers"
     yield check_clock(now, before, after) or Finding(Level.OK, "ledger", found)
 
 

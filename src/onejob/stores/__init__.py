@@ -65,11 +65,16 @@ def postgres_driver() -> ModuleType:
 
 
 def display_url(url: str, *, with_user: bool = False) -> str:
-    """Return a store's URL without password and options, `with_user` for PostgreSQL. Raises `ConfigurationError`."""
+    """Return a store's URL without password and options, `with_user` for PostgreSQL. Raises `ConfigurationError`.
+
+    The file of a SQLite ledger is absolute: a relative one is another file in another working directory.
+    """
     url = resolve(url)
     kind = kind_of(url)
     if kind == "sqlite":
-        return f"sqlite:///{sqlite_path(url)}"
+        from onejob.stores.sqlite.connection import absolute_path
+
+        return f"sqlite:///{absolute_path(sqlite_path(url))}"
     if kind == "postgresql":
         connection = postgres_driver()
         info = connection.conninfo_of(url)

@@ -36,7 +36,7 @@ from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.meter import write_all
 from onejob.observability.metrics import WEBHOOK_TASK
-from onejob.stores import display_url, kind_of
+from onejob.stores import kind_of
 from onejob.stores.protocol import Channel
 
 if TYPE_CHECKING:
@@ -240,11 +240,9 @@ RESULTS_LIMIT = 2**31 - 1
 def describe_ledger(app: Celery) -> str:
     """Return what a worker logs at its start: its ledger without secrets, the lease, and the first tasks by name."""
     settings, tasks = app_state_of(app).settings, list(tasks_of(app))
-    namespace = "" if kind_of(settings.store) == "sqlite" else f", namespace {settings.namespace}"
     more = f" and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
     return (
-        f"onejob: ledger {display_url(settings.store)}{namespace}, lease {settings.lease:g} s, "
-        f"tasks: {', '.join(tasks[:NAMED_TASKS])}{more}"
+        f"onejob: ledger {settings.address}, lease {settings.lease:g} s, tasks: {', '.join(tasks[:NAMED_TASKS])}{more}"
     )
 
 

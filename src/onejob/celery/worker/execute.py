@@ -57,7 +57,6 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import note_canvas_error
 from onejob.observability import tracing
 from onejob.observability.events import transition_event
-from onejob.stores import display_url
 
 logger = logging.getLogger("onejob")
 OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
@@ -164,13 +163,12 @@ def _warn_of_unknown(app_state: AppState, job_id: str) -> None:
     app_state.knows_of_unknown = True
     settings = app_state.settings
     logger.warning(
-        "job %s: its message was dropped, since it is unknown in this ledger (%s, namespace %s). Unless it was "
+        "job %s: its message was dropped, since it is unknown in this ledger (%s). Unless it was "
         "deleted, workers of another ledger consume the same queue: each drops the messages of the other's jobs, which "
         "run late. Give each ledger a queue of its own (task_default_queue), or a database or virtual host of the "
         "broker. Further ones are logged at INFO",
         job_id,
-        settings.store and display_url(settings.store),
-        settings.namespace,
+        settings.store and settings.address,
     )
 
 

@@ -90,6 +90,12 @@ def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
     )  # fmt: skip
 
 
+def absolute_path(path: str | Path) -> Path:
+    """Return the file that a path names in the working directory of now; a database in memory has none."""
+    path = Path(path)
+    return path if is_uri_path(path) else path.absolute()
+
+
 def is_uri_path(path: Path) -> bool:
     """Return whether a path is SQLite's URI of a database, as `file:name?mode=memory`, and not the file `file:name`."""
     return str(path).startswith("file:") and "?" in str(path)

@@ -31,7 +31,7 @@ from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import HISTORY_LIMIT, SUBMITTER_LIMIT
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import SQLStore, completion_of
-from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals, is_uri_path
+from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals, absolute_path
 from onejob.stores.sqlite.submission import WhenDue, admit, follow, record, release_expired, submit_charged
 from onejob.stores.sqlite.transaction import Transaction, check_same_file, run_alone, run_joined
 from onejob.transactions.sessions import OpenTransaction
@@ -66,8 +66,7 @@ class SQLiteStore(SQLStore):
     _lists_submitters = True
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
-        path = Path(path)
-        self.path = path if is_uri_path(path) else path.absolute()  # whatever the directory of the process is later
+        self.path = absolute_path(path)  # whatever the directory of the process is later
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
         self._holders = HolderCache()
