@@ -12,10 +12,10 @@ from celery import Celery
 
 from onejob.api.job_reads import READ_AT_ONCE
 from onejob.celery.options import tasks_of
-from onejob.jobs.records import WorkerInfo
+from onejob.jobs.records import Query, ScheduleState, WorkerInfo
 from onejob.ledger import search
-from onejob.observability.metrics import total_name
-from onejob.pages import context, lists
+from onejob.observability.metrics import WEBHOOK_TASK, total_name
+from onejob.pages import attention, context, lists
 from onejob.pages.context import Context, KeyedCache
 from tests.cases import for_each
 from tests.contract.support import submission
@@ -173,6 +173,68 @@ def test_the_oldest_waiting_job_is_due(browser: Browser, sample: Sample) -> None
     source = browser.page("/").source
     assert "1,234,567 rejected</title>" in source
     assert re.search(r'class="top-value" aria-hidden="true">1,234,\d{3}</span>', source)
+
+
+def in_queue_of_nobody(sample: Sample, number: int, **options: Any) -> str:
+    """Submit a job to a queue that no worker consumes, and return its id."""
+    task = tasks_of(sample.app)["shop.send_invoice"]
+    return sample.ledger.submit(submission_of(task, {"order_id": number}, queue="nobody", **options)).job.id
+
+
+def test_a_job_shows_when_it_is_due(browser: Browser, sample: Sample) -> None:
+    """A job that waits has the time at which it is due; one that runs, has ended or follows another has none."""
+    delayed = in_queue_of_nobody(sample, 1, countdown=3600)
+    rows = {row["id"]: row for row in browser.json("/jobs", limit="200")["jobs"]}
+    assert rows[delayed]["due_at"] == rows[delayed]["run_at"] > rows[delayed]["created_at"]
+    due = {row["id"] for row in rows.values() if row["due_at"]}
+    assert due == {delayed, sample.named["queued"], sample.named["retrying"]}
+
+
+def test_stuck_jobs_are_counted_listed_and_handled(
+    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The overview counts the stuck jobs, the list has them with reasons, page by page; all that match are these."""
+    before = browser.json("/")["attention"]["stuck"]["count"]
+    waits = in_queue_of_nobody(sample, 1, countdown=3600)
+    stuck = [in_queue_of_nobody(sample, number) for number in range(2, 25)]
+    assert browser.json("/")["attention"]["stuck"]["count"] == before + len(stuck)
+    rows = browser.json("/jobs", stuck="1", limit="200")["jobs"]
+    assert {row["id"] for row in rows} >= {*stuck}
+    assert {row["stuck"] for row in rows if row["id"] in stuck} == {
+        "no live worker that has its task consumes its queue"
+    }
+    walked = [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", stuck="1", limit="20"))]
+    assert walked == [row["id"] for row in rows]
+    narrow = "stuck=1&task=shop.send_invoice"
+    preview = browser.posted("/bulk/preview", operation="cancel", scope="matching", filter=narrow)
+    assert "all jobs with task shop.send_invoice and a reason why they are stuck" in preview.text
+    browser.submit(preview, "/bulk/run")
+    jobs = sample.jobs()
+    assert {jobs[job_id].state for job_id in stuck} == {"canceled"}
+    assert jobs[waits].state == "queued"
+    monkeypatch.setattr(attention, "SCAN_LIMIT", 1)
+    assert browser.json("/")["attention"]["stuck"]["is_complete"] is False
+
+
+def test_what_fails_beside_jobs_is_counted(browser: Browser, sample: Sample) -> None:
+    """The overview counts the webhooks that are tried again or given up, and the entries of the schedule that fail."""
+    found = browser.json("/")["attention"]
+    assert (found["schedules"]["failing"], found["webhooks"]["retrying"], found["webhooks"]["failed"]) == (0, 0, 0)
+    webhook = sample.ledger.find(Query(task=WEBHOOK_TASK))[0]
+    sample.ledger.fail(sample.start(webhook), json.dumps({"type": "E", "message": "", "traceback": ""}), "E")
+    entry = {"task": "shop.study_plan", "schedule": 60.0}
+    sample.app.conf.beat_schedule = {"good": entry, "bad": entry, "new": entry}
+    for name, job in (("good", sample.named["double"]), ("bad", sample.named["failed"])):
+        state = ScheduleState(name, "n", "every 60 s", since=1.0, seen_at=1.0, last_job=job)
+        assert sample.ledger.store.put_schedule(state, expected="")
+    found = browser.json("/")["attention"]
+    assert found["schedules"] == {"runs": False, "failing": 1, "reason": "bad"}
+    assert (found["webhooks"]["failed"], found["webhooks"]["total"]) == (1, 1)
+    assert "Schedules failing 1 bad" in browser.page("/").text
+    states = {row["name"]: row["last_state"] for row in browser.json("/schedules")["entries"] if row["is_job"]}
+    assert states == {"good": "completed", "bad": "failed", "new": None}
+    sample.app.conf.beat_schedule = {"wrong": {"task": "shop.study_plan", "schedule": 60.0, "options": {"missed": "x"}}}
+    assert "missed of the schedule entry wrong" in browser.json("/")["attention"]["schedules"]["reason"]
 
 
 # --- duplicates -------------------------------------------------------------------------------------------------------

@@ -17,11 +17,9 @@ from onejob.jobs.timestamps import duration_text
 from onejob.ledger.bulk import iterate_jobs
 from onejob.ledger.reader import JobReader
 from onejob.ledger.stats import known_tasks
-from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, why_stuck
+from onejob.ledger.stuck import PAGE_SIZE, SCAN_LIMIT, Snapshot, Stuck, why_stuck
 from onejob.observability.metrics import WEBHOOK_TASK
 
-JOBS_LIMIT = 2000
-"""How many jobs that have not ended are looked at: the newest ones."""
 HOPELESS = frozenset({Stuck.NOT_SENDABLE, Stuck.NO_WORKER, Stuck.TASK_UNKNOWN, Stuck.QUEUE_NOT_CONSUMED})
 """Why a job is stuck until somebody acts."""
 
@@ -143,9 +141,9 @@ def _queues_of(app: Celery) -> dict[str, str]:
 
 def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> Iterator[Finding]:
     """Check the newest jobs that have not ended, and count the dead letters. `tasks` are those of the app."""
-    newest = [*islice(iterate_jobs(ledger, Query(unsettled=True), PAGE_SIZE), JOBS_LIMIT)]
+    newest = [*islice(iterate_jobs(ledger, Query(unsettled=True), PAGE_SIZE), SCAN_LIMIT)]
     stuck = Counter(reason for job in newest if (reason := why_stuck(ledger, job, snapshot)) is not None)
-    of_which = f" of the newest {JOBS_LIMIT:,}" if len(newest) == JOBS_LIMIT else ""
+    of_which = f" of the newest {SCAN_LIMIT:,}" if len(newest) == SCAN_LIMIT else ""
     for reason, count in stuck.most_common():
         yield (STUCK if reason in HOPELESS else SLOW).found(f"{count_text(count, 'job')}{of_which}: {reason}")
     if tasks or snapshot.workers:
@@ -155,9 +153,9 @@ def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> 
         ) | _count_of_unknown_tasks(ledger, snapshot, tasks)  # fmt: skip
         for task, count in unknown.most_common(5):
             yield UNKNOWN.found(f"{count_text(count, 'job')} of {task}")
-    dead = ledger.count_states(limit=JOBS_LIMIT).get(State.FAILED, 0)
+    dead = ledger.count_states(limit=SCAN_LIMIT).get(State.FAILED, 0)
     if dead:
-        yield DEAD.found(f"{'at least ' if dead >= JOBS_LIMIT else ''}{count_text(dead, 'dead letter')}")
+        yield DEAD.found(f"{'at least ' if dead >= SCAN_LIMIT else ''}{count_text(dead, 'dead letter')}")
 
 
 def _count_of_unknown_tasks(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> Counter[str]:
@@ -165,6 +163,6 @@ def _count_of_unknown_tasks(ledger: JobReader, snapshot: Snapshot, tasks: frozen
     known = known_tasks(ledger.store.totals(), snapshot.workers) - tasks - {WEBHOOK_TASK}
     unknown = frozenset(task for task in known if not snapshot.with_task(task))
     found: Counter[str] = Counter()
-    for group in ledger.backlog(tasks=unknown, limit=JOBS_LIMIT):
+    for group in ledger.backlog(tasks=unknown, limit=SCAN_LIMIT):
         found[group.task] += group.count
     return found

@@ -23,6 +23,8 @@ from onejob.observability.metrics import WEBHOOK_TASK
 
 STUCK_LEASES = 3
 """After so many leases without a claim or a notification, each of which takes one at most, a job is stuck."""
+SCAN_LIMIT = 2_000
+"""How many jobs that have not ended are looked at where a look must end in time: the newest ones."""
 PAGE_SIZE = 500
 """How many jobs a search for stuck ones reads at a time."""
 
@@ -120,14 +122,14 @@ def last_queued(job: Job, history: Sequence[Entry]) -> float:
     return job.created_at
 
 
-def list_stuck(ledger: JobReader, query: Query) -> list[tuple[Job, Stuck]]:
+def list_stuck(ledger: JobReader, query: Query, *, scan_limit: int | None = None) -> list[tuple[Job, Stuck]]:
     """Return the stuck jobs among those that match, newest first, with the reasons.
 
-    It reads every unsettled job that matches, `PAGE_SIZE` at a time and without the large fields, until the page of the
-    query is full. The jobs in the answer are whole.
+    It reads every unsettled job that matches, or the newest `scan_limit` of them, `PAGE_SIZE` at a time and without the
+    large fields, until the page of the query is full. The jobs in the answer are whole.
     """
     snapshot = Snapshot.of(ledger)
-    unsettled = iterate_jobs(ledger, replace(query, unsettled=True), PAGE_SIZE)
+    unsettled = islice(iterate_jobs(ledger, replace(query, unsettled=True), PAGE_SIZE), scan_limit)
     found = ((job, why_stuck(ledger, job, snapshot)) for job in unsettled)
     stuck = ((job.id, reason) for job, reason in found if reason is not None)
     reasons = dict(islice(stuck, query.offset, query.offset + query.limit))

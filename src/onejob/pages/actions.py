@@ -21,9 +21,10 @@ from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import NOT_REACHED, Selection
 from onejob.ledger.dead_letters import group_key
-from onejob.ledger.search import count_matching, query_of, search
+from onejob.ledger.search import FILTERS, count_matching, query_of, search
+from onejob.ledger.stuck import Snapshot, why_stuck
 from onejob.pages.access import Form, User
-from onejob.pages.context import SEARCH_SECONDS, Context, PageRequest, job_rows, read_filters
+from onejob.pages.context import SEARCH_SECONDS, Context, PageRequest, job_rows, only_stuck, read_filters
 from onejob.pages.job import edit_page
 from onejob.pages.lists import SCHEDULES
 from onejob.pages.rendering import Page, Redirect, job_path
@@ -91,14 +92,29 @@ class BulkForm:
         def is_in_group(job: Job) -> bool:
             return job.state is State.FAILED and context.tokens.sign(*group_key(job)) == self.group
 
-        return Selection(query=self.query(context, cursor), matches=is_in_group if self.group else None)
+        query, matches = self.query(context, cursor), is_in_group if self.group else None
+        if self.is_stuck:
+            ledger, snapshot = context.ledger, Snapshot.of(context.ledger)
+            return Selection(
+                query=replace(query, unsettled=True), matches=lambda job: bool(why_stuck(ledger, job, snapshot))
+            )
+        return Selection(query=query, matches=matches)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the filter selects the stuck jobs alone. Raises `Problem` for an invalid value."""
+        return only_stuck(self._request)
+
+    @property
+    def _request(self) -> PageRequest:
+        return PageRequest(QueryParams(self.filter), self.until)
 
     def query(self, context: Context, cursor: str | None = None) -> Query:
         """Return the query for a portion. It has no states if the operation applies to none of the filter's.
 
         Durations in the filter are those before the preview, so that each portion selects by the same times.
         """
-        query = query_of(read_filters(PageRequest(QueryParams(self.filter), self.until), context), limit=PORTION)
+        query = query_of(read_filters(self._request, context), limit=PORTION)
         states = (query.states or frozenset(State)) & self.operation.states
         until = self.until if query.until is None else min(query.until, self.until)
         return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
@@ -106,13 +122,21 @@ class BulkForm:
     def shown(self, step: str) -> dict[str, Any]:
         """Return what the page of a step shows: the operation, the selection, and the hidden fields of its form."""
         which = "the dead letters with the same error" if self.group else "all jobs"
-        matching, ids = f"{which} that match {self.filter or 'no filter'}", [("id", job_id) for job_id in self.ids]
+        matching, ids = f"{which}{filter_text(self._request)}", [("id", job_id) for job_id in self.ids]
         own = [("operation", self.operation.value), ("scope", self.scope), ("filter", self.filter), ("back", self.back)]
         return {
             "step": step, "operation": self.operation.value, "label": label(self.operation), "back": self.back,
             "participle": self.operation.done, "selection": "the selected jobs" if ids else matching,
             "fields": [*own, ("until", repr(self.until)), ("group", self.group), *ids],
         }  # fmt: skip
+
+
+def filter_text(request: PageRequest) -> str:
+    """Return what the filter of a URL selects, as the end of a sentence; "" for one that selects everything."""
+    given = [(each.name, request.parameters.getlist(each.name)) for each in FILTERS]
+    texts = [f"{name} {' or '.join(filter(None, values))}" for name, values in given if any(values)]
+    texts += ["a reason why they are stuck"] if only_stuck(request) else []
+    return f" with {' and '.join(texts)}" if texts else ""
 
 
 def preview_bulk(context: Context, _user: User, form: Form, _path: Any) -> Page:
@@ -125,7 +149,7 @@ def preview_bulk(context: Context, _user: User, form: Form, _path: Any) -> Page:
 
 def _preview(context: Context, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
     """Return how many jobs an operation applies to, whether these are all, and some of them."""
-    if bulk.scope == "matching":
+    if bulk.scope == "matching" and not bulk.is_stuck:
         query = bulk.query(context)
         if not query.states:
             return 0, True, []

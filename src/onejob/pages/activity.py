@@ -16,6 +16,7 @@ from onejob.jobs.public_view import fields_of
 from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.stats import Stats, read_activity, summarize_duplicates
+from onejob.pages.attention import read_attention
 from onejob.pages.context import Context, PageRequest, job_row
 from onejob.pages.rendering import Page, View
 from onejob.stores.protocol import GroupBy
@@ -70,6 +71,7 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
             for each in workers
         ],
         "oldest": oldest and fields_of(oldest, "task", "queue", "state") | {"run_at": oldest_at},
+        "attention": context.stats.get("attention", lambda: read_attention(context)),
         "saved": context.stats.get("saved", lambda: _saved(context)),
         "is_new": not any(states.values()),
     }

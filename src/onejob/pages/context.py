@@ -22,10 +22,11 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import WorkerInfo
-from onejob.jobs.timestamps import parse_time, seconds_of
+from onejob.jobs.timestamps import parse_time, seconds_of, to_datetime
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import FILTERS
 from onejob.ledger.stats import known_tasks, mean_run
+from onejob.ledger.stuck import follows_another
 from onejob.pages.access import Tokens, User
 
 T = TypeVar("T")
@@ -134,6 +135,8 @@ UNREADABLE = "The payload cannot be read: it is no message of this version of on
 PREVIEW_BYTES = 1_000_000
 """How many characters of arguments a list reads for its previews; the rows after that have none."""
 OMITTED = ("progress", "result")
+WAITING = (State.QUEUED, State.RETRYING)
+"""The states of a job that is due at some time."""
 
 
 def job_rows(context: Context, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -155,7 +158,9 @@ def job_row(context: Context, job: Job) -> dict[str, Any]:
     """Return the public fields of a job without the large ones, as they may be shown."""
     fields = {name: value for name, value in context.fields(job).items() if name not in OMITTED}
     shown = {"reason": context.reason(job, job.reason), "error": context.redacted(job, "error", fields["error"])}
-    return fields | shown | {"worker": job.node, "run_seconds": job.run_seconds}
+    waits = job.state in WAITING and not follows_another(job)
+    due = {"due_at": to_datetime(job.run_at) if waits else None}
+    return fields | shown | due | {"worker": job.node, "run_seconds": job.run_seconds}
 
 
 TEXT_LIMIT = 500
@@ -214,6 +219,11 @@ class PageRequest:
 
 def _invalid(name: str, expected: str) -> Problem:
     return Problem("invalid-request", f"the parameter {name} must be {expected}")
+
+
+def only_stuck(request: PageRequest) -> bool:
+    """Return whether a URL selects the stuck jobs alone. Raises `Problem` for an invalid value."""
+    return request.choice("stuck", ("", "1")) == "1"
 
 
 def read_filters(request: PageRequest, context: Context) -> dict[str, Any]:

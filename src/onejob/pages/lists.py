@@ -24,23 +24,41 @@ from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup, group_failures
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.search import Count, SearchResult, count_matching, query_of, search
 from onejob.ledger.stats import loads_of
-from onejob.pages.context import PAGE_SIZES, SEARCH_SECONDS, Context, PageRequest, job_row, job_rows, read_filters
+from onejob.ledger.stuck import SCAN_LIMIT, list_stuck
+from onejob.pages.attention import last_states
+from onejob.pages.context import (
+    PAGE_SIZES,
+    SEARCH_SECONDS,
+    Context,
+    PageRequest,
+    job_row,
+    job_rows,
+    only_stuck,
+    read_filters,
+)
 from onejob.pages.rendering import Page, Redirect, View, job_path
 
 
 def _build_jobs(context: Context, request: PageRequest) -> Page:
     ledger, filters, cursor = context.ledger, read_filters(request, context), request.parameters.get("cursor") or None
-    limit = int(request.choice("limit", PAGE_SIZES))
-    is_over, is_filtered = deadline(SEARCH_SECONDS), any(filters.values())
+    limit, is_stuck = int(request.choice("limit", PAGE_SIZES)), only_stuck(request)
+    is_over, is_filtered = deadline(SEARCH_SECONDS), is_stuck or any(filters.values())
     # One job more than is shown tells whether there is a next page.
     query = query_of(filters, limit=limit + 1, light=True, **decode_cursor(cursor))
-    found = search(ledger, query, is_over=is_over)
+    reasons: dict[str, str] = {}
+    if is_stuck:
+        stuck = list_stuck(ledger, query, scan_limit=SCAN_LIMIT)
+        reasons = {job.id: str(reason) for job, reason in stuck}
+        found = SearchResult([job for job, _ in stuck])
+    else:
+        found = search(ledger, query, is_over=is_over)
     states = ledger.count_states(limit=COUNT_LIMIT)
     data: dict[str, Any] = {
         "filter": {name: to_datetime(each) if isinstance(each, float) else each for name, each in filters.items()},
         "is_filtered": is_filtered,
+        "is_stuck": is_stuck,
         "is_first": cursor is None,
-        "jobs": job_rows(context, found.jobs[:limit]),
+        "jobs": [row | {"stuck": reasons.get(row["id"], "")} for row in job_rows(context, found.jobs[:limit])],
         "next": _next_cursor(found, limit),
         "searched_to": None if found.searched_to is None else to_datetime(found.searched_to),
         "now": to_datetime(request.now),
@@ -49,7 +67,7 @@ def _build_jobs(context: Context, request: PageRequest) -> Page:
         "tasks": sorted({*context.tasks(ledger.workers()), *filter(None, [query.task])}),
         "page_size": limit,
     }
-    if cursor is None:
+    if cursor is None and not is_stuck:
         count = sum(states.values())
         everything = Count(min(count, COUNT_LIMIT), is_complete=count < COUNT_LIMIT)
         data["matching"] = fields_of(_count(ledger, query, found, is_over) if is_filtered else everything)
@@ -168,8 +186,11 @@ def _build_audit(context: Context, request: PageRequest) -> Page:
 
 
 def _build_schedules(context: Context, _request: PageRequest) -> Page:
-    jobs = tasks_of(context.app)
-    entries = [fields_of(entry) | {"is_job": entry.task in jobs} for entry in list_entries(context.app, context.ledger)]
+    jobs, found = tasks_of(context.app), list_entries(context.app, context.ledger)
+    states = last_states(context, found)
+    entries = [
+        fields_of(entry) | {"is_job": entry.task in jobs, "last_state": states.get(entry.last_job)} for entry in found
+    ]
     data = {"entries": entries, "runs": app_state_of(context.app).settings.beat}
     return Page(template="schedules.html", title="Schedules", data=data, rows="entries", live="ledger")
 
