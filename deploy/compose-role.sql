@@ -3,7 +3,7 @@
 \set owner_password `sed 's/.*:\(.*\)@.*/\1/' /run/secrets/owner-store`
 \set password `sed 's/.*:\(.*\)@.*/\1/' /run/secrets/store`
 \set quiet on
-\ir /etc/onejob/postgres-role.sql
+\ir /etc/onejob/roles.sql
 revoke all on database onejob from public;
 revoke all on schema public from public;
 revoke connect on database postgres from public;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from onejob.api import create_app, router
 from onejob.api.server import check_host
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
+from onejob.pages.app import create_app_with_dashboard
 from tests.celery.test_async import end
 from tests.cli.command import call
 from tests.http.conftest import LOCAL, Shop, problem
@@ -183,6 +185,27 @@ def test_where_nobody_authenticates_only_this_machine_is_answered(celery_app: ce
             for path in paths:
                 found = asgi_status(app, path, client, headers)
                 assert found == (200 if app is opened else status), (path, client, headers)
+
+
+def test_a_refused_browser_reads_why(celery_app: celery.Celery) -> None:
+    """A request that is refused as foreign is told the reason and the ways to let others in; a browser, by a page."""
+    pages, reasons = FastAPI(), {
+        "its header host is 'shop.example'": {"host": "shop.example"},
+        "it has the header x-forwarded-for, as a proxy adds it": {"host": "shop.example", "x-forwarded-for": "1.2.3.4"},
+        "its header host is '<b>'": {"host": "<b>"},
+    }  # fmt: skip
+    pages.mount("/onejob", onejob.dashboard(celery_app))
+    for app in (pages, create_app(celery_app), create_app_with_dashboard(celery_app)):
+        client = TestClient(app, base_url="http://localhost", client=("127.0.0.1", 5000))
+        for reason, headers in reasons.items():
+            page = client.get("/onejob/", headers=headers | {"accept": "text/html,*/*;q=0.8"})
+            assert (page.status_code, page.headers["content-type"]) == (403, "text/html; charset=utf-8")
+            assert reason in html.unescape(page.text)
+            assert "<b>" not in page.text
+            assert page.headers["x-content-type-options"] == "nosniff"
+            data = client.get("/onejob/", headers=headers | {"accept": "application/json"}).json()
+            assert reason in data["detail"]
+            assert all(word in data["detail"] for word in ("authorize=", "keys=", "caller="))
 
 
 # --- the command and the guide --------------------------------------------------------------------------------------

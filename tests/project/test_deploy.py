@@ -14,10 +14,12 @@ import yaml
 from click.testing import CliRunner
 
 from checks.project import ROOT
+from onejob import cli
 from onejob.cli.commands import main
 from onejob.errors import StoreError
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade
+from tests.cli.command import call
 from tests.contract.support import end, run, submit
 from tests.services import PostgresServer, client_program, eventually, free_port, redis_binary, start_postgres
 from tests.tiers import deep
@@ -50,7 +52,7 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
     """The owner migrates the ledger, the role of the services uses it and cannot change it, and neither may do more."""
     sql = (DEPLOY / "compose-role.sql").read_text()
     script = tmp_path / "role.sql"
-    script.write_text(sql.replace("/run/secrets", str(tmp_path)).replace("/etc/onejob", str(DEPLOY)))
+    script.write_text(sql.replace("/run/secrets", str(tmp_path)).replace("/etc/onejob", str(Path(cli.__file__).parent)))
     (tmp_path / "owner-store").write_text("postgresql://onejob_owner:o@postgres/onejob\n")
     (tmp_path / "store").write_text("postgresql://onejob:s@postgres/onejob\n")
     server = start_postgres()
@@ -88,7 +90,7 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
 
 
 def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server: PostgresServer) -> None:
-    """`postgres-role.sql` takes names and passwords, hands over a ledger that exists, and changes no other database."""
+    """`onejob migrate roles` takes names and passwords, hands over a ledger, and changes no other database."""
     others = "select datname, datacl from pg_database where datname in ('postgres', 'template1') order by 1"
     place = postgres_server.url.partition("@")[2].removesuffix("/postgres")
     url = f"postgresql://postgres@{place}/of_the_roles"
@@ -99,7 +101,7 @@ def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server:
         try:
             before = superuser.execute(others).fetchall()
             upgrade(url, "jobs")
-            assert "Nothing was revoked" in psql(url, *variables, "-f", str(DEPLOY / "postgres-role.sql"))
+            assert "Nothing was revoked" in psql(url, *variables, "-f", "-", script=call("migrate", "roles").output)
             assert superuser.execute(others).fetchall() == before
             store = open_store(url.replace("postgres@", "jobs_role@"), namespace="jobs")
             assert submit(store).id == "job-1"
@@ -111,10 +113,10 @@ def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server:
             superuser.execute('drop role if exists "jobs owner", jobs_role')
 
 
-def psql(url: str, *options: str) -> str:
+def psql(url: str, *options: str, script: str | None = None) -> str:
     """Run psql, as an operator does, and return what it prints."""
     command = [client_program("psql"), "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qd", url, *options]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return made.stdout + made.stderr
 

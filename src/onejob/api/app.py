@@ -259,6 +259,11 @@ def create_app(
     return app
 
 
+def accepts_html(scope: Scope) -> bool:
+    """Return whether a request is a browser's for a page: it accepts HTML by name."""
+    return any(name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"])
+
+
 class ProtectionMiddleware:
     """Adds `headers`, and the security headers, that a response does not set itself, such as a 404 of the app.
 
@@ -283,7 +288,7 @@ class ProtectionMiddleware:
             if self._is_local and scope["type"] != "lifespan":
                 check_local(scope)
         except Problem as problem:
-            respond = problem.response()
+            respond = problem.page() if accepts_html(scope) else problem.response()
         await respond(scope, receive, send_with_headers)
 
 

@@ -186,19 +186,34 @@ def check_local(scope: Scope) -> None:
     """Raise `Problem` unless a request is from this machine, through no proxy, to a local name: no DNS rebinding."""
     headers = scope["headers"]
     client = (scope.get("client") or ("",))[0]
-    if not _is_local(client, tuple(value for name, value in headers if name == b"host")):
-        detail = "without authentication only requests from this machine are accepted, to localhost or 127.0.0.1"
-        raise Problem("forbidden", detail)
+    reason = _foreign_because(client, tuple(value for name, value in headers if name == b"host"))
     proxied = next((name.decode("latin-1") for name, _ in headers if name.startswith(FORWARDING)), None)
-    if proxied is not None:
-        detail = f"without authentication no proxy may be in front, and this request has the header {proxied}"
-        raise Problem("forbidden", detail)
+    if proxied is not None:  # which also tells why the host is another one
+        reason = f"it has the header {proxied}, as a proxy adds it"
+    if reason:
+        raise Problem("forbidden", f"{LOCAL_ONLY} This request is refused because {reason}. {LET_OTHERS_IN}")
+
+
+LOCAL_ONLY = (
+    "Nothing here says who may call, so only requests from this machine are answered, to localhost or 127.0.0.1, "
+    "through no proxy."
+)
+LET_OTHERS_IN = (
+    "To let others in, give onejob.dashboard(...) authorize= or keys=, onejob.api.router(...) caller=, dependencies= "
+    "or keys=, and `onejob serve` --keys."
+)
 
 
 @lru_cache(maxsize=256)
-def _is_local(client: str, hosts: tuple[bytes, ...]) -> bool:
+def _foreign_because(client: str, hosts: tuple[bytes, ...]) -> str:
+    """Return why a request may not be one of this machine; "" if it is."""
+    if not is_loopback(client):
+        return f"it is from {client or 'an unknown address'}"
     names = {re.sub(r":\d+$", "", host.decode("latin-1")).lower() for host in hosts}
-    return is_loopback(client) and bool(names) and names <= LOCAL_NAMES
+    others = sorted(names - LOCAL_NAMES)
+    if others:
+        return f"its header host is {others[0][:100]!r}"
+    return "" if names else "it has no header host"
 
 
 def is_loopback(host: str) -> bool:

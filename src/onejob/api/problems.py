@@ -1,5 +1,6 @@
 """Error responses as problem details (RFC 9457), each type under a stable slug."""
 
+import html
 import json
 import logging
 from collections.abc import Iterable
@@ -113,6 +114,13 @@ class Problem(HTTPException):
         body = {"type": PREFIX + self.slug, "title": title, "status": self.status_code, "detail": self.detail}
         content = json.dumps(body | self.members)  # ASCII, so that a lone surrogate in a caller's text can be encoded
         return Response(content, self.status_code, {**SECURITY_HEADERS, **(self.headers or {})}, MEDIA_TYPE)
+
+    def page(self) -> Response:
+        """Return the problem as a page that needs no other file, for a browser that may get none."""
+        title, detail = html.escape(PROBLEM_TYPES[self.slug].title), html.escape(str(self.detail))
+        text = f'<!doctype html><html lang="en"><title>{title}</title><h1>{title}</h1><p>{detail}</p></html>'
+        content = text.encode("ascii", "xmlcharrefreplace")
+        return Response(content, self.status_code, {**SECURITY_HEADERS, **(self.headers or {})}, "text/html")
 
 
 def wrong_method(allowed: Iterable[str]) -> Problem:

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -120,6 +121,16 @@ def sql(access: Access, start: str | None) -> None:
 def fence_table() -> None:
     """Print the table that onejob.fence needs in a database other than the ledger's."""
     echo(f"{TABLE};")
+
+
+@migrate.command()
+def roles() -> None:
+    """Print SQL for psql that makes two roles of PostgreSQL: one that migrates the ledger, and one for the services.
+
+    A superuser runs it, connected to the database: onejob migrate roles | psql URL -v schema=onejob. The beginning of
+    the output names the other variables: the names of the roles, and their passwords.
+    """
+    echo(files("onejob.cli").joinpath("roles.sql").read_text(encoding="utf-8"), end="")
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:

@@ -38,8 +38,8 @@ PERMISSIONS = Check("postgresql-permissions", "postgresql", Level.ERROR,
     when="the role may not use the schema, or read and write all of its tables",
     meaning="operations of the ledger are refused, perhaps only some of them",
     remedy="`psql URL -c 'grant usage on schema S to ROLE; grant select, insert, update, delete on all tables in "
-    "schema S to ROLE; grant usage on all sequences in schema S to ROLE'`; deploy/postgres-role.sql does so for future "
-    "tables, too")
+    "schema S to ROLE; grant usage on all sequences in schema S to ROLE'`; `onejob migrate roles` prints SQL "
+    "that does so for future tables, too")
 ROW_SECURITY = Check("postgresql-row-security", "postgresql", Level.ERROR,
     when="row-level security applies to the role in tables of the ledger",
     meaning="rows that its policies hide are missing without an error, and writes are refused: jobs, or the whole "
@@ -49,9 +49,9 @@ ROW_SECURITY = Check("postgresql-row-security", "postgresql", Level.ERROR,
 SUPERUSER = Check("postgresql-superuser", "postgresql", Level.INFO,
     when="the role is a superuser",
     meaning="whoever gets the URL of the ledger has the whole server; the promise does not depend on it",
-    remedy="use a role that has the ledger's schema and nothing else: `psql URL -v schema=S -f "
-    "deploy/postgres-role.sql` makes onejob_owner, for migrations, and onejob, for the services; the file says how to "
-    "give them other names, and passwords")
+    remedy="use a role that has the ledger's schema and nothing else: `onejob migrate roles | psql URL -v schema=S` "
+    "makes onejob_owner, for migrations, and onejob, for the services; the output says how to give them other names, "
+    "and passwords")
 CONNECTIONS = Check("postgresql-connections", "postgresql", Level.WARNING,
     when=f"more than {FULL:.0%} of `max_connections` are in use",
     meaning="a process that gets no connection cannot submit or claim jobs, and a worker without one cannot renew its "

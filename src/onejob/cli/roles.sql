@@ -3,8 +3,8 @@
 --
 -- psql runs this as a superuser, connected to the database. Each variable has a default, those of the names as here:
 --
---   psql -d shop -v schema=onejob -v owner=onejob_owner -v role=onejob -v owner_password=... -v password=... \
---     -f deploy/postgres-role.sql
+--   onejob migrate roles | psql -d shop -v schema=onejob -v owner=onejob_owner -v role=onejob \
+--     -v owner_password=... -v password=...
 --
 -- A role without a password logs in by another method of pg_hba.conf, or after `\password onejob`, which no list of
 -- processes shows.
@@ -50,5 +50,5 @@ commit;
 \if :{?quiet}
 \else
 \warn 'WARNING: as every role, these two may connect to each database that PUBLIC may connect to. Nothing was revoked:'
-\warn 'deploy/compose-role.sql shows how to, on a server that has nothing but the ledger.'
+\warn 'deploy/compose-role.sql of the repository shows how to, on a server that has nothing but the ledger.'
 \endif
