@@ -116,8 +116,10 @@ class JobNotFoundError(_DetailedError, LookupError):
 class ScheduleEntryNotFoundError(_DetailedError, LookupError):
     """The beat schedule has no entry with this name."""
 
-    template = "the beat schedule has no entry named {name!r}"
+    template = "the beat schedule has no entry named {name!r}{hint}"
     name: str
+    hint: str = ""
+    """A question with the name that may be meant."""
 
 
 class JobPurgedError(JobNotFoundError):

@@ -132,9 +132,9 @@ def test_a_queue_that_no_worker_consumes_is_found(house: House) -> None:
 
 
 def test_a_worker_writes_its_probe_file_until_it_ends(house: House) -> None:
-    """A worker is alive and ready by its file; frozen it is not; after its end the file is gone."""
-    path = house.directory / "probe"
-    worker = house.worker("-c", "1", onejob_probe_file=str(path), onejob_lease=3)
+    """A worker is alive and ready by its file, which has its name; frozen it is not; after its end the file is gone."""
+    path = house.directory / "probe-w1"
+    worker = house.worker("-c", "1", onejob_probe_file=str(house.directory / "probe-%n"), onejob_lease=3)
     await_(lambda: find_fault(path, time.time(), ready=True, max_age=2.0) is None)
     worker.freeze()
     await_(lambda: "has not moved" in str(find_fault(path, time.time(), max_age=2.0)))

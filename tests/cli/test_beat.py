@@ -39,10 +39,11 @@ def test_an_entry_is_listed_paused_resumed_and_run(
     assert job.id in output
     refused = app_shell("beat", "pause", "daily")
     assert (refused.exit_code, "no entry named 'daily'" in refused.output) == (1, True)
+    assert "named 'hourli': did you mean hourly?" in app_shell("beat", "pause", "hourli").output
     recorded = [(each.action, each.target, each.outcome.partition(":")[0]) for each in ledger.audit(limit=9)]
     assert recorded == [
-        ("beat pause", "daily", "refused"), ("beat run", "hourly", "done"), ("beat resume", "hourly", "done"),
-        ("beat pause", "hourly", "done"),
+        ("beat pause", "hourli", "refused"), ("beat pause", "daily", "refused"), ("beat run", "hourly", "done"),
+        ("beat resume", "hourly", "done"), ("beat pause", "hourly", "done"),
     ]  # fmt: skip
     refused = shell("beat", "list")
     assert (refused.exit_code, "-A module" in refused.output) == (1, True)

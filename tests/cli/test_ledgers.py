@@ -179,6 +179,21 @@ def test_an_error_of_several_lines_is_one_line() -> None:
     assert "refused Is the server running" in refused.output
 
 
+def test_an_advice_names_the_app_that_was_given(
+    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an error or the doctor advises names the ledger by the app, if a command was given one."""
+    (tmp_path / "advised.py").write_text(
+        "import celery\napp = celery.Celery('advised', broker='memory://', set_as_current=False)\n"
+        f"app.conf.onejob_store, app.conf.onejob_namespace = {postgres_server.url!r}, 'nowhere'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for words in (["jobs", "list"], ["doctor"]):
+        output = call("-A", "advised", *words).output
+        assert "run `onejob -A advised migrate up`" in output
+        assert "--store URL" not in output
+
+
 def test_migrate_makes_a_ledger(nowhere: Shell) -> None:
     """`migrate` says what is to do, prints its SQL, and does it, after which the ledger can be listed."""
     schema = nowhere.options[-1]

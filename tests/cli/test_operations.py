@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -105,12 +106,16 @@ def test_times_beyond_the_calendar_select(ledger: Ledger, shell: Shell, option: 
 
 
 def test_a_run_that_was_asked_to_stop_may_be_forced(ledger: Ledger, shell: Shell) -> None:
-    """A plain cancellation of a run names `--force`, outside of the output to parse; a forced one, or a wait, not."""
+    """A plain cancellation of a run names `--force`, outside of the output to parse; a forced one, or a wait, not.
+
+    For a person each of them is one sentence with the state of the job.
+    """
     job = running(ledger)
     assert "--force" in (asked := shell("jobs", "cancel", job.id, "--json")).stderr
     assert json.loads(asked.stdout)["cancel_requested"]
     for result in (shell("jobs", "cancel", job.id, "--force"), shell("jobs", "cancel", queued(ledger).id)):
         assert (result.exit_code, result.stderr) == (0, "")
+        assert re.fullmatch(r"\S+ is (running: its cancellation is requested|canceled now)\n", result.stdout)
 
 
 @for_each("words, hint", [

@@ -164,8 +164,11 @@ def test_arguments_that_break_unique_on_are_refused(keyed: Shop) -> None:
     assert [(job.id, job.state) for job in keyed.ledger.find(JobQuery())] == [(dead, "failed")]
 
 
-@for_each("name, why", [("shop.invoce", "'shop.invoce' is not exposed: did you mean 'shop.invoice'?"),
-                        ("x", "'x' is not exposed")])  # fmt: skip
+EXPOSING = "task is exposed by expose=True in its definition"
+
+
+@for_each("name, why", [("shop.invoce", f"'shop.invoce' is not exposed: did you mean 'shop.invoice'? A {EXPOSING}"),
+                        ("x", f"'x' is not exposed: a {EXPOSING}")])  # fmt: skip
 def test_a_task_that_is_not_exposed_is_named(shop: Shop, name: str, why: str) -> None:
     """A task that is not exposed is refused by its name, with the most similar one if there is one, and no others."""
     for path in ("/jobs", "/duplicates/check"):

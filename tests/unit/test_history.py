@@ -8,6 +8,7 @@ from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.records import Entry
 from onejob.ledger.explain import SENTENCES, explain
 from onejob.ledger.ledger import Ledger, NextRun
+from onejob.ledger.stats import mean_run
 from onejob.ledger.timeline import LEASE_EXPIRED, RUN_LABELS, UNRECORDED, Span, SpanKind, build_timeline
 from onejob.stores.protocol import DUPLICATE_LIMIT, Store
 from tests.cases import for_each
@@ -35,7 +36,7 @@ def test_every_event_has_a_sentence() -> None:
 
 def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
     """The output names the job's duplicates, its lost attempt, its end, and that of its window, in their order."""
-    job = ledger.submit(order(42)).job
+    job = ledger.submit(order(42, submitter="user:6")).job
     clock.advance(1)
     ledger.submit(order(42, source="apply_async", submitter="user:7"))
     clock.advance(1)
@@ -47,12 +48,30 @@ def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
     ledger.submit(order(42))
     story = "\n".join(explain(ledger, job.id).sentences)
     expected = [
-        "admitted", "A duplicate (through apply_async, by user:7) was attached", "Attempt 1 started on north@shop",
+        ", by user:6).", "A duplicate (through apply_async, by user:7) was attached",
+        "Attempt 1 started on north@shop",
         "Attempt 1 was lost, its lease expired",
     ]  # fmt: skip
     expected += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It released its identity"]
     expected += ["It completed at"]
     assert sorted(expected, key=story.index) == expected
+
+
+def test_a_saved_run_takes_as_long_as_all_attempts(ledger: Ledger, clock: ManualClock) -> None:
+    """The mean run of a task counts each attempt of its jobs, and not the time between them."""
+    job = ledger.submit(order(1)).job
+    for seconds in (10.0, 4.0):
+        run = claimed(ledger, job.id)
+        clock.advance(seconds)
+        if seconds > 5:
+            job = ledger.retry(run, NextRun.again(run, delay=100.0, retries=1), error=None, reason="again")
+            clock.advance(100)
+        else:
+            ledger.complete(run, "null")
+    quick = claimed(ledger, ledger.submit(order(2)).job.id)
+    clock.advance(2)
+    ledger.complete(quick, "null")
+    assert mean_run(ledger, job.task) == (14.0 + 2.0) / 2
 
 
 def test_many_duplicates_are_counted(ledger: Ledger) -> None:

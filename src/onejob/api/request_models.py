@@ -140,6 +140,12 @@ class RequestReader:
         self.type: Any = models[0] if len(models) == 1 else one_of
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
 
+    def _hint(self, name: str) -> str:
+        nearest = get_close_matches(name, self._names, 1)
+        if nearest:
+            return f": did you mean {nearest[0]!r}? A task is exposed by expose=True in its definition"
+        return ": a task is exposed by expose=True in its definition"
+
     async def read(self, request: CheckedRequest) -> Any:
         """Return the submission or call of a request. Raises `Problem` and `RequestValidationError`."""
         body = await request.body()
@@ -153,9 +159,7 @@ class RequestReader:
         except ValidationError as error:
             name = value.get("task") if isinstance(value, dict) else None
             if isinstance(name, str) and name not in self._names:
-                nearest = get_close_matches(name[:NAME_LIMIT], self._names, 1)
-                hint = f": did you mean {nearest[0]!r}?" if nearest else ""
-                msg = f"{name[:NAME_LIMIT]!r} is not exposed{hint}"
+                msg = f"{name[:NAME_LIMIT]!r} is not exposed{self._hint(name[:NAME_LIMIT])}"
                 problem = {"loc": ("body", "task"), "msg": msg, "type": "not_exposed"}
                 raise RequestValidationError([problem]) from None
             found = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]

@@ -22,6 +22,7 @@ from onejob import errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
 from onejob.celery.call import Call
+from onejob.celery.option_names import did_you_mean
 from onejob.celery.options import BoundTask, tasks_of
 from onejob.celery.submit import submit
 from onejob.config import check_missed
@@ -373,7 +374,7 @@ def _states_of(ledger: Ledger) -> dict[str, ScheduleState]:
 def _entry_of(app: Celery, name: str) -> Entry:
     entries = entries_of(app)
     if name not in entries:
-        raise errors.ScheduleEntryNotFoundError(name)
+        raise errors.ScheduleEntryNotFoundError(name, did_you_mean(name, entries))
     return entries[name]
 
 

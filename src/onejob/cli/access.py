@@ -174,18 +174,20 @@ class Access:
             return None
 
     def find_id(self, ledger: Ledger, given: str) -> str:
-        """Return the id that begins with a text, which may be short if it is that of one of the newest jobs.
+        """Return the id that begins or ends with a text, which may be short if it is that of one of the newest jobs.
 
-        Raises `OneJobError` for a text with which several of them begin.
+        Raises `OneJobError` for a text with which several of them begin or end.
         """
         if not given or ledger.get_or_none(given) is not None:  # every id begins with ""
             return given
         newest = ledger.find(Query(limit=NEWEST, light=True))
-        match [job.id for job in newest if job.id.startswith(given)]:
+        short = given.removeprefix("…")
+        match [job.id for job in newest if job.id.startswith(given) or job.id.endswith(short)]:
             case [found]:
                 return found
             case [first, second, *_]:
-                raise OneJobError(f"several ids begin with {given!r}, such as {first} and {second}: give more of it")
+                msg = f"several ids begin or end with {given!r}, such as {first} and {second}: give more of it"
+                raise OneJobError(msg)
         return given
 
     def address(self, *, may_create: bool = True) -> tuple[str, str]:

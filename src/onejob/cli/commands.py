@@ -26,6 +26,9 @@ class Commands(click.Group):
             if isinstance(error.__cause__, UnicodeEncodeError):  # of a store
                 raise _not_utf8(error.__cause__) from error
             one_line = " ".join(str(error).split())  # a driver's error may have several
+            access = ctx.find_object(Access)
+            if access is not None and access.app_name and not access.given_store:
+                one_line = one_line.replace("onejob --store URL", f"onejob -A {access.app_name}")
             raise click.ClickException(clean(one_line)) from error
         except UnicodeEncodeError as error:
             if error.encoding != "utf-8":

@@ -223,14 +223,15 @@ def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool
     job_id = access.find_id(ledger, job_id)
     with audited(ledger, operation.permission, job_id, "forced" if operation is Operation.FORCE_CANCEL else ""):
         job = Operator(app=access.app, ledger=ledger, origin=ORIGIN).operate(operation, ledger.get(job_id))
-    if job is not None:
-        print_job(job_to_dict(job), as_json=as_json)
-        if operation is Operation.CANCEL and job.state is State.RUNNING:
-            echo(f"It runs until its next step or progress call; `--force` ends it at once: {job.id}", err=True)
-    elif as_json:
-        print_json({"done": [job_id]})
-    else:
+    if as_json:
+        print_json({"done": [job_id]} if job is None else job_to_dict(job))
+    elif job is None:
         echo(f"{job_id} {operation.done}")
+    else:
+        is_asked = job.state is State.RUNNING
+        echo(f"{job_id} is {job.state}" + (": its cancellation is requested" if is_asked else " now"))
+    if operation is Operation.CANCEL and job is not None and job.state is State.RUNNING:
+        echo(f"It runs until its next step or progress call; `--force` ends it at once: {job.id}", err=True)
 
 
 # --- operations on many jobs ----------------------------------------------------------------------------------------

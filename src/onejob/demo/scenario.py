@@ -17,6 +17,7 @@ from rich.table import Table
 
 from onejob.demo import LEASE
 from onejob.demo.supervisor import ApiClient, DemoError, Stack, make_folder
+from onejob.jobs.public_view import short_id
 
 PROJECT = "founding-documents"
 CLICKS = 100
@@ -60,7 +61,9 @@ def _run_scenario(console: Console, stack: Stack, api: ApiClient) -> None:
     console.print(f"The page is at [bold]{api.url}[/bold], the dashboard at [bold]{api.url}dashboard/[/bold]\n")
     outcomes, seconds, job_id = _send_clicks(api)
     console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
-    console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
+    console.print(
+        f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {short_id(job_id)}\n"
+    )
     job, kept = _follow(console, stack, api, job_id)
     cards, meter = job["result"]["cards"], api.get("meter")
     print_cards(console, cards)

@@ -80,7 +80,9 @@ def or_ok(findings: Iterable[Finding], subject: str, found: str) -> Iterator[Fin
 
 def with_address(findings: Iterable[Finding], placeholder: str, address: str) -> Iterator[Finding]:
     """Yield findings whose commands name what was examined, where the catalogue has a placeholder."""
-    return (replace(finding, remedy=finding.remedy.replace(placeholder, address)) for finding in findings)
+    for finding in findings:
+        texts = {name: getattr(finding, name).replace(placeholder, address) for name in ("problem", "remedy")}
+        yield replace(finding, **texts)
 
 
 def count_text(count: int, noun: str) -> str:

@@ -50,6 +50,14 @@ class JobView:
     error: ErrorView | None
 
 
+SHORT_LENGTH = 8
+
+
+def short_id(job_id: str) -> str:
+    """Return a job's id, shortened to what people compare: its end, since the beginning of a UUIDv7 is a time."""
+    return job_id if len(job_id) <= 2 * SHORT_LENGTH else f"…{job_id[-SHORT_LENGTH:]}"
+
+
 _IS_TIME = re.compile(r"(?:^|_)(?:at|until|since|begin|end)$")
 
 

@@ -100,7 +100,8 @@ def _describe_past(
     events = []
     for entry in history:
         text = TEMPLATES.get(entry.event, "{detail}")
-        detail = entry.detail.rstrip(".")
+        by = f", by {job.submitter}" if entry.event == "submit" and job.submitter else ""
+        detail = entry.detail.rstrip(".") + by
         events.append((entry.at, text.format(attempt=entry.attempt, node=entry.node or "no node", detail=detail)))
     events += [(duplicate.at, _describe_duplicate(duplicate)) for duplicate in duplicates]
     lines = [f"{format_time(at)}  {sentence}" for at, sentence in sorted(events, key=lambda event: event[0])]

@@ -12,11 +12,12 @@ from functools import cache, partial
 from typing import Any
 
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Job, Outcome
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Backlog, Bucket, Period, Query, WorkerInfo
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.reader import JobReader
+from onejob.ledger.timeline import SpanKind, build_timeline
 from onejob.observability.events import EVENT_NAMES
 from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, Key, end_of, key_of
 from onejob.stores.protocol import GroupBy
@@ -341,11 +342,19 @@ def means_of(ledger: JobReader) -> MeanOf:
 
 
 def mean_run(ledger: JobReader, task: str) -> float | None:
-    """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
+    """Return the mean seconds that a task's newest completed jobs have run, in all attempts; None if there are none."""
     query = Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE, light=True)
     jobs = ledger.find(replace(query, since=ledger.edge(query, skip=SEARCHED)))
-    seconds = [job.run_seconds for job in jobs if job.run_seconds is not None]
+    seconds = [_seconds_of_runs(ledger, job, job.run_seconds) for job in jobs if job.run_seconds is not None]
     return sum(seconds) / len(seconds) if seconds else None
+
+
+def _seconds_of_runs(ledger: JobReader, job: Job, last: float) -> float:
+    """Return the seconds of all runs of an ended job; `last`: those of its last one, the only one of most jobs."""
+    if job.attempt <= 1:
+        return last
+    spans = build_timeline(job, ledger.history(job.id), job.finished_at or 0.0)
+    return max(last, sum(each.end - each.begin for each in spans if each.kind is SpanKind.RUNNING and each.end))
 
 
 # --- the load of each queue, as an autoscaler needs it ----------------------------------------------------------------

@@ -24,6 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from onejob.api.api_keys import Role
+from onejob.jobs.public_view import short_id
 from onejob.jobs.timestamps import duration_text, format_timestamp
 from onejob.pages.access import CSRF_FIELD, User, read_cookies
 from onejob.pages.context import Context, PageRequest
@@ -94,7 +95,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "duration": duration, "number": "{:,}".format, "pretty": pretty, "short": short, "percent": "{:.1%}".format,
+        "duration": duration, "number": "{:,}".format, "pretty": pretty, "short": short_id, "percent": "{:.1%}".format,
         "clock": lambda at, zone, pattern: at.astimezone(zone).strftime(pattern), "segment": _segment,
     }  # fmt: skip
     environment.globals |= {"bars": draw_bars, "timeline": draw_timeline, "static_version": static_version()}
@@ -201,11 +202,6 @@ def duration(seconds: float | None) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)  # noqa: PLR2004 - a minute
-
-
-def short(job_id: str) -> str:
-    """Return a job's id, shortened to what people compare: its end, since the beginning of a UUIDv7 is a time."""
-    return job_id if len(job_id) <= 16 else f"…{job_id[-8:]}"  # noqa: PLR2004
 
 
 WIDTH, HEIGHT = 720.0, 120.0

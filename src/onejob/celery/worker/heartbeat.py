@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from celery import Celery
+from celery.utils.nodenames import node_format
 from celery.worker import state as worker_state
 
 from onejob.celery.app_state import app_state_of
@@ -41,7 +42,7 @@ class Heartbeat:
         self._interval = app_state.settings.heartbeat
         self._next_renewal = self._next_heartbeat = 0.0
         self._registered: Registration | None = None
-        self.probe_file = ProbeFile(app_state.settings.probe_file)
+        self.probe_file = ProbeFile(node_format(app_state.settings.probe_file, node))
         leases = [task._onejob.lease for task in tasks_of(app).values()]
         lease = app_state.settings.lease
         self.contact = StoreContact(settling=lease / 2, shortest=min([lease, *leases]), interval=self._interval)
