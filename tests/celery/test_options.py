@@ -534,10 +534,12 @@ def test_a_forgotten_base_is_warned_of(
     define: Any = celery.shared_task if is_shared else partial(app.task, shared=False)
     define(name="report", **options)(run_nothing)
     app.finalize()
+    at_once = len(caplog.records)
     plain_tasks.warn_of_plain_tasks(app)
     finalizers.intersection_update(before)
     expected = [f"task report has {found}, and is not of class onejob.Task"] if found else []
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == expected
+    assert at_once == len(expected)
     assert all(plain_tasks.REMEDY in record.getMessage() for record in caplog.records)
 
 
