@@ -77,7 +77,7 @@ def test_the_oldest_jobs_of_unknown_tasks_are_found(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs of a task that nobody has are found behind any number of newer ones, of which the newest are looked at."""
-    monkeypatch.setattr(workers, "JOBS_LIMIT", 2)
+    monkeypatch.setattr(workers, "SCAN_LIMIT", 2)
     ledger = installation.ledger
     mine, other = (Registration(tasks=(task,), queues=("celery",)) for task in (order(1).task, "renamed"))
     ledger.heartbeat("celery@one", lasts=60.0, registration=mine)
