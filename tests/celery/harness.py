@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import celery
-import kombu
+import kombu.pools
 import pytest
 import redis
 from kombu.asynchronous import Hub
@@ -361,6 +361,9 @@ def _close(app: celery.Celery) -> None:
     state = app_state_of(app)
     pool: Any = app.pool
     pool.force_close_all()  # a connection to the ledger renews what it has taken, which `app.close` does not end
+    for group in (kombu.pools.connections, kombu.pools.producers):  # the next app with this broker gets new ones
+        for key in [key for key, each in group.items() if pool in (each, getattr(each, "connections", None))]:
+            dict.pop(group, key)
     state.close()
     if "publisher" in vars(state):
         state.publisher.close()

@@ -92,3 +92,15 @@ def test_the_bench_of_the_dashboard_runs() -> None:
     tables = run("bench.dashboard", "--quick").strip().split("\n\n")
     assert sorted(table.partition(",")[0] for table in tables) == ["postgresql", "redis", "sqlite"]
     assert all("dead letters" in table and "open pages" in table for table in tables)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("broker", ["redis", "ledger"])
+def test_the_bench_of_rate_limits_runs(broker: str) -> None:
+    """The rates of Celery's tasks, of onejob's, and of plain ones beside them are measured."""
+    table = run("bench.rate", "--jobs", "20", "--limit", "20/s", "--tasks", "2", "--broker", broker, "--beside")
+    rows = [line.split() for line in table.splitlines()]
+    names = [row[0] for row in rows]
+    assert names == ["task", *(f"{name}-{n}" for name in ("celery", "onejob", "plain-beside") for n in range(2))]
+    assert [row[1] for row in rows if row[0].startswith("onejob")] == ["20", "20"]

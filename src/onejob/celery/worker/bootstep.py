@@ -26,6 +26,7 @@ from onejob.celery.plain_tasks import warn_of_plain_tasks
 from onejob.celery.slots import Slots, capacity_of
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, active_requests
 from onejob.celery.worker.messages import QueueWatch, keep_no_copies
+from onejob.celery.worker.rate_limits import RateLimits
 from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
 from onejob.config import Settings
@@ -97,6 +98,7 @@ class LedgerStep(bootsteps.StartStopStep):
             self.metrics_server = MetricsServer(self.app_state.ledger, settings.metrics_address, settings.metrics_port)
         if not settings.broker_acks:
             keep_no_copies(worker.consumer)
+        RateLimits(worker.consumer).install()
         self.silence.listen(worker.consumer)
         self.heartbeat.probe_file.create()
         if self.app_state.publisher.delivers:
