@@ -10,10 +10,13 @@ from dataclasses import fields
 from posixpath import dirname, normpath
 from typing import TYPE_CHECKING, Any
 
+from celery import Task, signals
+from celery.app.defaults import NAMESPACES, flatten
+
 from checks.project import ROOT, check, differences, line_of
 from hatch_build import absolute
 from onejob.api.problems import PROBLEM_TYPES
-from onejob.celery.option_names import TASK_OPTIONS
+from onejob.celery.option_names import CELERY_OPTIONS, TASK_OPTIONS
 from onejob.config import NAMES, Settings
 from onejob.observability.metrics import SERIES
 from onejob.webhooks.settings import WebhookSettings
@@ -44,6 +47,10 @@ _ANY = "|".join(each.pattern.removeprefix("(?i)") for each in FOREIGN.values())
 ANY_FOREIGN = re.compile(_ANY, re.IGNORECASE | re.MULTILINE)
 """Finds the files to look at line by line."""
 SETTINGS, PROBLEMS = "docs/settings.md", "docs/problems.md"
+FEATURES = "docs/reference/celery.md"
+OF_CELERY = re.compile(r"(?:beat|broker|control|event|result|task|worker)_")
+OTHERS = frozenset({*vars(signals), "task_id"})
+"""Names of signals, and of an option of a call, that begin as settings of Celery do."""
 OBSERVABILITY = "docs/observability.md"
 
 
@@ -155,6 +162,23 @@ def series_page(project: Project) -> Iterator[str]:
     if found != wanted:
         wrong = next((row for row in wanted if row not in found), found[-1:])
         yield f"{OBSERVABILITY}:{line_of(text, '| series |')}: these are not the series of the code: {wrong}"
+
+
+@check
+def features_page(project: Project) -> Iterator[str]:
+    """docs/reference/celery.md names every setting of Celery and every option and method of its tasks, and no other."""
+    text = project[FEATURES]
+    settings = {str(row[0]) for row in flatten(NAMESPACES)}
+    of_tasks = {name for name in dir(Task) if not name.startswith("_")} | CELERY_OPTIONS
+    named = {word for span in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"[\w*]+", span)}
+    named |= {name.removeprefix("task_") for name in named}  # the option has the row of its setting
+    groups = tuple(name.removesuffix("*") for name in named if name.endswith("_*"))
+    for name in sorted(settings | of_tasks):
+        if name not in named and not (name in settings and name.startswith(groups)):
+            yield f"{FEATURES}:1: {name} of Celery has no row, and is in no list"
+    for name in sorted(each for each in named if OF_CELERY.match(each)):
+        if not any(each.startswith(name.removesuffix("*")) for each in settings | OTHERS):
+            yield f"{FEATURES}:{line_of(text, f'`{name}')}: Celery has no {name}"
 
 
 @check
