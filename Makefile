@@ -49,7 +49,7 @@ mutants: $(VENV)/dev.stamp ## Change the code in small ways, and list the change
 bench: $(VENV)/dev.stamp .bench/peers.stamp ## Measure everything beside plain Celery and other libraries: half an hour
 	@$(BIN)/python -m bench $(ARGS)
 
-peer-suites: $(VENV)/dev.stamp ## Run the test suites of celery-singleton, celery-once and Celery on onejob
+peer-suites: $(VENV)/dev.stamp ## Run the test suites of celery-singleton, celery-once, kombu and Celery on onejob
 	@scripts/peer-suites $(BIN)/python $(ARGS)
 
 lint: $(VENV)/dev.stamp ## Check style, format, and all files: names, sizes, links, pages, locks, manifests

@@ -26,7 +26,11 @@ LIBRARIES = {
 }
 """The versions of Celery, and the libraries that each needs besides those of this environment."""
 OLDEST, *_, NEWEST = LIBRARIES
-MODULES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
+MODULES = tuple(
+    f"t/integration/test_{name}.py"
+    for name in ("canvas", "tasks", "inspect", "worker", "loader", "serialization", "connection_recovery", "security")
+)
+"""The modules whose tests have tasks of their own, or start workers; older versions have some of them."""
 LONGEST = "allow_error_cb"
 """A part of the names of the tests that wait for minutes for what must not come: those of a flag of Celery's own."""
 PROCESSES = 4
@@ -41,19 +45,20 @@ def fetch(version: str, source: Path | None = None) -> Path:
 
     `source`: a folder with `celery-<version>.tar.gz`, for a machine without the package index.
     """
-    target = CACHE / f"celery-{version}"
+    return unpack("celery", version, ("t/integration/", "t/__init__.py", "t/canvas_"), source)
+
+
+def unpack(name: str, version: str, parts: Sequence[str], source: Path | None) -> Path:
+    """Return a folder with the files of a release whose names begin like that. Raises `MissingServiceError`."""
+    target = CACHE / f"{name}-{version}"
     if not target.is_dir():
         CACHE.mkdir(exist_ok=True)
-        archive = download_source(source or CACHE, sys.executable, "celery", version)
+        archive = download_source(source or CACHE, sys.executable, name, version)
         with tarfile.open(archive) as packed, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            names = (
-                f"celery-{version}/t/integration/",
-                f"celery-{version}/t/__init__.py",
-                f"celery-{version}/t/canvas_",
-            )
+            names = tuple(f"{name}-{version}/{part}" for part in parts)
             members = [each for each in packed.getmembers() if each.name.startswith(names)]
             packed.extractall(scratch, members, filter="data")
-            (Path(scratch) / f"celery-{version}").rename(target)
+            (Path(scratch) / f"{name}-{version}").rename(target)
     return target
 
 
@@ -79,6 +84,7 @@ def run(
             "CELERY_SUITE_OUTCOMES": str(outcomes), "CELERY_SUITE_TASK_CLASS": task_class,
             "CELERY_SUITE_KNOWN": json.dumps([KNOWN_SECONDS, *known]), "CELERY_SUITE_FIRST": LONGEST,
             "CELERY_SUITE_LEDGER": ledger,
+            "PATH": os.pathsep.join([str(_with_command(Path(scratch), python)), os.environ["PATH"]]),
             "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, LIST.parent, folder))),
         }  # fmt: skip
@@ -93,6 +99,14 @@ def run(
         return dict(found)
 
 
+def _with_command(folder: Path, python: str) -> Path:
+    """Return a folder with the command `celery`, which some tests start."""
+    command = folder / "celery"
+    command.write_text(f'#!/bin/sh\nexec "{python}" -m celery "$@"\n', encoding="utf-8")
+    command.chmod(0o700)
+    return folder
+
+
 def differences(
     version: str, *, plain: bool = False, source: Path | None = None, ledger: str = ""
 ) -> tuple[int, list[str]]:
@@ -104,7 +118,8 @@ def differences(
     task_class = "celery.app.task:Task" if plain else "onejob:Task"
     listed = reasons(version, plain=plain, ledger=ledger)
     some = () if version == NEWEST else ("-k", f"not {LONGEST}")  # where every version is the same
-    found = run(python, folder, task_class, *MODULES, *some, known=listed["fails"], ledger=ledger)
+    modules = [each for each in MODULES if (folder / each).exists()]
+    found = run(python, folder, task_class, *modules, *some, known=listed["fails"], ledger=ledger)
     known = {
         kind: {test: why for test, why in part.items() if kind == "varies" or test in found}
         for kind, part in listed.items()

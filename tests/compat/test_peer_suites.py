@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from tests.cases import for_each
-from tests.compat import celery_suite, peer_suites
-from tests.compat.peer_suites import ROOT
+from tests.compat import celery_suite, kombu_suite, peer_suites
+from tests.compat.peer_suites import ROOT, compare
 from tests.services import MissingServiceError, eventually, start_redis
 
 SOURCE = Path(os.environ["ONEJOB_PEER_SUITES"]) if "ONEJOB_PEER_SUITES" in os.environ else None
@@ -41,6 +41,16 @@ def test_the_suite_of_celery_passes(version: str) -> None:
     """What passes of Celery's integration suite passes with onejob tasks, but for what the list gives a reason for."""
     _, found = celery_suite.differences(version, source=SOURCE)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_kombus_tests_of_transports_pass(store: str) -> None:
+    """What kombu tests of every transport holds for `onejob://`, but for what needs a server."""
+    found = kombu_suite.run(store, SOURCE)
+    assert len(found) >= 30
+    assert not compare("kombu", store, found, kombu_suite.FAILS)
 
 
 @pytest.mark.deep
