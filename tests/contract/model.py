@@ -103,6 +103,7 @@ class ModelStore:
         """The duplicates of deleted jobs, by task, submitter and outcome."""
         self.tombstones: dict[str, tuple[Tombstone, float]] = {}
         self.events: dict[str, tuple[str, float]] = {}
+        self.kept_results: dict[str, tuple[str, float]] = {}
         self.audit_log: list[AuditEntry] = []
         self.schedule_states: dict[str, ScheduleState] = {}
         self.amounts: Counter[str] = Counter()
@@ -656,6 +657,16 @@ class ModelStore:
         if found is not None:
             self.events[event_id] = (found, max(until, now + keep_for))
         return found
+
+    def put_result(self, name: str, body: str, *, keep_for: float) -> None:
+        self.kept_results[name] = (body, self.read_clock() + keep_for)
+
+    def results(self, names: Sequence[str]) -> dict[str, str]:
+        found = {name: self.kept_results[name] for name in names if name in self.kept_results}
+        return {name: body for name, (body, until) in found.items() if until > self.read_clock()}
+
+    def delete_result(self, name: str) -> None:
+        self.kept_results.pop(name, None)
 
     def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
         assert keep_for > 0

@@ -414,17 +414,17 @@ NAMES = ("celery@host", "name with spaces", '["ž😀", "it\'s \\"]\n')
 
 
 class RecordPlayer(Player):
-    """All operations on what stores keep besides jobs: metrics, workers, webhook events, the audit log, schedules."""
+    """All operations on what stores keep besides jobs: metrics, workers, events, results, schedules, the audit log."""
 
     WEIGHTS: ClassVar = {
         "pass_time": 2, "increment": 3, "read_metrics": 2, "heartbeat": 3, "workers": 2, "keep_event": 3, "audit": 3,
-        "schedule": 3,
+        "schedule": 3, "result": 3,
     }  # fmt: skip
 
     def pass_time(self, dice: Random) -> None:
         """Advance the clock."""
         model = self.run.model
-        ends = [until for kept in (model.heartbeats, model.events) for _, until in kept.values()]
+        ends = [until for kept in (model.heartbeats, model.events, model.kept_results) for _, until in kept.values()]
         ends += [start + period.kept_for for period, start in model.buckets]
         ahead = [until for until in ends if until > model.read_clock() + 1]
         if ahead and dice.random() < 0.5:
@@ -462,6 +462,15 @@ class RecordPlayer(Player):
             dice.choice((9.0, 90.0)),
         )
         self.run("keep_event", dice.choice(NAMES), body, keep_for=keep_for)
+
+    def result(self, dice: Random) -> None:
+        """Store a result, also in place of another one, or delete it, and read some."""
+        name, body = dice.choice(NAMES), dice.choice(("first", '{"result":"ž😀 \\u0000 \\" \\\\"}'))
+        if dice.random() < 0.8:
+            self.run("put_result", name, body, keep_for=dice.choice((9.0, 90.0)))
+        else:
+            self.run("delete_result", name)
+        self.run.read("results", list(dice.sample(NAMES, dice.randint(0, 3))))
 
     def audit(self, dice: Random) -> None:
         """Append to the audit log, and read a page of it."""
@@ -572,5 +581,5 @@ def test_redis_pushes_the_messages_that_the_model_pushes(
 
 
 def test_every_store_keeps_the_same_records(lockstep: Callable[[], LockStep]) -> None:
-    """Metrics, workers, webhook events and the audit log are those of the model on every store."""
+    """Metrics, workers, webhook events, results and the audit log are those of the model on every store."""
     play_all(RecordPlayer, lockstep, range(NUMBER), 40)

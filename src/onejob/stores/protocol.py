@@ -268,6 +268,22 @@ class WebhookEvents(Protocol):
         """
 
 
+class Results(Protocol):
+    """The results of Celery tasks that are no jobs, and of groups, for `result_backend = "onejob://"`."""
+
+    def put_result(self, name: str, body: str, *, keep_for: float) -> None:
+        """Store a result, which is not empty, for so many seconds, in place of an earlier one of this name.
+
+        Each call deletes a few results whose time is over.
+        """
+
+    def results(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the results that are stored, by name, in one round trip."""
+
+    def delete_result(self, name: str) -> None:
+        """Delete a result, if it is stored."""
+
+
 class AuditLog(Protocol):
     """What operators did, and which requests were refused."""
 
@@ -375,7 +391,9 @@ class Schedules(Protocol):
         """Delete the state of an entry if the stored nonce is `expected`."""
 
 
-class Store(CoreStore, Queries, DuplicateStats, WebhookEvents, AuditLog, Metrics, SignalingStore, Schedules, Protocol):
+class Store(
+    CoreStore, Queries, DuplicateStats, WebhookEvents, Results, AuditLog, Metrics, SignalingStore, Schedules, Protocol
+):
     """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
 
 

@@ -213,6 +213,15 @@ class SQLStore(ABC):
         rows = self._rows("keep_event", id=event_id, body=body, keep_for=keep_for)
         return str(rows[0]["body"]) if rows else None
 
+    def put_result(self, name: str, body: str, *, keep_for: float) -> None:
+        self._rows("put_result", name=name, body=body, keep_for=keep_for)
+
+    def results(self, names: Sequence[str]) -> dict[str, str]:
+        return {row["name"]: row["body"] for row in self._rows("results", names=self._encode(names))}
+
+    def delete_result(self, name: str) -> None:
+        self._rows("delete_result", name=name)
+
     def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
         self._rows("append_audit", kind=entry.kind, entry=entry.to_json(), keep=keep, keep_for=keep_for)
 

@@ -91,6 +91,16 @@ class Records(Part):
         kept: str | None = self._client.call("keep_event", (self._keys.event(event_id),), values)
         return kept
 
+    def put_result(self, name: str, body: str, *, keep_for: float) -> None:
+        self._client.call("put_result", (self._keys.result(name),), (str(keep_for), body))
+
+    def results(self, names: Sequence[str]) -> dict[str, str]:
+        bodies = self._client.call("results", tuple(map(self._keys.result, names))) if names else ()
+        return {name: body for name, body in zip(names, bodies, strict=True) if body}
+
+    def delete_result(self, name: str) -> None:
+        self._client.call("delete_result", (self._keys.result(name),))
+
     def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
         audit = self._keys.audit
         script_keys = (audit[entry.kind], *(audit[kind] for kind in records.AUDIT_KINDS if kind != entry.kind))

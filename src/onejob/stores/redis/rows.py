@@ -68,6 +68,8 @@ class Keys:
         self.quota = f"{tag}:quota:".__add__
         self.event = f"{tag}:event:".__add__
         """An event that webhooks report."""
+        self.result = f"{tag}:result:".__add__
+        """The result of a Celery task that is no job, or of a group."""
 
 
 GIVEN = (

@@ -45,6 +45,7 @@ CACHE_KIB = 16 * 1024
 PARTS = {
     "append_audit": ("append_audit", "trim_audit"),
     "keep_event": ("delete_events", "keep_event", "extend_event"),
+    "put_result": ("delete_results", "put_result"),
     "declare_queue": ("unbind_expired", "declare_queue"),
     "delete_queue": ("unbind_all", "purge_queue", "delete_queue"),
     "renew_messages": (

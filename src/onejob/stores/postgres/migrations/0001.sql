@@ -183,6 +183,14 @@ create table onejob.webhook_events (
 );
 create index webhook_events_until on onejob.webhook_events (until);
 
+-- The results of Celery tasks that are no jobs, and of groups: what `result_backend = "onejob://"` is given to store.
+create table onejob.task_results (
+  name text primary key,
+  body text not null,
+  until double precision not null
+);
+create index task_results_until on onejob.task_results (until);
+
 -- What operators did, and which requests and logins were refused, each kind apart; `entry` is JSON.
 create table onejob.audit_log (
   id bigint generated always as identity primary key,

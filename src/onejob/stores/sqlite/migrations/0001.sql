@@ -175,6 +175,14 @@ create table webhook_events (
 );
 create index webhook_events_until on webhook_events (until);
 
+-- The results of Celery tasks that are no jobs, and of groups: what `result_backend = "onejob://"` is given to store.
+create table task_results (
+  name text primary key,
+  body text not null,
+  until real not null
+);
+create index task_results_until on task_results (until);
+
 -- What operators did, and which requests and logins were refused, each kind apart; `entry` is JSON.
 create table audit_log (
   id integer primary key,
