@@ -215,6 +215,9 @@ def build_ledger(
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:
-    candidates = [conf.get("result_backend"), conf.get("broker_write_url") or conf.get("broker_url")]
+    candidates = [
+        str(conf.get("result_backend") or "").removeprefix("onejob+"),
+        conf.get("broker_write_url") or conf.get("broker_url"),
+    ]
     usable = (url for url in candidates if isinstance(url, str) and scheme_of(url) in SCHEMES and ";" not in url)
     return next(usable, "")

@@ -446,6 +446,10 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
         stage.wait(key)
         return key
 
+    @app.task(name="fails_plainly", shared=False, throws=(ArithmeticError,))
+    def fails_plainly() -> None:
+        raise ArithmeticError("plainly")
+
     @app.task(name="gather", shared=False)
     def gather(values: Any, key: str) -> Any:
         stage.mark(key, "gather", values=values)

@@ -3,10 +3,12 @@
 from onejob.celery.app_state import install as hide_settings
 from onejob.celery.current_job import RunningJob, current_job
 from onejob.celery.receivers import connect as connect_receivers
+from onejob.celery.result_backend import install as install_result_backend
 from onejob.celery.task import Task
 from onejob.celery.transport import install as install_transport
 
 hide_settings()
+install_result_backend()
 install_transport()
 connect_receivers()
 

@@ -35,6 +35,7 @@ class BoundTask(Protocol):
     app: Celery
     backend: Any
     ignore_result: bool
+    request: Any
     AsyncResult: Callable[[str], Any]
     shadow_name: Callable[[Any, Any, Any], str | None]
     signature_from_request: Callable[[Any], Any]

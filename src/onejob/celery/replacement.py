@@ -23,6 +23,8 @@ from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.current_job import RunningJob
 from onejob.celery.options import BoundTask
 from onejob.celery.payload import REPLACED, Ignored, decode, dumps, encode_failure, loads, replacement_depth, to_json
+from onejob.celery.result import meta_elsewhere
+from onejob.celery.result_backend import confirm_end
 from onejob.errors import InvalidArgumentsError, StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Job, Outcome, Submission
@@ -179,11 +181,11 @@ def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
     """Return a job as canceled if a task before its replacement was; `Ignored` if it has ended with it, or waits on."""
     app_state = app_state_of(task.app)
     ledger, limits = app_state.ledger, app_state.settings.limits
-    meta = {} if isinstance(task.backend, DisabledBackend) else task.backend.get_task_meta(job.id)
-    if meta.get("status") == states.SUCCESS:
+    meta = meta_elsewhere(task.backend, job.id)
+    if meta["status"] == states.SUCCESS:
         keep = task._onejob.retention_of(job)
         ended = ledger.complete(job, dumps(meta["result"], "the result", limits), keep=keep)
-    elif meta.get("status") in states.EXCEPTION_STATES:
+    elif meta["status"] in states.EXCEPTION_STATES:
         ended = ledger.fail(job, encode_failure(meta["result"]), "the task that replaced it failed")
     elif (broken := _find_broken(ledger, job)) is None:
         ended = _wait_on(task, job)
@@ -192,6 +194,7 @@ def await_replacement(task: BoundTask, job: Job) -> Job | Ignored:
     else:
         return ledger.abandon(job, f"job {broken.id} was canceled, which was to replace it")
     if ended.state.final:
+        confirm_end(task.backend, task.request, ended)
         ledger.mark_canvas_notified(ended)  # by Celery: the replacement has inherited the canvas
     return Ignored(ended.reason)
 

@@ -97,9 +97,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
     @property
     def children(self) -> list[Any]:
         """The results of what the job's run has submitted, once the result backend has them; without one, none."""
-        if isinstance(self.backend, DisabledBackend):
-            return []
-        children = self.backend.get_task_meta(self.id).get("children") or ()
+        children = meta_elsewhere(self.backend, self.id).get("children") or ()
         return [celery_result.result_from_tuple(child, self.app) for child in children]
 
     @property
@@ -248,9 +246,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         job = app_state_of(self.app).ledger.get_or_none(self.id) if wait is None else wait.read()
         if job is not None and job.reason != REPLACED:
             return meta_of(job, self.app)
-        meta = _meta(self.id, states.PENDING)
-        if not isinstance(self.backend, DisabledBackend):
-            meta = dict(self.backend.get_task_meta(self.id))
+        meta = meta_elsewhere(self.backend, self.id)
         if job is None and meta["status"] not in states.READY_STATES:
             error = app_state_of(self.app).ledger.why_missing(self.id)
             if isinstance(error, JobPurgedError):
@@ -407,6 +403,14 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
         "date_done": job.finished_at and datetime.fromtimestamp(job.finished_at, UTC),
         "retries": job.retries,
     }
+
+
+def meta_elsewhere(backend: Any, task_id: str) -> dict[str, Any]:
+    """Return the result that a result backend has stored for an id, whatever the ledger has."""
+    if isinstance(backend, DisabledBackend):
+        return _meta(task_id, states.PENDING)
+    read = getattr(backend, "get_other_meta", backend.get_task_meta)  # of a backend that reads the ledger, too
+    return dict(read(task_id))
 
 
 def _meta(job_id: str, status: str, result: Any = None) -> dict[str, Any]:

@@ -274,7 +274,7 @@ def bulk(
 def _has_ended_in(url: str) -> Callable[[Job], bool]:
     from celery import Celery, states
 
-    app = Celery("onejob", backend=url, set_as_current=False)
+    app = Celery("onejob", backend=url.removeprefix("onejob+"), set_as_current=False)
 
     def has_ended(job: Job) -> bool:
         try:

@@ -11,6 +11,7 @@ from celery import Celery
 
 from onejob.celery import plain_tasks
 from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import SCHEME
 from onejob.celery.operations import connect_to_broker
 from onejob.celery.options import tasks_of
 from onejob.config import Settings
@@ -19,6 +20,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import RETENTION
 from onejob.jobs.timestamps import duration_text
 from onejob.observability.metrics import BUCKETS, SUM, key_of
+from onejob.stores import scheme_of
 
 LONG_RUN = 10.0
 """Runs of more seconds are long: other jobs should not wait behind them."""
@@ -75,7 +77,8 @@ BACKEND = Check("result-backend", "app", Level.INFO,
     when="there is no result backend, or `task_ignore_result` is on",
     meaning="results of jobs are in the ledger, and are read from there; but Celery needs a backend for chords, which "
     "do not continue without one",
-    remedy="set `app.conf.result_backend` where chords are used, and `task_ignore_result` only for tasks in none")
+    remedy='`app.conf.result_backend = "onejob://"`, the ledger, or another one where chords are used, and '
+    "`task_ignore_result` only for tasks in none")
 EXPIRES = Check("result-expires", "app", Level.INFO,
     when="`result_expires` is shorter than the ledger keeps completed jobs, or a task's `unique_for`",
     meaning="a client of Celery that reads the result backend no longer finds a result that the ledger still answers "
@@ -194,6 +197,8 @@ def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
     conf = app.conf
     if not conf.result_backend or conf.task_ignore_result:
         yield BACKEND.found("task_ignore_result is True" if conf.result_backend else "there is no result_backend")
+        return
+    if scheme_of(str(conf.result_backend)) == SCHEME:  # it reads the ledger
         return
     windows = [options.window.longest for task in tasks_of(app).values() if (options := task._onejob).window]
     kept = max([settings.retention.get(State.COMPLETED, RETENTION[State.COMPLETED]), *windows])

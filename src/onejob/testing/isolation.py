@@ -26,11 +26,13 @@ from kombu.transport.virtual import BrokerState
 
 from onejob.celery import app_state as app_state_module
 from onejob.celery.app_state import AppState, app_state_of
+from onejob.celery.broker import SCHEME
 from onejob.celery.current_job import draining
 from onejob.celery.options import TaskOptions, tasks_of
 from onejob.celery.result import AsyncResult
 from onejob.config import NAMES, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
+from onejob.stores import scheme_of
 from onejob.stores.django_database import alias_of
 from onejob.testing.fault import CrashReport
 from onejob.testing.jobs import JobRun, Jobs, app_of, real_app
@@ -135,7 +137,8 @@ def reset(app: Any) -> None:
 
 def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
     urls = dict.fromkeys(("broker_url", "broker_read_url", "broker_write_url"), BROKER)
-    has_backend = bool(app.backend_cls or app.conf.result_backend)
+    given = app.backend_cls or app.conf.result_backend
+    backend = f"{SCHEME}://" if scheme_of(str(given)) == SCHEME else BACKEND
     return {
         **urls,
         "broker_transport": None,  # which counts more than the URLs
@@ -144,7 +147,7 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
         "onejob_store": f"sqlite:///{directory / 'ledger.db'}",
         "onejob_metrics_interval": 0,
         "onejob_share_old_locks": False,
-        **({"result_backend": BACKEND, "result_backend_transport_options": {}} if has_backend else {}),
+        **({"result_backend": backend, "result_backend_transport_options": {}} if given else {}),
     }
 
 

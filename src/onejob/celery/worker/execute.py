@@ -49,6 +49,7 @@ from onejob.celery.payload import (
     replacement_depth,
 )
 from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
+from onejob.celery.result_backend import HAS_JOB
 from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store, was_given_back
 from onejob.celery.submit import create_task_webhook, needs_message, submit_to_ledger
 from onejob.jobs.lifecycle import RULES, State, Transition
@@ -212,6 +213,7 @@ def _execute(task: BoundTask, request: Any, app_state: AppState, body: Callable[
     job = _claim(task, request, app_state)
     if isinstance(job, Ignored):
         return job
+    setattr(request, HAS_JOB, job.id)
     with _ending_run(task, job):
         message = _check_message(task, request, app_state, job)
     if isinstance(message, Ignored):

@@ -26,6 +26,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of, current_job_or_none, draining
 from onejob.celery.option_names import is_priority
 from onejob.celery.payload import encode_failure
+from onejob.celery.result_backend import confirm_end
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Cancel, Job
@@ -268,6 +269,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             job = self.app_state.ledger.get(self.id)
             if job.state.final and job.canvas_pending:
+                confirm_end(self.task.backend, self._context, job)
                 self.app_state.ledger.mark_canvas_notified(job)
 
     def report_failure(self, job: Job, error: Exception, exc_info: Any) -> None:
