@@ -26,7 +26,7 @@ SLICE = (
 DJANGO_SLICE = ("tests/django/test_app.py", "tests/django/test_backend.py", "tests/django/test_worker.py")
 """On Django 6 from Python 3.12 on, and on Django 5.2 before."""
 OLDEST_SLICE = (
-    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_direct_broker.py",
+    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_direct_broker.py", "tests/celery/test_result_backend.py",
     "tests/http/test_jobs.py", "tests/http/test_callers.py", "tests/http/test_submissions.py",
     "tests/pages/test_formats.py", "tests/transactions/test_submission.py", "tests/webhooks/test_client.py",
 )  # fmt: skip
