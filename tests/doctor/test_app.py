@@ -108,7 +108,7 @@ def test_a_ledger_that_delivers_to_an_app_without_jobs_is_found(tmp_path: Path) 
     ({"task_reject_on_worker_lost": True}, {}, {"late-acks"}, "invoice"),
     ({"result_backend": None}, {}, {"result-backend"}, "there is no result_backend"),
     ({"task_ignore_result": True}, {}, {"result-backend"}, "task_ignore_result is True"),
-    ({"result_backend": "onejob://", "result_expires": 60}, {}, set(), ""),
+    ({"result_backend": "onejob://", "result_expires": 60}, {}, set(), "1 in all"),
     ({"result_expires": 60}, {}, {"result-expires"}, "result_expires is 1 min"),
     ({"onejob_retention": {"completed": 30 * 86400}}, {}, {"result-expires"}, "30 d"),
     ({"task_default_priority": 3, "worker_prefetch_multiplier": 4}, {}, {"priority-prefetch", "prefetch"},
