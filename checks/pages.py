@@ -7,7 +7,7 @@ import re
 import runpy
 from contextlib import redirect_stdout
 from dataclasses import fields
-from posixpath import dirname, normpath
+from posixpath import basename, dirname, normpath
 from typing import TYPE_CHECKING, Any
 
 from celery import Task, signals
@@ -52,6 +52,8 @@ OF_CELERY = re.compile(r"(?:beat|broker|control|event|result|task|worker)_")
 OTHERS = frozenset({*vars(signals), "task_id"})
 """Names of signals, and of an option of a call, that begin as settings of Celery do."""
 OBSERVABILITY = "docs/observability.md"
+FINDING = re.compile(r"#!.+\n# .+?, seen \d{4}-\d\d-\d\d\.\n# Expected: .+?\n# Happens: .+?\n# Means: ", re.DOTALL)
+"""How a finding begins."""
 
 
 @check
@@ -104,6 +106,20 @@ def index(project: Project) -> Iterator[str]:
         page = place.removeprefix("docs/")
         if not page.endswith("README.md") and not {page, page.partition("/")[0]} & linked:
             yield f"docs/README.md:1: no link to {page}"
+
+
+@check
+def findings(project: Project) -> Iterator[str]:
+    """Each finding says what was expected, what happens, what that means; its folder's page has a row."""
+    rows = {*LINK.findall(project["findings/README.md"])}
+    for place, text in project.under("findings/", ".sh").items():
+        name = basename(place)
+        if name == "lib.sh":
+            continue
+        if not FINDING.match(text):
+            yield f"{place}:2: begin with the versions, `seen` and the date, then Expected, Happens, Means"
+        if name not in rows:
+            yield f"findings/README.md:1: no row for {name}"
 
 
 @check

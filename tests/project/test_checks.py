@@ -23,6 +23,13 @@ STORE = f"{SOURCE}stores/redis/"
 TEST = "tests/test_x.py"
 LAW = '    """Water is wet."""\n'
 FENCE = "`" * 3
+FINDING = """#!/bin/sh
+# celery 5.7.0, seen 2026-11-28.
+# Expected: a
+#   b
+# Happens: c
+# Means: d
+"""
 MUTANT = """[tests]
 "ledger/sweep.py" = ""
 [[equivalent]]
@@ -64,6 +71,8 @@ FAULTS = [
     ("readme", {"README.md": "[a](http://example.org)\n"}, "http://example.org is not absolute"),
     ("readme", {"README.md": f"# a\n\nb\n\n{FENCE}sh\nls\n{FENCE}\n"}, "README.md:3: the first paragraph"),
     ("index", {"docs/README.md": "[a](a.md)", "docs/a.md": "", "docs/b.md": ""}, "no link to b.md"),
+    ("findings", {"findings/README.md": "", "findings/a.sh": FINDING}, "findings/README.md:1: no row for a.sh"),
+    ("findings", {"findings/README.md": "[a](a.sh)", "findings/a.sh": FINDING.replace("Means", "So")}, "a.sh:2: begin"),
     ("requests_with_keys", {"README.md": "$ curl http://x"}, "README.md:1: a request without the key"),
     ("generated", {}, "docs/lifecycle.md:1: not current"),
     ("generated", {}, "docs/reference/cli.md:1: not current"),
@@ -170,6 +179,7 @@ def test_an_edit_is_found(name: str, place: str, before: str, after: str, told: 
     ("own_words", {"x.py": "sqlite:////var/lib/app/ledger.db 127.0.0.1 colour: #123456 src/home/x"}),
     ("links", {"a.md": "[a](a.md#x) [b](#here) [c](docs) [d](https://github.com/onejob/onejob#x)", "docs/b": ""}),
     ("mutants", {MUTANTS: MUTANT}),
+    ("findings", {"findings/README.md": "[a](a.sh)", "findings/a.sh": FINDING, "findings/lib.sh": ""}),
     ("laws", {TEST: f"def wet(x):\n    assert x\ndef soaked(x):\n    wet(x)\ndef test_a():\n{LAW}    soaked(1)\n"}),
 ])  # fmt: skip
 def test_what_is_right_is_left_alone(name: str, files: dict[str, str]) -> None:
