@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # celery 5.7.0, seen 2026-11-28.
-# Expected: the body of a chord gets the results "in the order of the header". A group in a header is flattened, and
+# Expected: the body of a chord gets the results in the order of the header. A group in a header is flattened, and
 #   `group(0, group(1, 2, 3), 4)` by itself returns 0, 1, 2, 3, 4.
 # Happens: before a body, each nested group of the header is flattened backwards: 0, 3, 2, 1, 4. A chain in the header
 #   whose end is a group keeps its order, and its results stay a list.

@@ -3,8 +3,8 @@
 # Expected: a background task runs after the response, and its failure is its own: the request was answered with 200.
 # Happens: the code after `yield` of a dependency runs after the background tasks, and the failure is raised at the
 #   yield. A dependency that commits at its end, and rolls back on an exception, rolls back: the client has its 200,
-#   the mail failed, the order is gone. The background task itself ran before the commit, so another process that it
-#   told of the order cannot see it.
+#   the mail failed, the order is gone. The task itself ran before the commit: another process that it told of the
+#   order cannot see it.
 # Means: commit in the body of the endpoint, or declare the dependency with `scope="function"` (then it commits
 #   before).
 . "$(dirname "$0")/lib.sh"

@@ -4,8 +4,8 @@
 #   are exact, and two different documents have two canonical forms.
 # Happens: jcs rounds an integer above 2**53 to the nearest double, without an error, so that neighbouring 64-bit ids
 #   (of a bigint column, or of Snowflake's kind) have one form. rfc8785 refuses them.
-# Means: a digest of jcs's bytes (an idempotency key, a cache key, a signature) is the same for different orders.
-#   Write large ids as strings before they are made canonical.
+# Means: a digest of jcs's bytes (an idempotency key, a cache key) is the same for different orders. Write large ids
+#   as strings before they are made canonical.
 . "$(dirname "$0")/lib.sh"
 packages jcs==0.2.1 rfc8785==0.1.4
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kombu 5.7.0, every virtual transport (memory, Redis, SQS, filesystem, SQLAlchemy), seen 2026-11-28.
+# kombu 5.7.0, virtual transports (here: memory; Redis, filesystem and SQLAlchemy alike), seen 2026-11-28.
 # Expected: a topic exchange as AMQP 0-9-1 defines it, which kombu's guide repeats: `#` stands for zero or more words.
 #   A queue bound with `orders.#` gets `orders`, as it does from RabbitMQ.
 # Happens: `#` needs one word at least here, so `orders` is dropped; `#.failed` does not get `failed`.

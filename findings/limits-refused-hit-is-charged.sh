@@ -4,8 +4,8 @@
 #   strategy.
 # Happens: the fixed window adds the cost before it compares. A refused request of cost 3 uses up what was left, and
 #   all small ones are refused until the window ends; moving window and sliding window counter do as expected.
-# Means: under the default strategy, a client that asks for too much once locks itself out, and a switch of the
-#   strategy changes who is served. Call `test(item, key, cost=n)` first.
+# Means: under the fixed window (the default of Flask-Limiter), a client that asks for too much once locks itself out,
+#   and a switch of the strategy changes who is served. Call `test(item, key, cost=n)` first.
 . "$(dirname "$0")/lib.sh"
 packages limits==5.8.0
 
