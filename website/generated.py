@@ -16,6 +16,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "images/submission.svg": diagrams.submission,
     "reference/cli.md": tables.cli,
     "reference/schema.md": tables.schema,
+    "reference/works-with.md": tables.works_with,
 }
 """By place in docs/, what makes the file."""
 

@@ -1,4 +1,4 @@
-"""The pages that are made from tables of the code: the commands, and the columns of the ledger."""
+"""The pages that are made from tables: the commands, the columns of the ledger, the packages beside onejob."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import click
 
 from onejob.cli.commands import main
 from onejob.stores import open_store
+from tests.works_with.rows import all_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.works_with.rows import Row
 
 COMMANDS = """# Commands
 
@@ -31,6 +34,18 @@ This page is generated from an empty ledger in SQLite by `python -m website gene
 PostgreSQL has the same tables, with its own types: [PostgreSQL internals](../sql.md). The keys in Redis: [Redis
 keys](../decisions/0001-redis-keys.md). The columns are no interface: read jobs by [Python](python.md),
 [HTTP](../guides/api.md) or [commands](cli.md).
+"""
+WORKS_WITH = """# Packages beside onejob
+
+Each row was run: the module of `tests/works_with` for the package starts a real app with real workers, with these
+versions, and asserts what the row says, also what does not work. `make test-deep` runs all of them. The page is
+generated from these modules by `python -m website generate`; `make lint` compares them.
+
+A package that is not here may work as well: what a package adds by signals, settings and base classes of Celery is in
+[Celery's features, A to Z](celery.md). Unless a row says otherwise, it was run on the newest supported Celery.
+
+| package | what was run | what holds | what to do | what does not work |
+|---|---|---|---|---|
 """
 
 INDEXES = """
@@ -74,6 +89,16 @@ def _option(option: click.Option, context: click.Context) -> str:
     names, text = cast("tuple[str, str]", option.get_help_record(context))
     shown = re.sub(r"([\[\]<>*_|])", r"\\\1", " ".join(text.split()))
     return f"| `{names.replace('|', '/')}` | {shown} |"
+
+
+def works_with() -> str:
+    """Return the page of the packages beside ours."""
+    return WORKS_WITH + "\n".join(map(_works_with, all_rows())) + "\n"
+
+
+def _works_with(row: Row) -> str:
+    names = "<br>".join(package.replace("==", " ") for package in row.packages)
+    return f"| {names} | {row.ran} | {row.holds} | {row.do or 'nothing'} | {row.fails or 'nothing was found'} |"
 
 
 def schema() -> str:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.services import MissingServiceError
@@ -19,15 +19,25 @@ DEV_LOCK = ROOT / "requirements" / "dev.txt"
 
 def overlay(folder: Path, lock: Path) -> Path:
     """Return a Python with all packages of this one, of which those of a lock have its versions."""
+    return _overlay(folder, lock.read_text(encoding="utf-8"), "--require-hashes", "--requirement", str(lock))
+
+
+def overlay_with(folder: Path, pins: Sequence[str]) -> Path:
+    """Return a Python with all packages of this one and those of `pins`, "name==version": all that they need, too."""
+    return _overlay(folder, "\n".join(pins), *pins)
+
+
+def _overlay(folder: Path, built_from: str, *packages: str) -> Path:
+    """Return a Python with all packages of this one, and before them those that options of an installer name."""
+    base = sysconfig.get_path("purelib")
 
     def build(python: Path) -> None:
         install([sys.executable, "-m", "venv", "--without-pip", str(folder)])
         library = next(folder.glob("lib/python*/site-packages"))
-        (library / "base.pth").write_text(sysconfig.get_path("purelib"))
-        options = ["--no-deps", "--require-hashes", "--target", str(library), "--requirement", str(lock)]
-        install([*installer_of(Path(sys.executable)), *options])
+        (library / "base.pth").write_text(base)
+        install([*installer_of(Path(sys.executable)), "--no-deps", "--target", str(library), *packages])
 
-    return _kept(folder, lock, build)
+    return _kept(folder, f"{built_from}\n# on {base}", build)
 
 
 def environment(folder: Path, interpreter: str) -> Path:
@@ -37,7 +47,7 @@ def environment(folder: Path, interpreter: str) -> Path:
         install([interpreter, "-m", "venv", str(folder)])
         install([*installer_of(python), "--require-hashes", "--requirement", str(DEV_LOCK)])
 
-    return _kept(folder, DEV_LOCK, build)
+    return _kept(folder, DEV_LOCK.read_text(encoding="utf-8"), build)
 
 
 def new_environment(folder: Path, *requirements: str) -> Path:
@@ -85,15 +95,15 @@ def install(command: list[str]) -> None:
         raise MissingServiceError(msg)
 
 
-def _kept(folder: Path, lock: Path, build: Callable[[Path], None]) -> Path:
-    """Return the Python of a folder, built anew when the lock is not the one that it was built from."""
-    python, built_from = folder / "bin" / "python", folder / "lock.txt"
+def _kept(folder: Path, built_from: str, build: Callable[[Path], None]) -> Path:
+    """Return the Python of a folder, built anew when the text that it was built from is another one."""
+    python, kept = folder / "bin" / "python", folder / "built-from.txt"
     with folder.with_name(f"{folder.name}.building").open("w") as building:
         fcntl.flock(building, fcntl.LOCK_EX)  # two test processes may want the same one
-        if not built_from.exists() or built_from.read_bytes() != lock.read_bytes():
+        if not kept.exists() or kept.read_text(encoding="utf-8") != built_from:
             shutil.rmtree(folder, ignore_errors=True)
             build(python)
-            shutil.copyfile(lock, built_from)
+            kept.write_text(built_from, encoding="utf-8")
     return python
 
 

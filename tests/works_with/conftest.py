@@ -1,0 +1,41 @@
+"""The fixtures of the tests beside other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.release.environments import overlay_with
+from tests.services import RedisServer
+from tests.works_with.program import Program
+from tests.works_with.rows import Row
+
+
+@pytest.fixture
+def program(
+    request: pytest.FixtureRequest, pytestconfig: pytest.Config, tmp_path: Path, broker: RedisServer
+) -> Callable[..., Program]:
+    """Return a way to make a program in the environment of the module's `ROW`, with a broker and a ledger of its own.
+
+    `direct`: the ledger, a file of SQLite or a PostgreSQL, is the broker, too.
+    """
+    row: Row = request.module.ROW
+    name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
+    python = overlay_with(pytestconfig.cache.mkdir("works-with") / name, row.pins)
+
+    def make(text: str, *, direct: bool = False, postgres: bool = False, **variables: str) -> Program:
+        ledger, namespace = f"sqlite:///{tmp_path / 'ledger.db'}", "onejob"
+        if postgres:
+            ledger, namespace = (
+                request.getfixturevalue("postgres_server").url,
+                request.getfixturevalue("postgres_schema"),
+            )
+        shop = {"SHOP_LEDGER": ledger, "SHOP_NAMESPACE": namespace, "SHOP_REDIS": broker.database()}
+        shop["SHOP_BROKER"] = "onejob://" if direct else broker.database()
+        made = Program(tmp_path, python, shop | variables)
+        made.write(text)
+        return made
+
+    return make

@@ -1,0 +1,36 @@
+"""What each program beside a package begins with. It is copied into the program's folder, and imports no package."""
+
+from __future__ import annotations
+
+import json
+import os
+import time  # noqa: F401 - as `onejob`
+from pathlib import Path
+from typing import Any
+
+import celery
+
+import onejob  # noqa: F401 - programs import all of this
+
+MARKS = Path("marks.txt")
+
+
+def make_app(**settings: Any) -> celery.Celery:
+    """Return an app with the broker and the ledger of the test."""
+    app = celery.Celery("shop", broker=os.environ["SHOP_BROKER"])
+    app.conf.update(
+        onejob_store=os.environ["SHOP_LEDGER"],
+        onejob_namespace=os.environ["SHOP_NAMESPACE"],
+        onejob_sweep=0.2,
+        onejob_heartbeat=0.5,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+        **settings,
+    )
+    return app
+
+
+def mark(*words: Any) -> None:
+    """Leave a mark that the test reads."""
+    with MARKS.open("a") as file:
+        file.write(json.dumps(words, default=str) + "\n")

@@ -1,0 +1,64 @@
+"""celery-batches: a plain batch task in front of jobs; both bases in one class."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.works_with.program import Program
+from tests.works_with.rows import Row
+
+pytestmark = pytest.mark.deep
+ROW = Row(
+    packages=("celery-batches==0.11",),
+    ran="a plain `Batches` task that submits one job for each flush; `class Batch(Batches, onejob.Task)`; Redis, `onejob://`",
+    holds="Plain batch tasks run in the workers that run jobs, on each broker.",
+    do="Let the body of the batch task submit a job with what it has collected.",
+    fails="One class with both bases: the strategy of `Batches` hands over lists of messages that nobody has claimed, "
+    "so the body runs again and again, and the jobs stay `queued`.",
+)
+APP = """
+from celery_batches import Batches
+from kit import *
+
+app = make_app()
+
+@app.task(base=onejob.Task)
+def store(items):
+    mark("stored", items)
+
+@app.task(base=Batches, flush_every=3, flush_interval=60)
+def collect(requests):
+    store.delay(sorted(request.args[0] for request in requests))
+"""
+BOTH = """
+from celery_batches import Batches
+from kit import *
+
+app = make_app(onejob_lease=2.0)
+
+class Batch(Batches, onejob.Task):
+    abstract = True
+
+@app.task(base=Batch, flush_every=2, flush_interval=60)
+def collect(requests):
+    mark(sorted(request.args[0] for request in requests))
+"""
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_plain_batch_submits_a_job(program: Callable[..., Program], direct: bool) -> None:
+    """The messages of a plain batch task are collected, and its body submits one job that completes."""
+    shop = program(APP, direct=direct)
+    with shop.worker():
+        shop.run("for item in (3, 1, 2): collect.delay(item)")
+        assert shop.await_marks(1) == [["stored", [1, 2, 3]]]
+        shop.await_states("completed")
+
+
+def test_one_class_with_both_bases_claims_nothing(program: Callable[..., Program]) -> None:
+    """A class with both bases runs bodies without a claim: again and again, and no job is completed."""
+    shop = program(BOTH)
+    with shop.worker():
+        shop.run("for item in (1, 2): collect.delay(item)")
+        assert shop.await_marks(3)[:3] == [[[1, 2]]] * 3
+        assert [job.attempt for job in shop.await_states("queued", "queued")] == [0, 0]
