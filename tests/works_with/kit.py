@@ -15,9 +15,9 @@ import onejob  # noqa: F401 - programs import all of this
 MARKS = Path("marks.txt")
 
 
-def make_app(**settings: Any) -> celery.Celery:
+def make_app(make: type[celery.Celery] = celery.Celery, **settings: Any) -> celery.Celery:
     """Return an app with the broker and the ledger of the test."""
-    app = celery.Celery("shop", broker=os.environ["SHOP_BROKER"])
+    app = make("shop", broker=os.environ["SHOP_BROKER"])
     app.conf.update(
         onejob_store=os.environ["SHOP_LEDGER"],
         onejob_namespace=os.environ["SHOP_NAMESPACE"],
