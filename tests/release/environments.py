@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -22,22 +21,24 @@ def overlay(folder: Path, lock: Path) -> Path:
     return _overlay(folder, lock.read_text(encoding="utf-8"), "--require-hashes", "--requirement", str(lock))
 
 
-def overlay_with(folder: Path, pins: Sequence[str]) -> Path:
-    """Return a Python with all packages of this one and those of `pins`, "name==version": all that they need, too."""
-    return _overlay(folder, "\n".join(pins), *pins)
+def overlay_with(folder: Path, pins: Sequence[str], base: Path | None = None) -> Path:
+    """Return a Python with all packages of this one, or of `base`, and those of `pins`, each as "name==version"."""
+    return _overlay(folder, "\n".join(pins), *pins, base=base)
 
 
-def _overlay(folder: Path, built_from: str, *packages: str) -> Path:
-    """Return a Python with all packages of this one, and before them those that options of an installer name."""
-    base = sysconfig.get_path("purelib")
+def _overlay(folder: Path, built_from: str, *packages: str, base: Path | None = None) -> Path:
+    """Return a Python with all packages of another, and before them those that options of an installer name."""
+    base = base or Path(sys.executable)
+    packages_of = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    below = subprocess.run([str(base), "-c", packages_of], capture_output=True, text=True, check=True).stdout.strip()
 
     def build(python: Path) -> None:
-        install([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+        install([str(base), "-m", "venv", "--without-pip", str(folder)])
         library = next(folder.glob("lib/python*/site-packages"))
-        (library / "base.pth").write_text(base)
-        install([*installer_of(Path(sys.executable)), "--no-deps", "--target", str(library), *packages])
+        (library / "base.pth").write_text(below)
+        install([*installer_of(base), "--no-deps", "--target", str(library), *packages])
 
-    return _kept(folder, f"{built_from}\n# on {base}", build)
+    return _kept(folder, f"{built_from}\n# on {below}", build)
 
 
 def environment(folder: Path, interpreter: str) -> Path:
@@ -110,6 +111,20 @@ def _kept(folder: Path, built_from: str, build: Callable[[Path], None]) -> Path:
 def _locked_versions(lock: Path) -> Iterable[str]:
     """Return the requirements of a lock without their hashes."""
     return re.findall(r"^[a-z0-9][^\\\n]*==[^\\\n]*", lock.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def later_python(folder: Path, *versions: str) -> Path:
+    """Return this Python if it has one of these versions, or else a locked environment of the first that is here.
+
+    Raises `MissingServiceError` when this machine has none of them.
+    """
+    if not versions or f"3.{sys.version_info.minor}" in versions:
+        return Path(sys.executable)
+    for version in versions:
+        if interpreter := find_python(version):
+            return environment(folder / version, interpreter)
+    msg = f"there is no Python {' or '.join(versions)}"
+    raise MissingServiceError(msg)
 
 
 def find_python(version: str) -> str | None:

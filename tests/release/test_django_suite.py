@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.release.environments import ROOT, download_source, environment, find_python
-from tests.services import MissingServiceError
+from tests.release.environments import ROOT, download_source, later_python
 
 DJANGO = "6.1.3"
 """The release whose tests run: that of requirements/dev.txt for Python 3.12 and later."""
@@ -33,7 +31,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 def test_the_tests_of_django_pass(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Django's tests of the dummy backend pass with ours in its place, but for those that look into its memory."""
     environments = pytestconfig.cache.mkdir("versions")
-    python = _python_with_django(environments)
+    python = later_python(environments, "3.12", "3.13", "3.14")  # which Django 6 needs
     _extract(download_source(environments, str(python), "django", DJANGO), tmp_path)
     variables = {
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", HARNESS, tmp_path))),
@@ -47,17 +45,6 @@ def test_the_tests_of_django_pass(pytestconfig: pytest.Config, tmp_path: Path) -
     number, failed = json.loads(done.stdout.strip().splitlines()[-1])
     assert number >= NUMBER, done.stderr
     assert failed.keys() == EXCEPTIONS.keys(), done.stderr
-
-
-def _python_with_django(environments: Path) -> Path:
-    """Return a Python with Django 6, which needs Python 3.12."""
-    if sys.version_info >= (3, 12):
-        return Path(sys.executable)
-    for version in ("3.12", "3.13", "3.14"):
-        if interpreter := find_python(version):
-            return environment(environments / version, interpreter)
-    msg = "there is no Python 3.12 or later, which Django 6 needs"
-    raise MissingServiceError(msg)
 
 
 def _extract(source: Path, folder: Path) -> None:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from tests.release.environments import overlay_with
-from tests.services import RedisServer
-from tests.works_with.program import Program
+from tests.release.environments import later_python, overlay_with
+from tests.services import PostgresServer, RedisServer
+from tests.works_with.program import MakeProgram, Program
 from tests.works_with.rows import Row
 
 
 @pytest.fixture
 def program(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, tmp_path: Path, broker: RedisServer
-) -> Callable[..., Program]:
+) -> MakeProgram:
     """Return a way to make a program in the environment of the module's `ROW`, with a broker and a ledger of its own.
 
     `direct`: the ledger, a file of SQLite or a PostgreSQL, is the broker, too.
     """
     row: Row = request.module.ROW
     name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-    python = overlay_with(pytestconfig.cache.mkdir("works-with") / name, row.pins)
+    base = later_python(pytestconfig.cache.mkdir("versions"), *row.pythons)
+    python = overlay_with(pytestconfig.cache.mkdir("works-with") / name, row.pins, base)
 
     def make(text: str, *, direct: bool = False, postgres: bool = False, **variables: str) -> Program:
         ledger, namespace = f"sqlite:///{tmp_path / 'ledger.db'}", "onejob"
@@ -39,3 +41,12 @@ def program(
         return made
 
     return make
+
+
+@pytest.fixture
+def database_port(postgres_server: PostgresServer) -> Iterator[str]:
+    """Return the port of a PostgreSQL on this machine that has an empty database `shop`, for what is no ledger."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute("create database shop")
+        yield str(postgres_server.port)
+        connection.execute("drop database shop with (force)")

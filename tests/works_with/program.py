@@ -7,10 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
     from onejob.jobs.model import Job
 
+on_both_brokers = pytest.mark.parametrize("direct", [False, True], ids=["redis", "onejob"])
+"""Run a test with a Redis as the broker, and with the ledger itself."""
 KIT = Path(__file__).with_name("kit.py")
 READY = " ready."
 """What a worker logs when it takes messages."""
@@ -122,3 +127,7 @@ class Program:
         given = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         source = {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": ""}
         return given | source | self.variables
+
+
+MakeProgram = Callable[..., Program]
+"""The fixture `program`: it makes one of the text of `shop.py`."""

@@ -22,6 +22,8 @@ class Row:
     """What does not work; empty: nothing was found."""
     needs: tuple[str, ...] = ()
     """What the packages need that the environment of the tests lacks, or has in another version; pinned, too."""
+    pythons: tuple[str, ...] = ()
+    """The Pythons that the packages need, such as "3.13"; empty: all that we support."""
 
     @property
     def pins(self) -> tuple[str, ...]:

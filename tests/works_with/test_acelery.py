@@ -1,10 +1,8 @@
 """acelery: coroutines as bodies of jobs, and its results."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -41,8 +39,8 @@ answer = asyncio.run(twice())
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_coroutine_is_a_body(program: Callable[..., Program], direct: bool, pool: str) -> None:
+@on_both_brokers
+def test_a_coroutine_is_a_body(program: MakeProgram, direct: bool, pool: str) -> None:
     """A coroutine is the body of a job, with both pools, and `AIOResult` waits for each of two equal calls."""
     shop = program(APP, direct=direct)
     with shop.worker("-P", pool):

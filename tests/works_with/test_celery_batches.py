@@ -1,10 +1,8 @@
 """celery-batches: a plain batch task in front of jobs; both bases in one class."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -45,8 +43,8 @@ def collect(requests):
 """
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_plain_batch_submits_a_job(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_a_plain_batch_submits_a_job(program: MakeProgram, direct: bool) -> None:
     """The messages of a plain batch task are collected, and its body submits one job that completes."""
     shop = program(APP, direct=direct)
     with shop.worker():
@@ -55,7 +53,7 @@ def test_a_plain_batch_submits_a_job(program: Callable[..., Program], direct: bo
         shop.await_states("completed")
 
 
-def test_one_class_with_both_bases_claims_nothing(program: Callable[..., Program]) -> None:
+def test_one_class_with_both_bases_claims_nothing(program: MakeProgram) -> None:
     """A class with both bases runs bodies without a claim: again and again, and no job is completed."""
     shop = program(BOTH)
     with shop.worker():

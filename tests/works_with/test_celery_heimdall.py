@@ -1,10 +1,8 @@
 """celery-heimdall: its tasks beside jobs, its helper in the body of a job, and its options on one."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -53,8 +51,8 @@ except onejob.ConfigurationError as error:
 """
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_both_kinds_of_tasks_run_in_one_app(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_both_kinds_of_tasks_run_in_one_app(program: MakeProgram, direct: bool) -> None:
     """A task of Heimdall is unique beside jobs, and `only_after` works in the body of a job."""
     shop = program(APP, direct=direct)
     with shop.worker("-c", "3"):
@@ -66,6 +64,6 @@ def test_both_kinds_of_tasks_run_in_one_app(program: Callable[..., Program], dir
         assert [kind for kind, _ in shop.marks] == ["limited", "job"]
 
 
-def test_its_options_on_a_job_are_refused(program: Callable[..., Program]) -> None:
+def test_its_options_on_a_job_are_refused(program: MakeProgram) -> None:
     """A job with the options of Heimdall is refused."""
     assert "no option heimdall, which is another library's" in program(APP).run(REFUSED)

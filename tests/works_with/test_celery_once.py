@@ -1,10 +1,8 @@
 """celery-once: its tasks beside jobs in one app."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -58,8 +56,8 @@ except onejob.ConfigurationError as error:
 """
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_both_kinds_of_tasks_run_in_one_app(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_both_kinds_of_tasks_run_in_one_app(program: MakeProgram, direct: bool) -> None:
     """Tasks of QueueOnce and jobs are unique, each in its own way, in one worker."""
     shop = program(APP, direct=direct)
     with shop.worker("-c", "3"):
@@ -72,6 +70,6 @@ def test_both_kinds_of_tasks_run_in_one_app(program: Callable[..., Program], dir
         assert sorted(shop.marks) == [["job", 1], ["job", 2], ["locked", 1], ["locked", 2], ["locked", 3]]
 
 
-def test_one_class_with_both_bases_is_refused(program: Callable[..., Program]) -> None:
+def test_one_class_with_both_bases_is_refused(program: MakeProgram) -> None:
     """A task of both classes is refused, by the name of an attribute that QueueOnce has."""
     assert "no option once, which is another library's" in program(APP).run(REFUSED)

@@ -1,11 +1,9 @@
 """celery-redbeat: its entries submit jobs, alone and beside the schedules that the workers run."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.services import eventually
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -38,8 +36,8 @@ def report(entry):
 BEAT = ("-m", "celery", "-A", "shop", "beat", "-l", "INFO", "-S", "redbeat.RedBeatScheduler", "--max-interval", "1")
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_ticks_attach_to_the_running_job(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_ticks_attach_to_the_running_job(program: MakeProgram, direct: bool) -> None:
     """Ticks of an entry, of the settings or saved by a program, attach to its job while this runs."""
     shop = program(APP, direct=direct)
     shop.run("RedBeatSchedulerEntry('saved', 'shop.report', celery.schedules.schedule(1.0), ['saved'], app=app).save()")
@@ -51,7 +49,7 @@ def test_ticks_attach_to_the_running_job(program: Callable[..., Program], direct
         shop.await_marks(4)
 
 
-def test_a_tick_of_both_schedulers_is_one_job(program: Callable[..., Program]) -> None:
+def test_a_tick_of_both_schedulers_is_one_job(program: MakeProgram) -> None:
     """With `onejob_beat` a call of RedBeat is the tick that the workers submit; they do not know its own entries."""
     shop = program(APP, OWN_BEAT="1")
     (shop.folder / "go").touch()

@@ -1,11 +1,9 @@
 """django-structlog: whether the context of a request is in the log lines of its jobs."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.works_with.context import TASKS, ways_with_context
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -40,8 +38,8 @@ def seen():
 """
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_run_has_the_context_of_its_submission(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_a_run_has_the_context_of_its_submission(program: MakeProgram, direct: bool) -> None:
     """A run has the context of its submission if the submitter publishes the message, or writes the row itself."""
     shop = program(APP + TASKS, direct=direct)
     assert ways_with_context(shop, direct=direct) == {"call", "submit_many"}

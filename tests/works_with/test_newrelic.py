@@ -1,11 +1,9 @@
 """newrelic: whether a run is in the trace of its submission."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.works_with.context import TASKS, ways_with_context
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -42,8 +40,8 @@ AGENT = {
 }
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_run_is_in_the_trace_of_its_submission(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_a_run_is_in_the_trace_of_its_submission(program: MakeProgram, direct: bool) -> None:
     """A run is in the trace of its submission if the submitter publishes the message."""
     shop = program(APP + TASKS, direct=direct, **AGENT)
     assert ways_with_context(shop, direct=direct) == (set() if direct else {"call", "submit_many", "retry"})

@@ -1,11 +1,9 @@
 """opentelemetry-instrumentation-celery: whether a run is in the trace of its submission, alone and beside ours."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.works_with.context import TASKS, WAYS, ways_with_context
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -46,15 +44,15 @@ def seen():
 """
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_alone_it_knows_the_message(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_alone_it_knows_the_message(program: MakeProgram, direct: bool) -> None:
     """Alone, its trace goes on where the submitter publishes the message, or writes the row that workers take."""
     shop = program(APP + TASKS, direct=direct, BESIDE_OURS="")
     assert ways_with_context(shop, direct=direct) == {"call", "submit_many"}
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_beside_ours_it_is_the_trace_of_the_submission(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_beside_ours_it_is_the_trace_of_the_submission(program: MakeProgram, direct: bool) -> None:
     """Beside the instrumentation of onejob each run is in the trace of its submission."""
     shop = program(APP + TASKS, direct=direct, BESIDE_OURS="1")
     assert ways_with_context(shop, direct=direct) == WAYS - ({"sweep"} if direct else set())

@@ -1,11 +1,9 @@
 """sentry-sdk: whether a run is in the trace of its submission."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.works_with.context import TASKS, ways_with_context
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -45,15 +43,15 @@ def seen():
 """
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_run_is_in_the_trace_of_its_submission(program: Callable[..., Program], direct: bool) -> None:
+@on_both_brokers
+def test_a_run_is_in_the_trace_of_its_submission(program: MakeProgram, direct: bool) -> None:
     """A run is in the trace of its submission if the submitter publishes the message."""
     shop = program(APP + TASKS, direct=direct)
     assert ways_with_context(shop, direct=direct) == (set() if direct else {"call", "submit_many"})
 
 
 @pytest.mark.parametrize(("pool", "reports"), [("prefork", 1), ("threads", 0)])
-def test_an_error_is_one_report(program: Callable[..., Program], pool: str, reports: int) -> None:
+def test_an_error_is_one_report(program: MakeProgram, pool: str, reports: int) -> None:
     """A failed job is one report of an error, with the prefork pool."""
     shop = program(APP + TASKS)
     with shop.worker("-P", pool):

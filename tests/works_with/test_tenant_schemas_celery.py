@@ -1,13 +1,9 @@
 """tenant-schemas-celery with django-tenants: in which schema of PostgreSQL a body runs."""
 
-from collections.abc import Callable, Iterator
-
-import psycopg
 import pytest
 
-from tests.services import PostgresServer
 from tests.works_with.context import TASKS, ways_with_context
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -32,7 +28,7 @@ settings.configure(
     INSTALLED_APPS=APPS, SHARED_APPS=APPS, TENANT_APPS=["shop"],
     TENANT_MODEL="shop.Client", TENANT_DOMAIN_MODEL="shop.Domain",
     DATABASE_ROUTERS=["django_tenants.routers.TenantSyncRouter"],
-    DATABASES={"default": {"ENGINE": "django_tenants.postgresql_backend", "NAME": "tenants", "HOST": "127.0.0.1",
+    DATABASES={"default": {"ENGINE": "django_tenants.postgresql_backend", "NAME": "shop", "HOST": "127.0.0.1",
         "PORT": os.environ["SHOP_PORT"], "USER": "postgres"}},
 )
 django.setup()
@@ -75,26 +71,17 @@ for tenant in ("acme", "globex"):
 """
 
 
-@pytest.fixture
-def port(postgres_server: PostgresServer) -> Iterator[str]:
-    """Return the port of a PostgreSQL that has an empty database for the tenants."""
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute("create database tenants")
-        yield str(postgres_server.port)
-        connection.execute("drop database tenants with (force)")
-
-
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_run_is_in_the_schema_of_its_submission(program: Callable[..., Program], port: str, direct: bool) -> None:
+@on_both_brokers
+def test_a_run_is_in_the_schema_of_its_submission(program: MakeProgram, database_port: str, direct: bool) -> None:
     """A run is in the schema of its submission if the submitter publishes the message."""
-    shop = program(APP + TASKS.replace("onejob.Task", "Job"), direct=direct, SHOP_PORT=port)
+    shop = program(APP + TASKS.replace("onejob.Task", "Job"), direct=direct, SHOP_PORT=database_port)
     shop.run(TENANTS)
     assert ways_with_context(shop, direct=direct) == (set() if direct else {"call", "submit_many", "retry"})
 
 
-def test_equal_calls_of_tenants_are_jobs_of_their_own(program: Callable[..., Program], port: str) -> None:
+def test_equal_calls_of_tenants_are_jobs_of_their_own(program: MakeProgram, database_port: str) -> None:
     """Equal calls of two tenants are one job, and two for `onejob.submitter` with jobs of its own."""
-    shop = program(APP + TASKS.replace("onejob.Task", "Job"), SHOP_PORT=port)
+    shop = program(APP + TASKS.replace("onejob.Task", "Job"), SHOP_PORT=database_port)
     shop.run(TENANTS)
     shop.run(EQUAL)
     assert [job.submitter for job in shop.jobs()] == ["", "acme", "globex"]
