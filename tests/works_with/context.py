@@ -41,15 +41,18 @@ with within():
     plain.delay("sweep")
 """
 """Nobody can connect to this broker, so the sweep of the worker publishes the job."""
-
-
 WAYS = frozenset({"call", "submit_many", "countdown", "retry", "redrive", "sweep"})
-"""All ways from a submission to a run; a ledger that is the broker has no sweep that publishes."""
+"""All ways from a submission to a run."""
 
 
-def ways_with_context(shop: Program, *, direct: bool, options: tuple[str, ...] = ()) -> set[str]:
+def all_ways(*, direct: bool) -> frozenset[str]:
+    """Return the ways that there are: a ledger that is the broker has no sweep that publishes."""
+    return WAYS - {"sweep"} if direct else WAYS
+
+
+def ways_with_context(shop: Program, *, direct: bool) -> set[str]:
     """Return the ways on which the body saw the context of its submitter, with a worker of its own."""
-    with shop.worker(*options):
+    with shop.worker():
         if not direct:
             shop.run(WITHOUT_BROKER)
             shop.await_marks(1)  # before another submitter has another context
@@ -57,5 +60,5 @@ def ways_with_context(shop: Program, *, direct: bool, options: tuple[str, ...] =
         eventually(lambda: [job.state for job in shop.jobs("shop.failing")] == ["failed"])
         (shop.folder / "mended").touch()
         shop.command("-m", "celery", "-A", "shop", "onejob", "dead", "redrive", "--task", "shop.failing", "--yes")
-        seen = dict(shop.await_marks(len(WAYS) - direct))
+        seen = dict(shop.await_marks(len(all_ways(direct=direct))))
         return {way for way, kept in seen.items() if kept}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.works_with.context import TASKS, WAYS, ways_with_context
+from tests.works_with.context import TASKS, all_ways, ways_with_context
 from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
@@ -12,9 +12,9 @@ ROW = Row(
     needs=("opentelemetry-instrumentation==0.66b2", "wrapt==2.5.2"),
     ran="the trace of a run on each way from a submission, with the instrumentation alone and beside that of onejob; "
     "Redis, `onejob://`",
-    holds="Beside `onejob.opentelemetry.instrument()` each run is in the trace of its submission.",
-    do="Instrument both.",
-    fails="Alone it loses the trace after a `countdown`, a retry, a redrive and a sweep.",
+    holds="A run is in the trace of its submission, on each way, alone and beside `onejob.opentelemetry.instrument()`.",
+    do="",
+    fails="",
 )
 APP = """
 from contextlib import contextmanager
@@ -44,15 +44,9 @@ def seen():
 """
 
 
+@pytest.mark.parametrize("beside", ["", "1"], ids=["alone", "beside-ours"])
 @on_both_brokers
-def test_alone_it_knows_the_message(program: MakeProgram, direct: bool) -> None:
-    """Alone, its trace goes on where the submitter publishes the message, or writes the row that workers take."""
-    shop = program(APP + TASKS, direct=direct, BESIDE_OURS="")
-    assert ways_with_context(shop, direct=direct) == {"call", "submit_many"}
-
-
-@on_both_brokers
-def test_beside_ours_it_is_the_trace_of_the_submission(program: MakeProgram, direct: bool) -> None:
-    """Beside the instrumentation of onejob each run is in the trace of its submission."""
-    shop = program(APP + TASKS, direct=direct, BESIDE_OURS="1")
-    assert ways_with_context(shop, direct=direct) == WAYS - ({"sweep"} if direct else set())
+def test_a_run_is_in_the_trace_of_its_submission(program: MakeProgram, direct: bool, beside: str) -> None:
+    """A run is in the trace of its submission, on each way, alone and beside the instrumentation of onejob."""
+    shop = program(APP + TASKS, direct=direct, BESIDE_OURS=beside)
+    assert ways_with_context(shop, direct=direct) == all_ways(direct=direct)

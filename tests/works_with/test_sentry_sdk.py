@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.works_with.context import TASKS, ways_with_context
+from tests.works_with.context import TASKS, all_ways, ways_with_context
 from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
@@ -11,11 +11,9 @@ ROW = Row(
     packages=("sentry-sdk==2.75.0",),
     ran="its integration for Celery: the trace of a run on each way from a submission, the report of a failed job; "
     "prefork, threads; Redis, `onejob://`",
-    holds="A run is in the trace of its submission where the submitter publishes the message. With the prefork pool an "
-    "error is one report.",
+    holds="A run is in the trace of its submission, on each way. With the prefork pool an error is one report.",
     do="",
-    fails="A run after a `countdown`, a retry, a redrive or a sweep, and each run from `onejob://`, has a trace of its "
-    "own. The threads pool reports nothing.",
+    fails="The threads pool reports nothing.",
 )
 APP = """
 from contextlib import contextmanager
@@ -45,9 +43,9 @@ def seen():
 
 @on_both_brokers
 def test_a_run_is_in_the_trace_of_its_submission(program: MakeProgram, direct: bool) -> None:
-    """A run is in the trace of its submission if the submitter publishes the message."""
+    """A run is in the trace of its submission, on each way."""
     shop = program(APP + TASKS, direct=direct)
-    assert ways_with_context(shop, direct=direct) == (set() if direct else {"call", "submit_many"})
+    assert ways_with_context(shop, direct=direct) == all_ways(direct=direct)
 
 
 @pytest.mark.parametrize(("pool", "reports"), [("prefork", 1), ("threads", 0)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.works_with.context import TASKS, ways_with_context
+from tests.works_with.context import TASKS, all_ways, ways_with_context
 from tests.works_with.program import MakeProgram, on_both_brokers
 from tests.works_with.rows import Row
 
@@ -12,10 +12,10 @@ ROW = Row(
     needs=("django==5.2.19",),
     ran="`class Job(onejob.Task, TenantTask)`: the schema in which a body runs, on each way from a submission; "
     "equal calls of two tenants; Redis, `onejob://`",
-    holds="A body runs in the schema of its submitter where the submitter publishes the message, and after a retry.",
-    do="Derive the task class from both, `onejob.Task` first. Submit within "
+    holds="A body runs in the schema of its submitter, on each way.",
+    do="Derive the task class from both, `onejob.Task` first. Name the header in `unique_on`, or submit within "
     "`onejob.submitter(schema, own_jobs=True)`: otherwise equal calls of two tenants are one job.",
-    fails="A run after a `countdown`, a redrive or a sweep, and each run from `onejob://`, is in the schema `public`.",
+    fails="",
 )
 APP = """
 import django
@@ -63,8 +63,12 @@ for name in ("acme", "globex"):
     connection.cursor().execute(f"create schema {name}")
 """
 EQUAL = """
+@app.task(base=Job, unique_on=["way", 'headers["_schema_name"]'])
+def own(way): pass
+
 for tenant in ("acme", "globex"):
     with within(tenant):
+        own.delay("equal")
         plain.delay("equal")
         with onejob.submitter(tenant, own_jobs=True):
             plain.delay("equal")
@@ -73,15 +77,16 @@ for tenant in ("acme", "globex"):
 
 @on_both_brokers
 def test_a_run_is_in_the_schema_of_its_submission(program: MakeProgram, database_port: str, direct: bool) -> None:
-    """A run is in the schema of its submission if the submitter publishes the message."""
+    """A run is in the schema of its submission, on each way."""
     shop = program(APP + TASKS.replace("onejob.Task", "Job"), direct=direct, SHOP_PORT=database_port)
     shop.run(TENANTS)
-    assert ways_with_context(shop, direct=direct) == (set() if direct else {"call", "submit_many", "retry"})
+    assert ways_with_context(shop, direct=direct) == all_ways(direct=direct)
 
 
 def test_equal_calls_of_tenants_are_jobs_of_their_own(program: MakeProgram, database_port: str) -> None:
-    """Equal calls of two tenants are one job, and two for `onejob.submitter` with jobs of its own."""
+    """Equal calls of two tenants are one job; two with the header in `unique_on`, or submitters with own jobs."""
     shop = program(APP + TASKS.replace("onejob.Task", "Job"), SHOP_PORT=database_port)
     shop.run(TENANTS)
     shop.run(EQUAL)
-    assert [job.submitter for job in shop.jobs()] == ["", "acme", "globex"]
+    assert [job.submitter for job in shop.jobs("shop.plain")] == ["", "acme", "globex"]
+    assert len(shop.jobs("shop.own")) == 2
