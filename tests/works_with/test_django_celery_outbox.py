@@ -12,7 +12,7 @@ ROW = Row(
     needs=("django==5.2.19", "structlog==26.1.0", "datadog==0.56.0", "sentry-sdk==2.75.0"),
     ran="`OutboxCelery` with jobs and plain tasks, a transaction that is rolled back, the relay; jobs among "
     "`CELERY_OUTBOX_EXCLUDE_TASKS`, and not",
-    holds="Jobs of excluded tasks need no relay and run once. Rows of plain tasks go on as before.",
+    holds="Jobs run once. Those of excluded tasks need no relay, and rows of plain tasks go on as before.",
     do="Name the tasks of jobs in `CELERY_OUTBOX_EXCLUDE_TASKS`: the ledger is their outbox. "
     "`submit(session=...)` makes a job part of a transaction.",
     fails="A job that is not excluded has rows of its own at the relay. A transaction that is rolled back takes back "
@@ -72,10 +72,12 @@ def test_excluded_jobs_need_no_row(program: MakeProgram, database_port: str) -> 
 
 
 def test_a_job_that_is_not_excluded_has_rows(program: MakeProgram, database_port: str) -> None:
-    """A job of a task that is not excluded has rows at the relay, too, and runs once for all of their messages."""
+    """A job of a task that is not excluded has rows at the relay, too; equal calls of two processes run once."""
     shop = program(APP, SHOP_PORT=database_port)
-    shop.run('call_command("migrate", verbosity=0)')
+    shop.run('call_command("migrate", verbosity=0); job.delay(1)')
     assert "shop.job" in shop.run("job.delay(1); answer = rows()")
-    with shop.worker(), shop.start(*RELAY, ready="relay"):
+    with shop.worker("-c", "1"), shop.start(*RELAY, ready="relay"):
         eventually(lambda: shop.run("answer = rows()") == [])
-        assert [job.attempt for job in shop.await_states("completed")] == [1]
+        shop.run("job.delay(2)")  # its message comes after all others
+        assert [job.attempt for job in shop.await_states("completed", "completed")] == [1, 1]
+        assert shop.marks == [["job", 1], ["job", 2]]
