@@ -60,7 +60,9 @@ from onejob.observability import tracing
 from onejob.observability.events import transition_event
 
 logger = logging.getLogger("onejob")
-OF_GREENLETS = frozenset({"GreenletExit", "Timeout"})
+GREENLET_EXIT = "GreenletExit"
+"""What a pool of greenlets raises in a body at `revoke(terminate=True)`."""
+OF_GREENLETS = frozenset({GREENLET_EXIT, "Timeout"})
 """What pools of greenlets raise in a body to end it; their packages need not be installed."""
 
 
@@ -338,8 +340,9 @@ def _run(
         try:
             run.raise_if_draining()
             return _complete(run, app_state, _call(body, message))
-        except BaseException as error:
+        except BaseException as raised:
             run.rollback_sessions()  # an open transaction would lock the job's row
+            error = _what_ended(run, raised)
             completed = _find_committed(run, app_state)
             if completed is not None:  # committed by the body: a later error cannot undo it
                 logger.warning(
@@ -353,6 +356,12 @@ def _run(
             if end.is_silent:
                 return Ignored(end.reason)
             raise
+
+
+def _what_ended(run: RunningJob, raised: BaseException) -> BaseException:
+    """Return what a body raised; for the kill of a greenlet whose job was canceled, the cancellation."""
+    is_kill = GREENLET_EXIT in {each.__name__ for each in type(raised).__mro__}
+    return errors.JobCanceled(run.id) if is_kill and run.canceled else raised
 
 
 def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message: Message) -> RunningJob:

@@ -1,0 +1,62 @@
+"""The pool of greenlets by gevent."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.works_with.program import Program
+from tests.works_with.rows import Row
+
+pytestmark = pytest.mark.deep
+ROW = Row(
+    packages=("gevent==26.9.0",),
+    needs=("greenlet==3.5.6", "zope.event==6.2", "zope.interface==8.7"),
+    ran="`worker -P gevent`: waiting bodies side by side, a job longer than its lease, hard and soft time limit, "
+    "`revoke(terminate=True)`; Redis, `onejob://`",
+    holds="Bodies that wait run side by side, and heartbeats renew their leases. A hard time limit fails the job at "
+    "once. `revoke(terminate=True)` ends a body wherever it waits.",
+    do="",
+    fails="A soft time limit is never raised.",
+)
+APP = """
+from kit import *
+
+app = make_app(onejob_lease=2.0)
+
+@app.task(base=onejob.Task)
+def wait(number, seconds):
+    mark(number)
+    time.sleep(seconds)
+    return number
+
+@app.task(base=onejob.Task, time_limit=1)
+def limited():
+    time.sleep(60)
+
+@app.task(base=onejob.Task, soft_time_limit=1)
+def soft():
+    time.sleep(2)
+    return "no limit"
+"""
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_greenlets_run_jobs(program: Callable[..., Program], direct: bool) -> None:
+    """Ten waits and one longer than the lease run once; a hard limit fails a job, a soft one does nothing."""
+    shop = program(APP, direct=direct)
+    with shop.worker("-P", "gevent", "-c", "20"):
+        shop.run("long = wait.delay(0, 5), limited.delay(), soft.delay()\nfor n in range(1, 11): wait.delay(n, 1)")
+        shop.await_states("completed", "failed", "completed", *["completed"] * 10)
+        assert sorted(shop.marks) == [[number] for number in range(11)]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_terminated_greenlet_frees_the_identity(program: Callable[..., Program], direct: bool) -> None:
+    """`revoke(terminate=True)` ends a body that only waits, and its run cancels the job: no lease is lost."""
+    shop = program(APP, direct=direct)
+    with shop.worker("-P", "gevent") as log:
+        job = shop.run("answer = wait.delay(1, 600).id")
+        shop.await_marks(1)
+        shop.run(f"wait.AsyncResult('{job}').revoke(terminate=True)")
+        shop.await_states("canceled")
+        assert "lapsed=true" not in log.text
