@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,18 @@ def test_old_locks_in_redis_are_counted(broker: RedisServer) -> None:
     assert [finding for finding in find_leftovers(app, []) if finding.subject.startswith("redis")] == []
     (away,) = find_leftovers(Celery("away", broker="redis://127.0.0.1:1/0"), [])
     assert away.problem.startswith("could not look")
+
+
+def test_a_task_may_wrap_a_class() -> None:
+    """A task whose function names a class as what it wraps, and so has no source, is no leftover and no error."""
+    app = Celery("classes")
+
+    class Report: ...
+
+    def run() -> None: ...
+
+    app.task(name="report")(functools.update_wrapper(run, Report, updated=()))
+    assert find_leftovers(app, []) == []
 
 
 def test_the_command_fails_with_findings(tmp_path: Path) -> None:

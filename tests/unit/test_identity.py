@@ -485,6 +485,17 @@ def test_bound() -> None:
         Identifier("t", task, ["self"], bound=True)
 
 
+def test_a_wrapped_class_is_no_signature() -> None:
+    """A function that names a class as what it wraps, as packages for tasks of classes do, has its own arguments."""
+
+    class Job: ...
+
+    def run(self: object, *args: object, order: object) -> None: ...
+
+    functools.update_wrapper(run, Job, updated=())
+    assert Identifier("t", run, ["order"], bound=True).arguments((7,), {"order": 8}) == {"args": [7], "order": 8}
+
+
 @for_each("task, function, bound, words", [
     ("", sample, False, "non-empty string"), (5, sample, False, "non-empty string, got 5"),
     ("a\0", sample, False, "cannot be used: .*NUL"), ("\ud800", sample, False, "surrogate"),

@@ -240,7 +240,8 @@ def _in_settings(app: Any, in_files: Collection[str]) -> Iterator[Finding]:
 
 def _in_tasks(app: Any, found: Sequence[Leftover]) -> Iterator[Finding]:
     for name, task in sorted(app.tasks.items()):
-        where, source = f"task {name}", Path(inspect.unwrap(task.run).__code__.co_filename).resolve()
+        where, code = f"task {name}", getattr(inspect.unwrap(task.run), "__code__", None)
+        source = Path(code.co_filename).resolve() if code else None  # a class that is wrapped has none
         in_file = {left.name for left in found if left.file.resolve() == source}
         module = next(filter(None, (_module(kind.__module__) for kind in type(task).__mro__)), None)
         if module is not None and in_file.isdisjoint(MODULES):

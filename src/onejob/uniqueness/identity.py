@@ -173,9 +173,11 @@ def _task_text(task: object) -> str:
 
 
 def _inspect_signature(function: Callable[..., object]) -> Signature:
+    """Return the signature of a function, or of what it wraps, unless that is a class: its arguments are others."""
+    follows = not isinstance(inspect.unwrap(function), type)
     if sys.version_info >= (3, 14):  # annotations may refer to imports under TYPE_CHECKING
-        return inspect.signature(function, annotation_format=Format.FORWARDREF)
-    return inspect.signature(function)
+        return inspect.signature(function, follow_wrapped=follows, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function, follow_wrapped=follows)
 
 
 def _signature(task: str, function: Callable[..., object], *, bound: bool) -> Signature:
