@@ -407,11 +407,13 @@ def _somebody() -> int:
 
 
 class PgBouncer(Server):
-    """A private PgBouncer with transaction pooling before a PostgreSQL; its clients share `size` connections."""
+    """A private PgBouncer before a PostgreSQL; its clients share `size` connections."""
 
     log_name = "pgbouncer.log"
     ready_text = "process up"
     stop_signal = signal.SIGINT
+    mode = "transaction"
+    """For how long a client keeps a connection."""
 
     def __init__(self, directory: Path, target: PostgresServer, size: int) -> None:
         super().__init__(directory)
@@ -419,15 +421,16 @@ class PgBouncer(Server):
 
     @property
     def url(self) -> str:
-        """Where clients connect, with the option that such a pooler needs."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres?pooler=transaction"
+        """Where clients connect, with the option that pooling of transactions needs."""
+        option = "?pooler=transaction" if self.mode == "transaction" else ""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres{option}"
 
     def command(self) -> list[str]:
         """Write the configuration, and return the command line."""
         file = self.directory / "pgbouncer.ini"
         file.write_text(
             f"[databases]\n* = host=127.0.0.1 port={self.target.port} user=postgres\n[pgbouncer]\nauth_type = any\n"
-            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\npool_mode = transaction\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\npool_mode = {self.mode}\n"
             f"default_pool_size = {self.size}\nmax_client_conn = 500\n"
         )
         return [pgbouncer_binary(), str(file)]
@@ -442,9 +445,10 @@ def pgbouncer_binary() -> str:
     return found
 
 
-def start_pgbouncer(target: PostgresServer, *, size: int = 3) -> PgBouncer:
+def start_pgbouncer(target: PostgresServer, *, size: int = 3, mode: str = "transaction") -> PgBouncer:
     """Start a private PgBouncer before a server, in a new directory. Raises `ServiceError`."""
     server = PgBouncer(Path(tempfile.mkdtemp(prefix="onejob-pgbouncer-", dir="/tmp")), target, size)
+    server.mode = mode
     if server.user is not None:
         os.chown(server.directory, server.user, -1)
     server.start()

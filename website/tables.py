@@ -98,6 +98,7 @@ def works_with() -> str:
 
 def _works_with(row: Row) -> str:
     names = "<br>".join(package.replace("==", " ") for package in row.packages)
+    names += f": {row.feature}" if row.feature else ""
     return f"| {names} | {row.ran} | {row.holds} | {row.do or 'nothing'} | {row.fails or 'nothing was found'} |"
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from kombu import Connection
 
 from tests.release.environments import later_python, overlay_with
-from tests.services import PostgresServer, RedisServer
+from tests.services import PostgresServer, RedisServer, rabbitmq_url
 from tests.works_with.program import MakeProgram, Program
 from tests.works_with.rows import Row
 
@@ -50,3 +53,14 @@ def database_port(postgres_server: PostgresServer) -> Iterator[str]:
         connection.execute("create database shop")
         yield str(postgres_server.port)
         connection.execute("drop database shop with (force)")
+
+
+@pytest.fixture
+def queue() -> Iterator[str]:
+    """Return the name of a queue of RabbitMQ; it and its exchange are deleted at the end."""
+    name = f"works-with-{secrets.token_hex(8)}"
+    with Connection(rabbitmq_url()) as connection:
+        channel: Any = connection.default_channel
+        yield name
+        channel.queue_delete(name)
+        channel.exchange_delete(name)

@@ -20,6 +20,8 @@ class Row:
     """What a user has to do; empty: nothing."""
     fails: str
     """What does not work; empty: nothing was found."""
+    feature: str = ""
+    """What of the packages was run, if not the whole."""
     needs: tuple[str, ...] = ()
     """What the packages need that the environment of the tests lacks, or has in another version; pinned, too."""
     pythons: tuple[str, ...] = ()
@@ -35,4 +37,4 @@ def all_rows() -> list[Row]:
     """Return the row of each module, by the name of the package."""
     names = [path.stem for path in Path(__file__).parent.glob("test_*.py")]
     rows: list[Row] = [import_module(f"{__package__}.{name}").ROW for name in names]
-    return sorted(rows, key=lambda row: row.packages)
+    return sorted(rows, key=lambda row: (row.packages, row.feature))

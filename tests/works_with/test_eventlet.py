@@ -1,10 +1,8 @@
 """The pool of greenlets by eventlet."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.works_with.program import Program
+from tests.works_with.program import MakeProgram
 from tests.works_with.rows import Row
 
 pytestmark = pytest.mark.deep
@@ -21,7 +19,7 @@ ROW = Row(
 APP = """
 from kit import *
 
-app = make_app(onejob_lease=2.0)
+app = make_app(onejob_lease=3.0)
 
 @app.task(base=onejob.Task)
 def wait(number, seconds):
@@ -42,17 +40,17 @@ def soft():
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_greenlets_run_jobs(program: Callable[..., Program], direct: bool) -> None:
+def test_greenlets_run_jobs(program: MakeProgram, direct: bool) -> None:
     """Ten waits and one longer than the lease run once; time limits do nothing."""
     shop = program(APP, direct=direct)
     with shop.worker("-P", "eventlet", "-c", "20"):
-        shop.run("long = wait.delay(0, 5), limited.delay(), soft.delay()\nfor n in range(1, 11): wait.delay(n, 1)")
+        shop.run("long = wait.delay(0, 7), limited.delay(), soft.delay()\nfor n in range(1, 11): wait.delay(n, 1)")
         shop.await_states("completed", "completed", "completed", *["completed"] * 10)
         assert sorted(shop.marks) == [[number] for number in range(11)]
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_terminated_greenlet_frees_the_identity(program: Callable[..., Program], direct: bool) -> None:
+def test_a_terminated_greenlet_frees_the_identity(program: MakeProgram, direct: bool) -> None:
     """`revoke(terminate=True)` ends a body that only waits, and its run cancels the job: no lease is lost."""
     shop = program(APP, direct=direct)
     with shop.worker("-P", "eventlet") as log:
