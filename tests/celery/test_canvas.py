@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -376,13 +377,24 @@ def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(new_house: Ca
     house.assert_free("away")
 
 
+def test_a_chain_that_is_applied_again_runs_each_step(shared: House) -> None:
+    """One chain that is applied several times runs its last step each time, although Celery 5.7 gives that one id."""
+    pipe: Any = shared.play.s() | shared.play.s(["return:last"])
+    for number in range(3):
+        pipe.tasks[0].args = (f"first {number}", [f"return:last {number}"])
+        pipe.delay()
+    await_(lambda: [shared.runs(f"last {number}") for number in range(3)] == [1, 1, 1])
+
+
 @on_every_store("shared")
 def test_redriving_repeats_no_effect_for_a_follower(shared: House) -> None:
     """Of two equal chains whose first job failed, both go on with its next run, in whatever order they are redriven."""
     operator = Operator(app=shared.app, ledger=shared.ledger, origin="by a test")
     for name, order in (("newest first", -1), ("oldest first", 1)):
-        head = shared.play.si(name, ["permanent", "return:paid"])
+        head = shared.play.si(name, ["hold>permanent", "return:paid"])
         results: list[Any] = [(head | shared.note.s(f"{name} {number}")).delay() for number in (0, 1)]
+        await_(partial(shared.ledger.get_or_none, results[1].parent.id))
+        shared.open(name)
         failed = [shared.await_state(result.parent.id, State.FAILED) for result in results]
         for job in failed:
             shared.await_settled(job)

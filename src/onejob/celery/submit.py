@@ -9,15 +9,16 @@ from typing import Any, cast
 
 from onejob import errors
 from onejob.celery.app_state import AppState
-from onejob.celery.call import Call, Prepared, prepare
+from onejob.celery.call import PROMISED, Call, Prepared, prepare
 from onejob.celery.context import differing_headers
 from onejob.celery.options import BoundTask
-from onejob.celery.payload import decode, replacement_depth
+from onejob.celery.payload import decode, loads, replacement_depth
 from onejob.celery.replacement import resume
 from onejob.celery.result import AsyncResult
 from onejob.celery.routing import UNPUBLISHABLE
 from onejob.jobs.model import Admission, Duplicate, Job, MessageOf, Outcome, Submission
 from onejob.jobs.submitter import MAX_PERIOD, Charge, Quota
+from onejob.jobs.transitions import new_id, new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import fail_unpublishable
 from onejob.observability import tracing
@@ -163,13 +164,24 @@ def _write(
 
 
 def _settle(ledger: Ledger, submission: Submission, admission: Admission) -> Admission:
-    """Return the answer to a submission whose id may be that of an earlier job. Raises `TaskIdReusedError`."""
+    """Return the answer to a submission whose id may be that of an earlier job. Raises `TaskIdReusedError`.
+
+    A step of a workflow that has other arguments than the job of its id is another job, with an id of its own.
+    """
     own = admission.follower or admission.job
     if own.id != submission.id or own.submission_nonce == submission.nonce:
         return admission
     if replacement_depth(submission.options) > replacement_depth(own.options):
         return resume(ledger, own, submission)
     check_task(own, submission.task)
+    if own.fingerprint != submission.fingerprint and PROMISED in loads(submission.options):
+        log_warning(
+            "job %s exists with other arguments, so the call of %s gets an id of its own: Celery gives the ids of a "
+            "workflow again when the same object is applied again. Build a new chain for each call",
+            own.id,
+            submission.task,
+        )
+        return ledger.submit(replace(submission, id=new_id(), nonce=new_nonce()))
     return admission
 
 
