@@ -69,6 +69,7 @@ def test_the_command_of_celery_imports_one_light_module() -> None:
 ENTRY_POINTS = {
     "celery.beat_schedulers": ("onejob.celery.beat:Scheduler", HARMLESS | {"celery.beat"}),
     "celery.commands": ("onejob.cli:celery_command", set[str]()),
+    "celery.result_backends": ("onejob.celery.result_backend:open_backend", HARMLESS),
     "console_scripts": ("onejob.cli.commands:main", HARMLESS),
     "opentelemetry_instrumentor": ("onejob.opentelemetry:OneJobInstrumentor", set[str]()),
     "pytest11": ("onejob.testing.plugin", set[str]()),

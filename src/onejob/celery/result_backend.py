@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, current_app, maybe_signature, states
 from celery.app import backends
-from celery.backends.asynchronous import AsyncBackendMixin
 from celery.backends.base import DisabledBackend, SyncBackendMixin
-from celery.backends.rpc import RPCBackend
 from celery.exceptions import ChordError, ImproperlyConfigured, TimeoutError  # noqa: A004 - the name that Celery's users catch
 from celery.result import ResultSet, allow_join_result
 from kombu.utils.encoding import bytes_to_str
@@ -57,6 +55,8 @@ def open_backend(app: Celery, url: str | None = None, **options: Any) -> Any:
     """
     if url is None or url.partition("://")[0] == SCHEME:
         return LedgerBackend(app, url=url, **options)
+    from celery.backends.rpc import RPCBackend  # an import of onejob imports no backend
+
     by_url: Any = backends.by_url
     kind, kind_url = by_url(url, app.loader)
     if kind is open_backend or issubclass(kind, (DisabledBackend, RPCBackend)):
@@ -72,6 +72,8 @@ def open_backend(app: Celery, url: str | None = None, **options: Any) -> Any:
 @cache
 def _joined(kind: type[Any]) -> type[Any]:
     """Return a class of backends that read the results of jobs from the ledger, and are otherwise of a kind."""
+    from celery.backends.asynchronous import AsyncBackendMixin
+
     bases = (PushedResults, kind) if issubclass(kind, AsyncBackendMixin) else (LedgerResults, kind)
     return type(f"Ledger{kind.__name__}", bases, {})
 
