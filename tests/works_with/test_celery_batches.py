@@ -11,8 +11,7 @@ ROW = Row(
     ran="a plain `Batches` task that submits one job for each flush; `class Batch(Batches, onejob.Task)`; Redis, `onejob://`",
     holds="Plain batch tasks run in the workers that run jobs, on each broker.",
     do="Let the body of the batch task submit a job with what it has collected.",
-    fails="One class with both bases: the strategy of `Batches` hands over lists of messages that nobody has claimed, "
-    "so the body runs again and again, and the jobs stay `queued`.",
+    fails="One class with both bases is refused when Celery finalizes the app.",
 )
 APP = """
 from celery_batches import Batches
@@ -28,18 +27,17 @@ def store(items):
 def collect(requests):
     store.delay(sorted(request.args[0] for request in requests))
 """
-BOTH = """
-from celery_batches import Batches
-from kit import *
-
-app = make_app(onejob_lease=2.0)
-
+REFUSED = """
 class Batch(Batches, onejob.Task):
     abstract = True
 
 @app.task(base=Batch, flush_every=2, flush_interval=60)
-def collect(requests):
-    mark(sorted(request.args[0] for request in requests))
+def batch(requests): pass
+
+try:
+    app.finalize()
+except onejob.ConfigurationError as error:
+    answer = str(error)
 """
 
 
@@ -53,10 +51,6 @@ def test_a_plain_batch_submits_a_job(program: MakeProgram, direct: bool) -> None
         shop.await_states("completed")
 
 
-def test_one_class_with_both_bases_claims_nothing(program: MakeProgram) -> None:
-    """A class with both bases runs bodies without a claim: again and again, and no job is completed."""
-    shop = program(BOTH)
-    with shop.worker():
-        shop.run("for item in (1, 2): collect.delay(item)")
-        assert shop.await_marks(3)[:3] == [[[1, 2]]] * 3
-        assert [job.attempt for job in shop.await_states("queued", "queued")] == [0, 0]
+def test_one_class_with_both_bases_is_refused(program: MakeProgram) -> None:
+    """A class with both bases is refused: its strategy would hand over what nobody has claimed."""
+    assert "has the Strategy of Batches" in program(APP).run(REFUSED)

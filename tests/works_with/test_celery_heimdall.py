@@ -9,9 +9,9 @@ pytestmark = pytest.mark.deep
 ROW = Row(
     packages=("celery-heimdall==1.0.1",),
     ran="`HeimdallTask` with `unique` and a rate beside jobs; `only_after` in a job of "
-    "`class Both(onejob.Task, HeimdallTask)`; its options on a job; Redis, `onejob://`",
+    "`class Both(HeimdallTask, onejob.Task)`; its options on a job; Redis, `onejob://`",
     holds="Its own tasks are unique beside jobs, and `only_after` works in jobs, on each broker.",
-    do="Let `setup_redis` return a client where neither broker nor result backend is a Redis. Put `onejob.Task` first.",
+    do="Let `setup_redis` return a client where neither broker nor result backend is a Redis. Put `onejob.Task` last.",
     fails="`heimdall={...}` on a job is refused when Celery finalizes the app.",
 )
 APP = """
@@ -26,7 +26,7 @@ class Heimdall(HeimdallTask):
     def setup_redis(self):
         return redis.Redis.from_url(os.environ["SHOP_REDIS"])
 
-class Both(onejob.Task, Heimdall):
+class Both(Heimdall, onejob.Task):
     abstract = True
 
 @app.task(base=Heimdall, heimdall={"unique": True, "times": 10, "per": 60})
