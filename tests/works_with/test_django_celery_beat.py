@@ -30,7 +30,8 @@ from kit import *
 
 settings.configure(
     INSTALLED_APPS=["django_celery_beat"], USE_TZ=True, DEFAULT_AUTO_FIELD="django.db.models.AutoField",
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django.db", "OPTIONS": {"timeout": 20}}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django.db",
+        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"}}},
 )
 django.setup()
 from django.core.management import call_command
