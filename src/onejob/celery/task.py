@@ -351,7 +351,9 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body: through the ledger for a message, directly when called as a function."""
         request: Any = self.request
-        if request.called_directly or request._protected:  # noqa: SLF001 - Celery's mark of a request whose body runs
+        # Celery's mark of a request whose body runs; a pool may keep one request for all runs of a thread.
+        is_in_body = request._protected and (request.is_eager or current_job_or_none() is not None)  # noqa: SLF001
+        if request.called_directly or is_in_body:
             return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
         within: Any = self._onejob_within
         if within is not None:
