@@ -8,13 +8,13 @@ from tests.works_with.rows import Row
 pytestmark = pytest.mark.deep
 ROW = Row(
     packages=("celery-progress==0.5",),
-    ran="`ProgressRecorder(self).set_progress(...)` in a job, and its view with the job's id; Redis with a result "
-    "backend, `onejob://` without one",
+    ran="`ProgressRecorder(self).set_progress(...)` in a job, and its view with the job's id; the result backends "
+    "Redis and `onejob://`, and none",
     holds="The recorder's state is the progress of the job, and the view of each submitter shows it, also to who "
     "attached.",
-    do="Set a result backend: the view reads it.",
-    fails="Without a result backend the view raises `AttributeError`. A job that is canceled while it waits stays "
-    "`PENDING` for the view.",
+    do='`result_backend = "onejob://"`: the view reads it.',
+    fails="Without a result backend the view raises `AttributeError`. With another one than `onejob://` a job that is "
+    "canceled while it waits stays `PENDING` for the view.",
 )
 APP = """
 import django
@@ -27,7 +27,7 @@ from celery_progress.views import get_progress
 from django.test import RequestFactory
 from kit import *
 
-app = make_app(**({"result_backend": os.environ["SHOP_REDIS"]} if os.environ.get("BACKEND") else {}))
+app = make_app(**({"result_backend": os.environ["BACKEND"]} if os.environ.get("BACKEND") else {}))
 app.set_default()
 
 @app.task(base=onejob.Task, bind=True)
@@ -56,14 +56,16 @@ answer = [shown, view(again)["result"], waiting.state, view(waiting)["state"]]
 """
 
 
-def test_the_view_shows_a_job(program: MakeProgram) -> None:
-    """The view shows the progress and the result of a job to both submitters, and no cancellation of a waiting one."""
-    shop = program(APP, BACKEND="1")
+@pytest.mark.parametrize(("backend", "canceled"), [("redis", "PENDING"), ("onejob://", "REVOKED")])
+def test_the_view_shows_a_job(program: MakeProgram, backend: str, canceled: str) -> None:
+    """The view shows progress and result to both submitters, and a cancellation only if it reads the ledger."""
+    shop = program(APP)
+    shop.variables["BACKEND"] = shop.variables["SHOP_REDIS"] if backend == "redis" else backend
     with shop.worker():
-        shown, result, *canceled = shop.run(POLL)
+        shown, result, *states = shop.run(POLL)
     progress = {"pending": False, "current": 3, "total": 12, "percent": 25.0, "description": "cards"}
     assert shown == [progress, progress]
-    assert (result, canceled) == (1, ["REVOKED", "PENDING"])
+    assert (result, states) == (1, ["REVOKED", canceled])
 
 
 def test_the_view_needs_a_result_backend(program: MakeProgram) -> None:

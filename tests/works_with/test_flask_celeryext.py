@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.services import eventually
 from tests.works_with.program import MakeProgram
 from tests.works_with.rows import Row
 
@@ -12,11 +11,9 @@ ROW = Row(
     ran="`FlaskCeleryExt(web)`, whose app makes `AppContextTask` the class of plain tasks; jobs with `onejob.Task`, "
     "with both bases in each order, and with a `__call__` of their own; Redis, `onejob://`",
     holds="The configuration of Flask reaches onejob. Plain tasks keep their context.",
-    do="Write settings of onejob in small letters (`web.config.update(onejob_store=...)`), and a class of your own: "
-    "`class Job(onejob.Task)` with `def __call__(self, *args, **kwargs): with self.app.flask_app.app_context(): "
-    "return super().__call__(*args, **kwargs)`.",
-    fails="`base=onejob.Task` has no context, and `AppContextTask` behind it is not called. Before it, it calls the "
-    "body past the ledger: the run is never ended.",
+    do="Write settings of onejob in small letters (`web.config.update(onejob_store=...)`), and `class "
+    "Job(onejob.Task, AppContextTask)`.",
+    fails="`base=onejob.Task` alone has no context.",
 )
 APP = """
 from flask import Flask, current_app, has_app_context
@@ -54,20 +51,19 @@ plain = app.task(name="plain")(body)
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_class_with_a_call_of_its_own_has_the_context(program: MakeProgram, direct: bool) -> None:
-    """A job whose class opens the context in `__call__` has it, and so has a plain task of the extension."""
+def test_the_context_of_the_extension(program: MakeProgram, direct: bool) -> None:
+    """A job whose class has the extension's as a base, in any order, or opens the context itself, has the context."""
     shop = program(APP, direct=direct)
     with shop.worker():
-        assert shop.run("plain.delay(1); answer = job.delay(1).get(timeout=20)") == "hi"
-        assert shop.await_marks(2) == [[True], [True]]
+        shop.run("plain.delay(1)")
+        assert shop.run("answer = [t.delay(1).get(timeout=20) for t in (behind, before, job)]") == ["hi"] * 3
+        assert shop.await_marks(4) == [[True]] * 4
 
 
-def test_the_classes_of_the_extension_do_not_fit(program: MakeProgram) -> None:
-    """Without such a class a job has no context; with the extension's class first nobody ends its run."""
+def test_without_that_class_a_job_has_no_context(program: MakeProgram) -> None:
+    """`base=onejob.Task` alone takes the class of the app's plain tasks away."""
     shop = program(APP)
     with shop.worker():
-        shop.run("bare.delay(1), behind.delay(1)")
-        shop.await_states("failed", "failed")
-        shop.run("before.delay(1)")
-        assert sorted(shop.await_marks(3)) == [[False], [False], [True]]
-        eventually(lambda: shop.jobs("before")[0].state == "running")
+        shop.run("bare.delay(1)")
+        shop.await_states("failed")
+        assert shop.marks == [[False]]
