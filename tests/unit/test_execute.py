@@ -816,7 +816,7 @@ def test_messages_of_another_ledger_are_a_warning(house: House, trace: Any, capl
     logged = [(each.levelname, each.getMessage().split()[1].strip(":")) for each in dropped]
     assert logged == [("INFO", purged.id), ("INFO", "first"), ("WARNING", "first"), ("INFO", "second")]
     (warning,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert f"namespace {app_state_of(house.app).settings.namespace}" in warning
+    assert f"({app_state_of(house.app).settings.address})" in warning
 
 
 def test_a_claim_names_its_process_and_node(house: House, trace: Any) -> None:
