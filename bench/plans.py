@@ -269,7 +269,7 @@ def _submit_duplicates(store: PostgresStore) -> None:
 
 
 def _shared(store: PostgresStore) -> None:
-    """Increment totals, send a heartbeat, store an event of webhooks, and append to the audit log."""
+    """Increment totals, send a heartbeat, store an event of webhooks and a result, and append to the audit log."""
     store.increment({"a": 1.0, "b": 2.0}, recent={"a": 1.0})
     store.totals()
     store.series(Period.MINUTE, since=0.0)
@@ -281,6 +281,9 @@ def _shared(store: PostgresStore) -> None:
     store.keep_event("plan", "{}", keep_for=60.0)
     store.append_audit(AuditEntry(actor="a", source="cli", address="b", action="c"), keep=10, keep_for=60.0)
     store.audit(limit=10, before=None, keep_for=60.0)
+    store.put_result("plan", "{}", keep_for=60.0)
+    store.results(["plan"])
+    store.delete_result("plan")
     store.put_schedule(ScheduleState("nightly", "new", "crontab", since=0.0, seen_at=0.0), expected="")
     store.schedules()
     store.delete_schedule("nightly", expected="new")

@@ -193,7 +193,7 @@ def test_each_task_has_its_schema(shop: Shop) -> None:
     for more in ({}, {"validate_only": True}):
         assert "shop.paid" in problem(shop.submit(task="paid", **more), 400, "key-required")["detail"]
     assert shop.ledger.find(Query()) == []
-    assert [shop.submit(task="paid", **each).status_code for each in KEYS] == [202, 200, 200, 200]
+    assert [shop.submit(task="paid", **each).status_code for each in KEYS] == [202, *[200] * (len(KEYS) - 1)]
 
 
 def test_a_large_body_is_parsed_in_a_thread(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from celery import Celery
 from celery import Task as CeleryTask
@@ -31,8 +31,9 @@ class PlainTask(NamedTuple):
 
 
 def plain_tasks(app: Celery) -> Iterator[PlainTask]:
-    """Yield the tasks of an app that have options of `onejob.Task`, perhaps misspelt, without its class."""
-    tasks: Mapping[str, Any] = app.tasks
+    """Yield the tasks of a finalized app that have options of `onejob.Task`, perhaps misspelt, without its class."""
+    # A thread that waits in `app.tasks` for the end of `finalize` holds a lock, which this one would wait for in it.
+    tasks: Mapping[str, Any] = cast("Any", app)._tasks  # noqa: SLF001 - Celery's registry
     for name, task in sorted(tasks.items()):
         if not name.startswith(BUILT_IN) and not hasattr(type(task), "_onejob"):
             options = dict.fromkeys(_options_of(type(task)))

@@ -8,6 +8,8 @@ from typing import Any
 from django import template
 from django.utils.timezone import localtime
 
+from onejob.jobs.public_view import short_id
+
 SHOWN = (
     "created_at", "run_at", "started_at", "finished_at", "expires_at", "lease_until", "identity_until",
     "key_retained_until", "wake_at", "reason", "submitter", "source", "queue", "worker", "attempt", "retries",
@@ -34,5 +36,6 @@ def render(name: str, value: object) -> Any:
 
 register = template.Library()
 register.filter("shown_fields", shown_fields)
-for name in ("duration", "pretty", "short"):
+register.filter("short", short_id)
+for name in ("duration", "pretty"):
     register.filter(name, partial(render, name))

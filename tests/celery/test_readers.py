@@ -18,7 +18,6 @@ from tests.quiet import provokes
 from tests.release.environments import ROOT, overlay
 from tests.services import eventually, free_port
 
-pytest_plugins = ("tests.celery.conftest",)
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 LIBRARIES = Path(__file__).with_name("readers.txt")
 APP = """
