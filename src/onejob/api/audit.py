@@ -45,11 +45,11 @@ class Refusals:
         """By actor, and what was refused, when the last entry was made, and how many equal requests have followed."""
 
     def classify(
-        self, actor: str, outcome: str, *, is_action: bool, asked: str = "", has_own_jobs: bool = False
+        self, actor: str, outcome: str, *, is_action: bool, asked: str, has_own_jobs: bool = False
     ) -> tuple[str, int]:  # fmt: skip
         """Return the kind of the entry of a request, and how many requests it stands for: 0 for no entry.
 
-        `actor`: "" for an unknown caller. `is_action`: it would change jobs. `asked`: the action and its target.
+        `actor`: "" for an unknown caller. `is_action`: it would change jobs. `asked`: action, target and fields.
         """
         if is_action and (outcome in ANSWERS or (actor and outcome in UNCERTAIN)):
             kind = OWN if has_own_jobs else ACTION
@@ -90,13 +90,14 @@ class RequestAudit:
         """
         is_action = role in OPERATORS and request.method in CHANGES
         if outcome != DONE or is_action:
+            is_answer = is_action and outcome in ANSWERS | UNCERTAIN
+            shown = audit_text([*request.query_params.multi_items(), *fields]) if is_answer else ""
             kind, count = self._refusals.classify(
-                _actor_of(request), outcome, is_action=is_action, asked=f"{action} {_target_of(request)}",
+                _actor_of(request), outcome, is_action=is_action, asked=f"{action} {_target_of(request)} {shown}",
                 has_own_jobs=getattr(getattr(request.state, "caller", None), "own_jobs", False),
             )  # fmt: skip
-            shown = [] if kind == ACCESS else [*request.query_params.multi_items(), *fields]
             if count:
-                await self._append(request, action, outcome, kind, count, audit_text(shown))
+                await self._append(request, action, outcome, kind, count, "" if kind == ACCESS else shown)
 
     async def record_login(self, request: Request, outcome: str) -> None:
         """Record who has logged in, or has not: counted, since anybody may repeat it."""

@@ -159,10 +159,11 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
         self, request: Any, user: User, action: Action, names: Mapping[str, str], form: Form, outcome: str
     ) -> None:
         """Record an action in the ledger's audit log, and one that was done in Django's log, too."""
-        kind, count = self._refusals.classify(user.name, outcome, is_action=action.changes)
+        target, detail = names.get("job_id", ""), audit_text(form.described(without=CSRF_FIELD))
+        asked = f"{action.name} {target} {detail}"
+        kind, count = self._refusals.classify(user.name, outcome, is_action=action.changes, asked=asked)
         if not count:
             return
-        target, detail = names.get("job_id", ""), audit_text(form.described(without=CSRF_FIELD))
         entry = AuditEntry(
             actor=user.name, source=SOURCE, address=request.META.get("REMOTE_ADDR", ""), action=action.name,
             target=target, outcome=outcome, detail=detail, count=count, kind=kind,

@@ -287,7 +287,7 @@ def test_manage_has_the_commands(shop: Shop) -> None:
     listed, why, canceled, refused = shop.project.script(CALLS, calls)
     assert {job["id"] for job in json.loads(listed[1])} == {job_id, other}
     assert (why[0], job_id in why[1]) == (0, True)
-    assert (canceled[0], "canceled at the command line" in canceled[1]) == (0, True)
+    assert (canceled[0], f"{job_id} is canceled" in canceled[1]) == (0, True), canceled
     assert (refused[0], f"job {job_id} is canceled" in refused[1]) == (1, True)
     assert shop.sample.ledger.get(job_id).state == "canceled"
 
