@@ -165,6 +165,17 @@ UNNAMED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def test_a_job_that_is_its_own_duplicate_is_named_once(house: House) -> None:
+    """A running job that submits an equal call gets itself: a warning, once per task, names the ways out."""
+    worker = house.worker("-c", "1")
+    for key in ("first", "second"):
+        call = [key, ["return"]]
+        result = house.play.delay(key, ["submit:play"], call)
+        assert result.get(PATIENCE) == result.id
+        house.assert_ran(result, State.COMPLETED, key, 1)
+    assert worker.text.count("is equal to itself") == 1
+
+
 def test_a_call_without_a_required_key_is_refused(house: House) -> None:
     """A submission without the key that its task requires is refused by every entry point, and stores nothing."""
     for call in UNNAMED.values():

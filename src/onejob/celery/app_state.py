@@ -42,6 +42,8 @@ class AppState:
         """The tasks of which a warning was logged that a duplicate's other arguments are not used."""
         self.warned_plain_tasks: set[str] = set()
         """The tasks of which a warning was logged that they have options of `onejob.Task` without its class."""
+        self.warned_of_themselves: set[str] = set()
+        """The tasks of which a warning was logged that a running job is its own duplicate."""
         self.knows_of_unknown = False
         """Whether a warning was logged that messages of another ledger's jobs arrive here."""
         self.received: dict[tuple[str, str, int], str] = {}

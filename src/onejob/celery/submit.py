@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from onejob import errors
-from onejob.celery.app_state import AppState
+from onejob.celery.app_state import AppState, app_state_of
 from onejob.celery.call import PROMISED, Call, Prepared, prepare
 from onejob.celery.context import differing_headers
 from onejob.celery.options import BoundTask
@@ -112,9 +112,26 @@ def result_of(prepared: Prepared, admission: Admission, session: object = None) 
     if session is not None:
         result.may_be_committed = transaction_of(session).watch()
     result.ignored = bool(call.options.get("ignore_result", call.task.ignore_result))
-    if parent is not None and call.options.get("add_to_parent", True):
-        parent.add_trail(result)
+    if parent is not None:
+        if admission.outcome is Outcome.ATTACHED and admission.job.id == parent.request.id:
+            _warn_of_own_duplicate(call.task, admission.job)
+        if call.options.get("add_to_parent", True):
+            parent.add_trail(result)
     return result
+
+
+def _warn_of_own_duplicate(task: BoundTask, job: Job) -> None:
+    """Log, once per task, that a running job has submitted an equal job, which is itself: nothing runs after it."""
+    warned = app_state_of(task.app).warned_of_themselves
+    if task.name not in warned:
+        warned.add(task.name)
+        log_warning(
+            "job %s has submitted a call of %s that is equal to itself, and got itself as the answer: no other run "
+            "follows. To run once more after it, set on_duplicate='run_again'; to let an equal job be admitted as soon "
+            "as one has begun, unique_until='started'; to wait for something, raise self.retry(countdown=...)",
+            job.id,
+            task.name,
+        )
 
 
 def all_admitted(results: Results) -> list[Admission]:
