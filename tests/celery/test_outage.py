@@ -5,15 +5,18 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from celery.result import GroupResult
 
 from onejob import Outcome, State, StoreUnavailableError
 from onejob.celery.publisher import Publisher
+from onejob.celery.result import EndWait
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
 from tests.celery.app import PLAIN
@@ -125,6 +128,38 @@ def test_an_outage_longer_than_a_lease_costs_no_run(
         job = house.assert_ran(result, State.COMPLETED, key, 1)
         assert (job.attempt, job.crashes) == (1, 0)
     house.assert_quiet()
+
+
+@pytest.mark.parametrize("place", ["redis", pytest.param("postgresql", marks=pytest.mark.deep)])
+@provokes(logs=["failed, and goes on"], because="the store is away")
+def test_a_wait_for_a_result_outlives_an_outage(
+    new_place: Callable[[str], tuple[House, Callable[[], Any]]], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`get` of a job, and of a group, that began before the store is away returns the result after it is back."""
+    house, away = new_place(place)
+    house.use_lease(LONG_LEASE)
+    house.worker("-c", "2")
+    results = [house.begin(key, ["hold:gate>return:done"]) for key in ("alone", "member")]
+    read, waiting, failed = EndWait.read, set[str](), set[str]()
+
+    def note(wait: EndWait) -> Any:
+        try:
+            job: Any = read(wait)
+        except StoreUnavailableError:
+            failed.add(wait._job_id)
+            raise
+        waiting.add(wait._job_id)
+        return job
+
+    monkeypatch.setattr(EndWait, "read", note)
+    group = GroupResult("group", results[1:])
+    with ThreadPoolExecutor(2) as threads:
+        waits = [threads.submit(each.get, PATIENCE) for each in (results[0], group)]
+        await_(lambda: len(waiting) == 2)
+        with away():
+            await_(lambda: failed == waiting)
+        house.open("gate")
+        assert [wait.result(PATIENCE) for wait in waits] == ["done", ["done"]]
 
 
 @provokes(logs=["failed, and goes on"], because="the store refuses writes")

@@ -20,7 +20,7 @@ from vine import promise
 from onejob.celery.app_state import app_state_of
 from onejob.celery.payload import REPLACED, decode_failure, loads
 from onejob.celery.timeouts import obstacle_to, timeout_text
-from onejob.errors import JobNotFoundError, JobPurgedError
+from onejob.errors import JobNotFoundError, JobPurgedError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Job, Outcome, values_of
 from onejob.jobs.model import value as value_type
@@ -187,20 +187,29 @@ class AsyncResult(CeleryResult, Generic[R_co]):
     def _await_end(
         self, timeout: float | None, interval: float, on_interval: Callable[[], object] | None, *, follow_parents: bool
     ) -> None:
-        """Wait for the job's end. Raises `TimeoutError`, and the failure of a job before it in a chain."""
+        """Wait for the job's end, also through an outage of the store after the first read.
+
+        Raises `TimeoutError`, and the failure of a job before it in a chain.
+        """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         earlier = [parent.id for parent in self._parents() if parent.id] if follow_parents else []
         store, is_new = app_state_of(self.app).ledger.store, self._admission is not None
+        status, obstacle = "", ""
         with EndWait(store, self.id, earlier, may_have_ended=not is_new) as wait:
             while True:
-                ended = self._get_task_meta(wait)["status"] in states.READY_STATES
-                if follow_parents:
-                    self._maybe_reraise_parent_error()
-                if ended:
+                try:
+                    status, obstacle = self._get_task_meta(wait)["status"], ""
+                    if follow_parents:
+                        self._maybe_reraise_parent_error()
+                except StoreUnavailableError as error:
+                    if not status:
+                        raise
+                    obstacle = f"the ledger does not answer: {error}"
+                if not obstacle and status in states.READY_STATES:
                     return
                 if (remaining := deadline - time.monotonic()) <= 0:
-                    obstacle = obstacle_to(self.app, self.id)
-                    raise TimeoutError(timeout_text(self.id, str(self.state), timeout or 0.0, obstacle))
+                    obstacle = obstacle or obstacle_to(self.app, self.id)
+                    raise TimeoutError(timeout_text(self.id, status, timeout or 0.0, obstacle))
                 if on_interval is not None:
                     on_interval()
                 wait.wait(min(remaining, interval))
@@ -307,6 +316,7 @@ class EndWait:
 
     def read(self) -> Job | None:
         """Return the job, and have its end signaled. Raises `StoreError`."""
+        self._is_signaled = False  # after an error nothing is known to wake
         if self._only_looks:
             return self._store.get_many([self._job_id]).get(self._job_id)
         self._woken.clear()
