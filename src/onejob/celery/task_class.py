@@ -42,7 +42,7 @@ def check_class(name: str, cls: Any, base: type) -> None:
         if (shadowed := next((each.__name__ for each in _after(cls, base) if method in vars(each)), None)) is not None:
             raise ConfigurationError(
                 f"task {name} has {shadowed} after onejob.Task, so that its {method} is never called: name it first, "
-                f"({shadowed}, onejob.Task)"
+                f"({shadowed}, onejob.Task), if it passes the call on; one that keeps calls for itself cannot have jobs"
             )
 
 
