@@ -86,6 +86,16 @@ def test_the_newest_submission_decides_as_it_does_for_arguments(tenants: House) 
     assert [result.get(PATIENCE) for result in results] == ["newest", "newest", OURS, OURS]
 
 
+def test_given_headers_go_with_the_arguments_that_replace_a_jobs(house: House) -> None:
+    """Of a job that calls replace, the newest call's own headers count, and one that gives none keeps the last ones."""
+    waiting: dict[str, Any] = {"countdown": 3600}
+    first = house.play_newest.apply_async(("key", ["return"]), headers={"tenant": "first"}, **waiting)
+    for acts, headers in ((["return:2"], {"tenant": "second"}), (["return:2"], None)):
+        assert house.play_newest.apply_async(("key", acts), headers=headers, **waiting).id == first.id
+        assert decode(house.job(first).payload).context == {"tenant": "second"}
+    house.ledger.cancel(first.id)
+
+
 def test_a_canvas_has_the_context_of_whoever_submits_each_part(tenants: House) -> None:
     """A follower's own headers are in its message, with which its chain goes on."""
     play = tenants.play

@@ -203,8 +203,8 @@ def _build(
     if context is None:
         has_own = not call.is_message and app_state.contexts.is_added(call.task)
         context = app_state.contexts.take(call.task, job_id, args, kwargs, plan) if has_own else NO_CONTEXT
-    if conflict_policy.replaces and "headers" in call.options:  # whose arguments go with them
-        context = {**loads(plan.options)["headers"], **context}
+    if conflict_policy.replaces and call.options.get("headers"):  # whose arguments go with them
+        context = headers_in(plan.options, context)
     headers = headers_in(plan.options, context) if definition.identifier.has_headers else NO_CONTEXT
     identity, fingerprint = definition.identifier.both(args, kwargs, scope, headers)
     payload = encode(definition.task, args, kwargs, definition.limits, context)

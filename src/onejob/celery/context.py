@@ -41,7 +41,6 @@ _CELERYS = frozenset(
     "ignore_result replaced_task_nesting stamped_headers stamps".split()
 )
 """The headers that Celery gives to every message."""
-
 _OF_TRACES = re.compile(
     r"headers|b3|baggage|(trace(parent|state)|uber-trace-id|newrelic|elastic-apm-traceparent)"
     r"|(sentry|x-b3|x-datadog|x-amzn-trace|x-cloud-trace|onejob|celery_beat)[-_].*"
@@ -49,8 +48,6 @@ _OF_TRACES = re.compile(
     re.IGNORECASE,
 ).fullmatch
 """Headers of traces and of single requests: of OpenTelemetry, Zipkin, Jaeger, Sentry, Datadog, New Relic, structlog."""
-
-
 _MAY_HAVE_HEADERS = re.compile('"(headers|context)"').search
 
 

@@ -195,7 +195,7 @@ def _retry(call: Call, job: Job, *, request_id: str) -> Job:
     options = merge_options(call, args, kwargs, task.app.current_worker_task)
     headers, context = kept_headers(job, options.get("headers") or {})
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits, context)
-    options = {**options, "headers": headers}
+    options = {**options, "headers": headers or None}
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
     app_state.routing.check_message(payload, sent_options)
     encoded = encode_options(sent_options, app_state.settings.limits)
