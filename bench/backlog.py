@@ -36,7 +36,7 @@ PORTION = 5000
 def build(broker: str, store: str) -> celery.Celery:
     """Return the app with its one task."""
     app = celery.Celery("backlog", broker=broker, set_as_current=False)
-    app.conf.update(onejob_store=store, onejob_metrics_interval=1.0)
+    app.conf.update(onejob_store=store)
 
     @app.task(name="trivial", base=onejob.Task, shared=False)
     def trivial(number: int) -> int:

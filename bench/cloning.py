@@ -62,7 +62,7 @@ def _recipe(server: redis.Redis, ledger: Ledger, number: int, *, ends: bool) -> 
         id=job_id(number), task="shop.task_1", identity=identity(number), fingerprint=identity(number), lease=LEASE,
         nonce=new_nonce(), payload='{"task": "shop.task_1", "args": [42, "customer-7"], "kwargs": {}, "options": {}}',
     )  # fmt: skip
-    ledger.submit(new, wake_after=LEASE)
+    ledger.submit(new)
     if ends:
         claimed = ledger.claim(new.id, nonce=new_nonce(), node="worker-1").job
         if claimed is None:

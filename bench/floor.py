@@ -19,7 +19,7 @@ from celery import Celery
 import onejob
 from bench.servers import Servers
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, prepare
+from onejob.celery.submission.call import Call, prepare
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import connection
 from onejob.stores.redis.client import Client, commands_of
@@ -84,8 +84,8 @@ def prepared(task: Any) -> list[Any]:
     """Return the command of a new job's script."""
     call = Call(task, kwargs={"number": next(numbers), "second": 7})
     submission = prepare(app_state_of(task.app), call).submission
-    message_of = app_state_of(task.app).publisher.message_of
-    submitting = Submitting(Client("redis://"), Keys("onejob"), HolderCache(), 30.0, message_of)
+    handover_of = app_state_of(task.app).publisher.handover.of
+    submitting = Submitting(Client("redis://"), Keys("onejob"), HolderCache(), handover_of)
     return list(commands_of([submitting.new_jobs([submission])]))
 
 

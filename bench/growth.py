@@ -18,6 +18,7 @@ import psycopg
 
 from bench import cloning
 from bench.filling import TASKS, make, some
+from onejob.jobs.handover import by_sweep
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bench.servers import Servers
-    from onejob.jobs.model import Admission, Job
+    from onejob.jobs.model import Admission, JobRow
 
 LEASE = 7200.0  # nothing is due meanwhile
 WARM_UP = 50
@@ -40,8 +41,8 @@ class Side:
 
     ledger: Ledger
     old: list[str]
-    submitted: list[Job] = field(default_factory=list)
-    runs: list[Job] = field(default_factory=list)
+    submitted: list[JobRow] = field(default_factory=list)
+    runs: list[JobRow] = field(default_factory=list)
 
     def admit(self, _number: int) -> None:
         """Submit a job that is new."""
@@ -83,7 +84,7 @@ class Side:
             id=job_id, task="shop.task_1", identity=identity, fingerprint=identity, nonce=new_nonce(), lease=LEASE,
             payload='{"task": "shop.task_1", "args": [42, "customer-7"], "kwargs": {}, "options": {}}',
         )  # fmt: skip
-        return self.ledger.submit(new, wake_after=wake_after)
+        return self.ledger.submit(new, handover=by_sweep(wake_after))
 
 
 OPERATIONS: dict[str, Callable[[Side, int], None]] = {

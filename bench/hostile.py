@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HOST = "127.0.0.1"
-SERVE = "from onejob.cli import main; main()"
+SERVE = "from onejob.cli.commands import main; main()"
 SECONDS = 8.0
 """How long each attack lasts at most."""
 RESULTS = 200

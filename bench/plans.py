@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -21,12 +22,20 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import TASKS, make, some
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.jobs.blocks import Block, BlockKind
+from onejob.jobs.broker_messages import NewMessage
+from onejob.jobs.costs import CostsBy, by_key
+from onejob.jobs.durations import DAY
+from onejob.jobs.handover import BY_SWEEP, by_caller
 from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.metric_buckets import Period
 from onejob.jobs.model import Duplicate, Outcome, Submission
-from onejob.jobs.policy import DAY
-from onejob.jobs.records import AuditEntry, NewMessage, Period, Query, ScheduleState
+from onejob.jobs.query import Query
+from onejob.jobs.schedule_state import ScheduleState
 from onejob.jobs.submitter import Charge, Quota
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.costs import read_costs
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres import PostgresStore
@@ -158,7 +167,7 @@ class _Explained(PostgresStore):
         self._sql = Statements(runner, schema, None)
         self._holders = HolderCache()
 
-    def in_transaction(self, transaction: OpenTransaction) -> PostgresStore:
+    def in_transaction(self, transaction: OpenTransaction, *, writes: bool = True) -> PostgresStore:
         raise NotImplementedError
 
 
@@ -198,10 +207,15 @@ def _list(store: PostgresStore, followed: str) -> None:
     store.find(Query())
     store.find(Query(light=True))
     store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
-    store.find(Query(submitter="user-7"))
     store.counts(Query())
-    store.counts(Query(submitter="user-7"))
     store.counts(Query(), limit=10)
+    for name in ("user-7", "nobody"):
+        of_submitter = Query(submitter=name)
+        store.find(of_submitter)
+        store.find(replace(of_submitter, light=True))
+        store.counts(of_submitter)
+        store.counts(of_submitter, limit=10)
+        store.edge(of_submitter, skip=10)
     for state in (State.FAILED, State.RUNNING):
         of_state = Query(states=frozenset({state}))
         store.find(of_state)
@@ -209,6 +223,7 @@ def _list(store: PostgresStore, followed: str) -> None:
         store.find(replace(of_state, light=True))
         store.counts(of_state)
         store.counts(of_state, limit=10)
+        store.edge(of_state, skip=10)
     store.count_states(limit=1000)
     store.edge(Query(), skip=1000)
     store.edge(Query(until=time.time() - 60.0, before=time.time() - 3600.0, before_id="x"), skip=1000)
@@ -219,12 +234,12 @@ def _list(store: PostgresStore, followed: str) -> None:
 def _live(store: PostgresStore) -> None:
     """Run a job with a duplicate and a follower through its life; read it; sweep."""
     ledger = Ledger(store)
-    job = ledger.submit(submission(1, "plan"), wake_after=0).job
+    job = ledger.submit(submission(1, "plan"), handover=BY_SWEEP).job
     ledger.submit(submission(2, "plan"))
     ledger.submit(submission(3, "plan", follows=True))
     ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
     store.take_due(tasks=TASKS, limit=100, hold=5)
-    ledger.submit(replace(submission(18, "offered"), route="celery"), wake_after=0)
+    ledger.submit(replace(submission(18, "offered"), route="celery"), handover=BY_SWEEP)
     store.next_delivery(["celery"])
     store.deliver(["celery"], limit=2)
     store.postpone({"job-1": 5.0, "job-2": 5.0})
@@ -233,6 +248,9 @@ def _live(store: PostgresStore) -> None:
     run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or first
     ledger.report(run, "1")
     ledger.keep_step(run, "outline", "1")
+    run = ledger.add_cost(run, {"usd": Decimal("0.031")})
+    store.add_saved(by_key(run, {"usd": Decimal("0.031")}))
+    read_costs(ledger, CostsBy.TASK)
     ledger.complete(run, "1")
     alone = ledger.submit(submission(6, "alone")).job
     ledger.complete(ledger.claim(alone.id, nonce=new_nonce(), node="worker-1").job or alone, "1")
@@ -284,6 +302,12 @@ def _shared(store: PostgresStore) -> None:
     store.put_result("plan", "{}", keep_for=60.0)
     store.results(["plan"])
     store.delete_result("plan")
+    store.keep_run_log("nobody", 1, "text")
+    store.run_logs("nobody")
+    store.put_block(Block(id="p-1", kind=BlockKind.PAUSE, queue="slow", where={}))
+    store.blocks()
+    store.unpark("p-1", limit=10, reason="it has ended")
+    store.delete_block("p-1")
     store.put_schedule(ScheduleState("nightly", "new", "crontab", since=0.0, seen_at=0.0), expected="")
     store.schedules()
     store.delete_schedule("nightly", expected="new")
@@ -314,10 +338,9 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
         joined.run(name)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
-        joined.run("submit_in", **asdict(new), wake_after=30.0, offers=False)
+        joined.run("submit_in", **asdict(new), wake_after=30.0, is_sent=True)
     charged = replace(submission(8, "joined and charged"), charges=CHARGES)
-    when_due = {"wake_after": 30.0, "offers": False}
-    Submitting(joined, HolderCache(), [charged], when_due, wait_for_locks=True).run()
+    Submitting(joined, HolderCache(), [charged], by_caller, wait_for_locks=True).run()
 
 
 def main() -> int:

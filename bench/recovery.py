@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.servers import Servers
 
 LEASE = 6.0
-CONF = {"onejob_lease": LEASE, "onejob_heartbeat": 2.0}
+CONF = {"onejob_lease": LEASE}
 LONGEST = 10 * LEASE
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -23,21 +24,21 @@ import celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Call, prepare
-from onejob.jobs.records import Registration
+from onejob.celery.submission.call import Call, prepare
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.jobs.transitions import new_nonce
+from onejob.jobs.workers import Registration
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.observability.meter import Meter
 from onejob.pages.app import dashboard
-from tests.contract.support import StoreAddress
+from tests.stores.support import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from starlette.applications import Starlette
 
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import JobRow, Submission
 
 BROKER, STORE = "ONEJOB_BENCH_BROKER", "ONEJOB_BENCH_STORE"
 NAMESPACE = "onejob"
@@ -58,7 +59,8 @@ FIRST_CHANGE = 10**9
 def build_app(broker: str, store: str) -> celery.Celery:
     """Return the app of the shop."""
     app = celery.Celery("shop", broker=broker, set_as_current=False)
-    app.conf.update(onejob_store=store, onejob_namespace=NAMESPACE, onejob_log_jobs=False, task_ignore_result=True)
+    app.conf.update(onejob_store=store, onejob_namespace=NAMESPACE, task_ignore_result=True)
+    logging.getLogger("onejob.jobs").setLevel(logging.WARNING)
     for name in TASKS:
         task: Any = app.task(name=name, base=onejob.Task, shared=False, expose=True)
         task(send_invoice)
@@ -92,14 +94,14 @@ class Work:
         duplicates = 1 + number % 3 if number // 10 % 5 == 2 else 0
         return [first, *(replace(first, id=f"{first.id[:-1]}{each}", nonce=new_nonce()) for each in range(duplicates))]
 
-    def start(self, job: Job) -> Job:
+    def start(self, job: JobRow) -> JobRow:
         """Start a run."""
         claimed = self.ledger.claim(job.id, nonce=new_nonce(), node=random.choice(NODES)).job
         if claimed is None:
             raise RuntimeError(f"job {job.id} is gone")
         return claimed
 
-    def end(self, run: Job, number: int) -> None:
+    def end(self, run: JobRow, number: int) -> None:
         """End a run as the number of its job says."""
         chance = number * 7919 % 1000
         if chance < 15:
@@ -114,7 +116,7 @@ class Work:
         else:
             self.ledger.complete(run, json.dumps({"invoice": number}))
 
-    def retry(self, run: Job, delay: float) -> None:
+    def retry(self, run: JobRow, delay: float) -> None:
         """Have a job run again."""
         self.ledger.retry(
             run, NextRun.again(run, delay=delay, retries=1), reason="ConnectionError: refused",
@@ -209,8 +211,8 @@ class Pace:
 
 def change(work: Work, numbers: Iterator[int], pace: Pace) -> None:
     """Submit jobs, claim them and end them, at a pace; until that is stopped."""
-    queued: deque[tuple[int, Job]] = deque()
-    running: deque[tuple[int, Job]] = deque()
+    queued: deque[tuple[int, JobRow]] = deque()
+    running: deque[tuple[int, JobRow]] = deque()
     while True:
         number = next(numbers)
         first, *duplicates = work.submissions(number)

@@ -14,13 +14,11 @@ EFFECTS = os.environ.get("CHAOS_EFFECTS", "sqlite://")
 
 def chaos_app(name: str) -> Celery:
     """Return the app of a worker or of a submitter."""
-    lease = float(os.environ.get("CHAOS_LEASE", "6"))
     app = Celery(name, broker=os.environ.get("CHAOS_BROKER", "memory://"))
     app.conf.update(
         onejob_store=os.environ.get("CHAOS_STORE", ""),
         onejob_namespace=NAMESPACE,
-        onejob_lease=lease,
-        onejob_heartbeat=lease / 3,
+        onejob_lease=float(os.environ.get("CHAOS_LEASE", "6")),
         onejob_crash_limit=PATIENT.crash_limit,
         worker_prefetch_multiplier=1,
         broker_connection_retry_on_startup=True,

@@ -20,6 +20,7 @@ from chaos import effects
 from chaos.frozen_run import session_name
 from chaos.testbed import ROOT
 from onejob.errors import StoreError
+from onejob.jobs.handover import by_sweep
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import Publishing, sweep
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from chaos.testbed import Testbed
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import JobRow
     from onejob.ledger.ledger import Ledger
 
 TASK = "chaos.freeze"
@@ -70,7 +71,7 @@ class Sweeper:
                 self.failed += 1
                 print(f"a sweep failed: {error}", file=sys.stderr)
 
-    def _publish(self, job: Job) -> None:
+    def _publish(self, job: JobRow) -> None:
         self.over.setdefault((job.id, job.token), time.monotonic())
 
 
@@ -172,7 +173,7 @@ class Lane:
     def freeze(self, number: int, point: str) -> Freeze:
         """Freeze a run of a new job, and bring the job to its end."""
         freeze = Freeze(number, str(uuid4()), point, self._effects_url(number))
-        self._ledger.submit(_submission(freeze, self._lease), wake_after=PATIENCE)
+        self._ledger.submit(_submission(freeze, self._lease), handover=by_sweep(PATIENCE))
         frozen, other = self.rng.sample(self._processes, 2)
         token = self._begin(frozen, freeze)
         if self._await_requeued(freeze, token):

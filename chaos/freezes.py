@@ -27,13 +27,13 @@ from chaos.freezer import Freeze, Lane, Sweeper
 from chaos.frozen_run import POINTS
 from chaos.outcome import count_events, print_histories
 from chaos.testbed import start_testbed
-from onejob.celery.payload import loads
+from onejob.celery.messages.payload import loads
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import JobRow
     from onejob.ledger.ledger import Ledger
 
 
@@ -168,7 +168,7 @@ def _refused(freeze: Freeze) -> Iterator[str]:
             yield f"{'of' if write['write'] == 'step' else 'late'}-{token}"
 
 
-def _progress(job: Job) -> Any:
+def _progress(job: JobRow) -> Any:
     """Return the token in the progress of a job."""
     progress = loads(job.progress or "null")
     return progress["done"] if isinstance(progress, dict) else progress

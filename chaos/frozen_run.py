@@ -21,9 +21,10 @@ from sqlalchemy.orm import sessionmaker
 from chaos import effects
 from chaos.testbed import NAMESPACE, PATIENT
 from onejob import fence
+from onejob.celery import run as runs
 from onejob.celery.current_job import RunningJob
 from onejob.errors import JobInterrupted, StaleTokenError
-from onejob.jobs.policy import Limits
+from onejob.jobs.text_limits import TextLimits
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import JobRow
 
 HEARTBEAT = 0.3
 BREATH = 0.02
@@ -67,12 +68,12 @@ class Heart:
 class Run:
     """One run of one job."""
 
-    def __init__(self, ledger: Ledger, job: Job, order: dict[str, Any], sessions: sessionmaker[Session]) -> None:
+    def __init__(self, ledger: Ledger, job: JobRow, order: dict[str, Any], sessions: sessionmaker[Session]) -> None:
         self.ledger = ledger
         self.job = job
         self.number: int = order["number"]
         self.point: str = order["point"]
-        self.handle = RunningJob(job, ledger, Limits())
+        self.handle = RunningJob(runs.Run(job, ledger, TextLimits()))
         self.writes: list[dict[str, Any]] = []
         self.note: dict[str, Any] = {}
         """The note of the write that is under way."""
@@ -150,7 +151,7 @@ def _answer(*, accepted: bool) -> str:
 
 
 @contextmanager
-def beating(heart: Heart, job: Job) -> Iterator[None]:
+def beating(heart: Heart, job: JobRow) -> Iterator[None]:
     """Renew a job's lease during a block."""
     heart.claim = (job.id, job.claim)
     try:

@@ -7,8 +7,11 @@ which `applied_twice` counts.
 
     python -m chaos.kill_storm --jobs 1500 --kills 20 --store postgresql
 
-Exit code 0 only when no job was never applied, none completed twice, none holds its identity at the end, and with
-PostgreSQL none was applied twice.
+With `--pauses` the task is paused and resumed so often meanwhile, and no run may start within a pause, from one second
+after its beginning on.
+
+Exit code 0 only when no job was never applied, none completed twice, none holds its identity at the end, none started
+within a pause, and with PostgreSQL none was applied twice.
 """
 
 from __future__ import annotations
@@ -21,18 +24,24 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import onejob
 from chaos.command import STORES, add_broker, parser, report
 from chaos.effects import APPLIED, STARTED, counted
 from chaos.outcome import all_jobs, await_rest, count_events, print_histories, recovery_delays
 from chaos.testbed import start_testbed
 from chaos.workers import Workers
-from onejob.jobs.lifecycle import State
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.lifecycle import State, Transition
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from chaos.testbed import Testbed
     from onejob.ledger.ledger import Ledger
+
+
+OBEYED_SECONDS = 1.0
+"""Seconds after the beginning of a pause from which on no run starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class Storm:
     seed: int
     period: float
     broker: str
+    pauses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class Count:
     completed_twice: int
     blocked: int
     not_completed: int
+    started_paused: int
+    parked: int
     admitted: int
     attached: int
     kills: int
@@ -73,7 +85,7 @@ class Count:
     @property
     def held(self) -> bool:
         """Whether the promise held."""
-        broken = self.never_applied or self.completed_twice or self.blocked or self.not_completed
+        broken = self.never_applied or self.completed_twice or self.blocked or self.not_completed or self.started_paused
         return not (broken or (self.together and self.applied_twice))
 
 
@@ -89,22 +101,39 @@ def run(storm: Storm) -> Count:
         ledger = testbed.ledger()
         options = {"count": storm.workers, "concurrency": storm.concurrency}
         with Workers("chaos.storm_app", environment, testbed.folder, **options) as workers:
-            outcomes = _drive(storm, workers, task)
+            pauses: list[tuple[float, float]] = []
+            outcomes = _drive(storm, workers, task, pauses)
             await_rest(ledger, 60 + 8 * storm.lease)
-            return _count(storm, ledger, testbed, outcomes, time.monotonic() - began)
+            return _count(storm, ledger, testbed, outcomes, pauses, time.monotonic() - began)
 
 
-def _drive(storm: Storm, workers: Workers, task: Any) -> dict[str, int]:
-    """Submit everything twice while workers are killed."""
+def _drive(storm: Storm, workers: Workers, task: Any, pauses: list[tuple[float, float]]) -> dict[str, int]:
+    """Submit everything twice while workers are killed, and the task is paused; note the times of the pauses."""
     outcomes = {"admitted": 0, "attached": 0}
     submitter = threading.Thread(target=_submit, args=(storm, task, outcomes))
-    submitter.start()
+    operator = threading.Thread(target=_pause, args=(storm, task, pauses))
+    for each in (submitter, operator):
+        each.start()
     rng = random.Random(storm.seed)
     for _ in range(storm.kills):
         time.sleep(storm.period)
         workers.kill_one(rng)
-    submitter.join()
+    for each in (submitter, operator):
+        each.join()
     return outcomes
+
+
+def _pause(storm: Storm, task: Any, pauses: list[tuple[float, float]]) -> None:
+    """Pause the task for random times, one after the other, during the storm."""
+    rng, client = random.Random(storm.seed), onejob.Client(task.app)
+    for _ in range(storm.pauses):
+        period = storm.kills * storm.period / storm.pauses
+        length = rng.uniform(0.4, 0.8) * period
+        pause = client.pause(task=task.name)
+        time.sleep(length)
+        pauses.append((pause.created_at.timestamp(), app_state_of(task.app).ledger.read_clock()))
+        client.resume(pause.id)
+        time.sleep(period - length)
 
 
 def _submit(storm: Storm, task: Any, outcomes: dict[str, int]) -> None:
@@ -117,7 +146,10 @@ def _submit(storm: Storm, task: Any, outcomes: dict[str, int]) -> None:
             time.sleep(ahead)
 
 
-def _count(storm: Storm, ledger: Ledger, testbed: Testbed, outcomes: dict[str, int], seconds: float) -> Count:
+def _count(
+    storm: Storm, ledger: Ledger, testbed: Testbed, outcomes: dict[str, int], pauses: list[tuple[float, float]],
+    seconds: float,
+) -> Count:  # fmt: skip
     jobs = all_jobs(ledger)
     histories = [ledger.history(job.id) for job in jobs]
     delays = sorted(delay for history in histories for delay in recovery_delays(history)) or [0.0]
@@ -131,6 +163,14 @@ def _count(storm: Storm, ledger: Ledger, testbed: Testbed, outcomes: dict[str, i
         completed_twice=sum(count_events(h) > 1 for h in histories) + len(jobs) - len({job.identity for job in jobs}),
         blocked=sum(job.holds_identity for job in jobs),
         not_completed=sum(job.state is not State.COMPLETED for job in jobs),
+        started_paused=sum(
+            begin + OBEYED_SECONDS < entry.at < end
+            for history in histories
+            for entry in history
+            for begin, end in pauses
+            if entry.event == Transition.CLAIM
+        ),
+        parked=sum(count_events(history, "park") for history in histories),
         admitted=outcomes["admitted"],
         attached=outcomes["attached"],
         kills=storm.kills,
@@ -156,6 +196,7 @@ def main() -> int:
     add_broker(options)
     options.add_argument("--lease", type=float, default=6.0, help="seconds")
     options.add_argument("--period", type=float, default=3.0, help="seconds between kills")
+    options.add_argument("--pauses", type=int, default=0, help="how often the task is paused")
     return report(Storm(**vars(options.parse_args())), run)
 
 

@@ -30,7 +30,7 @@ from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.proxy import CUTS, Proxy
 from chaos.testbed import start_testbed
 from chaos.workers import Workers
-from onejob.celery.payload import loads
+from onejob.celery.messages.payload import loads
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Entry
+    from onejob.jobs.history import Entry
+    from onejob.jobs.model import JobRow
     from onejob.ledger.ledger import Ledger
 
 LIVE = frozenset(State) - FINAL
@@ -32,12 +32,12 @@ def _at_rest(ledger: Ledger) -> bool:
     return not ledger.find(Query(states=LIVE, limit=1))
 
 
-def all_jobs(ledger: Ledger) -> list[Job]:
+def all_jobs(ledger: Ledger) -> list[JobRow]:
     """Return every job of the ledger."""
     return ledger.find(Query(limit=1_000_000))
 
 
-def print_histories(ledger: Ledger, jobs: Sequence[Job], what: str) -> None:
+def print_histories(ledger: Ledger, jobs: Sequence[JobRow], what: str) -> None:
     """Print the histories of a few jobs that are not as they must be."""
     for job in jobs[:5]:
         lines = [f"{e.at:.3f} {e.event} {e.state} attempt {e.attempt} {e.detail}" for e in ledger.history(job.id)]

@@ -2,7 +2,7 @@
 
     python -m chaos.races --store redis --rounds 10000
 
-Each race is a function of `tests/contract/races.py`, which asserts after every round what must hold. The counts
+Each race is a function of `tests/stores/races.py`, which asserts after every round what must hold. The counts
 show how often each result occurred: a race that always ends the same way has tested nothing.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from chaos.command import STORES, parser, report
 from chaos.testbed import NAMESPACE, start_testbed
 from onejob.stores import open_store
-from tests.contract.races import CROWD, RACES
+from tests.stores.races import CROWD, RACES
 
 
 @dataclass(frozen=True, slots=True)

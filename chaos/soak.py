@@ -35,15 +35,15 @@ from chaos.restarts import insist
 from chaos.testbed import NAMESPACE, start_testbed
 from chaos.workers import Workers
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from chaos.testbed import Testbed
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Entry
+    from onejob.jobs.history import Entry
+    from onejob.jobs.model import JobRow
     from onejob.ledger.ledger import Ledger
 
 SETTINGS = ("fsync=on", "autovacuum=on", "wal_level=replica", "max_wal_size=1GB")
@@ -324,7 +324,7 @@ class Run:
     due: float
     """The place of its job in the queue, which a lost run does not change."""
     waited_since: float
-    job: Job = field(compare=False)
+    job: JobRow = field(compare=False)
 
     @property
     def wait(self) -> float:
@@ -332,7 +332,7 @@ class Run:
         return self.at - self.waited_since
 
 
-def _runs(job: Job, history: Sequence[Entry]) -> Iterator[Run]:
+def _runs(job: JobRow, history: Sequence[Entry]) -> Iterator[Run]:
     due = since = job.created_at + countdown(_number(job))
     for entry in history:
         if entry.event == "claim":
@@ -352,11 +352,11 @@ def _pauses(runs: Sequence[Run]) -> list[float]:
     return [run.at - max(before.at, run.waited_since) for before, run in pairwise(runs)]
 
 
-def _detections(job: Job, history: Sequence[Entry]) -> Iterator[float]:
+def _detections(job: JobRow, history: Sequence[Entry]) -> Iterator[float]:
     return (delay - body_seconds(_number(job)) for delay in recovery_delays(history))
 
 
-def _number(job: Job) -> int:
+def _number(job: JobRow) -> int:
     return UUID(job.id).int - 1
 
 

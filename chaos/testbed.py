@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos import effects
-from onejob.jobs.policy import Policy
+from onejob.jobs.ledger_settings import LedgerSettings
 from onejob.ledger.ledger import Ledger
 from onejob.stores import migrate as migrations
 from onejob.stores import open_store
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 NAMESPACE = "chaos"
-PATIENT = Policy(crash_limit=100_000)
+PATIENT = LedgerSettings(crash_limit=100_000)
 """Kills and freezes are random, so that a job must not become a dead letter because of them."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from checks import blocks, code, deploy, kubernetes, monitoring, packaging, pages, statements, suite  # noqa: F401 - they add their checks
+from checks import blocks, code, deploy, imports, kubernetes, monitoring, packaging, pages, prose, statements, suite  # noqa: F401 - they add their checks
 from checks.project import CHECKS, read_project
 
 

@@ -108,7 +108,7 @@ def identity_imports(project: Project) -> Iterator[str]:
         for node in ast.walk(parsed(text)):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             imported = [each.name for each in node.names] if isinstance(node, ast.Import) else [module] * bool(module)
-            own = {"onejob.errors", "onejob.jobs.policy", "onejob.uniqueness.canonical_json"}
+            own = {"onejob.errors", "onejob.jobs.text_limits", "onejob.uniqueness.canonical_json"}
             if foreign := {name for name in imported if name.partition(".")[0] not in _STANDARD} - own:
                 yield f"{SOURCE}{place}:{node.lineno}: identities depend on {', '.join(foreign)}"  # type: ignore[attr-defined]
 

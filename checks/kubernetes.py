@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,13 @@ VOLUMES = {API: {"onejob-secret", "onejob-keys"}, WORKER: {"onejob-secret"}, MIG
 """The secrets that each pod mounts."""
 PROBES = {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
 """The routes of the API's probes: its liveness asks neither the ledger nor the broker."""
+
+INTERNAL = (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3", "::1/128", "64:ff9b::/96", "fc00::/7",
+    "fe80::/10", "::ffff:0:0/96",
+)  # fmt: skip
+"""The networks of clusters, clouds and machines, which webhooks must not reach."""
 
 
 class Manifests:
@@ -185,9 +193,8 @@ def manifest_stops(project: Project) -> Iterator[str]:
     hook = api["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     if api["terminationGracePeriodSeconds"] < int(hook[1]) + MARGIN:
         yield f"{FOLDER}api.yaml:1: terminationGracePeriodSeconds is shorter than the hook and {MARGIN} s"
-    lease, heartbeat = (float(data[f"JOB_API_{name}"]) for name in ("LEASE", "HEARTBEAT"))
     try:
-        Settings(store="sqlite:///ledger.db", lease=lease, heartbeat=heartbeat)
+        Settings(store="sqlite:///ledger.db", lease=float(data["JOB_API_LEASE"]))
     except ConfigurationError as error:
         yield f"{FOLDER}config.yaml:1: {error}"
 
@@ -222,6 +229,9 @@ def manifest_rights(project: Project) -> Iterator[str]:
         yield from differences(
             f"{FOLDER}:1", f"the token of {name}", pod.get("automountServiceAccountToken"), wanted=False
         )
+        for volume in pod.get("volumes", ()):
+            if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
+                yield f"{FOLDER}:1: the volume {volume['name']} of {name} has no sizeLimit, and may fill its node"
 
 
 @check
@@ -261,3 +271,16 @@ def manifest_network(project: Project) -> Iterator[str]:
                for each in opening if "ingress" in each]  # fmt: skip
     wanted = [({"app": API}, [[{"port": port["name"], "protocol": "TCP"}]])]
     yield from differences(place, "what is open", entered, wanted)
+    for network in INTERNAL:
+        if any(_permits(rule, ip_network(network)) for each in opening for rule in each.get("egress", ())):
+            yield f"{place}: a worker may reach {network}"
+
+
+def _permits(rule: dict[str, Any], network: IPv4Network | IPv6Network) -> bool:
+    """Return whether a rule lets pods connect to the first or the last address of a network."""
+    blocks = [each["ipBlock"] for each in rule.get("to", ()) if "ipBlock" in each]
+    return "to" not in rule or any(
+        address in ip_network(block["cidr"]) and not any(address in ip_network(out) for out in block.get("except", ()))
+        for block in blocks
+        for address in (network[0], network[-1])
+    )

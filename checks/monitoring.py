@@ -18,10 +18,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from checks.project import check, differences, line_of
-from onejob.celery.worker.metrics import render_metrics
-from onejob.jobs.records import Registration
+from onejob.jobs.workers import Registration
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import SERIES, Kind
+from onejob.prometheus import render_metrics
 from onejob.stores import open_store
 
 if TYPE_CHECKING:

@@ -142,6 +142,17 @@ def workflows(project: Project) -> Iterator[str]:
 
 
 @check
+def workflow_pins(project: Project) -> Iterator[str]:
+    """What a workflow installs by itself, which no tool updates, has the version and a hash of our locks."""
+    locks = [project[f"requirements/{lock}.txt"] for lock in LOCKS]
+    for place, _, _ in _workflows(project):
+        text = project[place]
+        for pin, digest in re.findall(r"([a-z0-9.-]+==\S+) --hash=(sha256:\w+)", text):
+            if not any(f"{pin} " in lock and digest in lock for lock in locks):
+                yield f"{place}:{line_of(text, pin)}: {pin} with this hash is in no lock: take those of `make lock`"
+
+
+@check
 def tested_pythons(project: Project) -> Iterator[str]:
     """The checks run on Linux and on macOS, on each Python that the metadata of the package names."""
     place = f"{WORKFLOWS}checks.yml"

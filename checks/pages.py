@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import runpy
-from contextlib import redirect_stdout
 from dataclasses import fields
 from posixpath import basename, dirname, normpath
 from typing import TYPE_CHECKING, Any
@@ -16,7 +13,7 @@ from celery.app.defaults import NAMESPACES, flatten
 from checks.project import ROOT, check, differences, line_of
 from hatch_build import absolute
 from onejob.api.problems import PROBLEM_TYPES
-from onejob.celery.option_names import CELERY_OPTIONS, TASK_OPTIONS
+from onejob.celery.option_declarations import CELERY_OPTIONS, TASK_OPTIONS
 from onejob.config import NAMES, Settings
 from onejob.observability.metrics import SERIES
 from onejob.webhooks.settings import WebhookSettings
@@ -37,7 +34,7 @@ FOREIGN = {
     "a folder of somebody's machine": re.compile(r"(?<![\w.$}])/(?:home|root|work|tmp|Users|private)/\w"),
     "a drive of somebody's machine": re.compile(r"(?<!\w)[A-Z]:\\+(?:Users|Documents)"),
     "an address in a private network": re.compile(
-        r"(?<![\d.])(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2}(?![\d.])"
+        r"(?<![\d.])(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2}(?![\d.]|/\d)"
     ),
     "a package index": re.compile(r"(?<!no-emit-)\b(?:index-url|find-links|trusted-host)(?=[\s=:])"),
     "a number in somebody's tracker": re.compile(r"(?i)\b(?:issue|bug|ticket|pull request|pr|fixes|closes|see) #\d"),
@@ -46,12 +43,17 @@ FOREIGN = {
 _ANY = "|".join(each.pattern.removeprefix("(?i)") for each in FOREIGN.values())
 ANY_FOREIGN = re.compile(_ANY, re.IGNORECASE | re.MULTILINE)
 """Finds the files to look at line by line."""
-SETTINGS, PROBLEMS = "docs/settings.md", "docs/problems.md"
+SETTINGS, PROBLEMS = "docs/reference/settings.md", "docs/reference/problems.md"
 FEATURES = "docs/reference/celery.md"
+README_BYTES = 8000
+PROSE_LINE = 160
+"""How long a line of prose may be, without what cannot be broken."""
+UNBREAKABLE = re.compile(r"\]\([^)]*\)|`[^`]{100,}`")
+"""The target of a link, and long code."""
 OF_CELERY = re.compile(r"(?:beat|broker|control|event|result|task|worker)_")
 OTHERS = frozenset({*vars(signals), "task_id"})
 """Names of signals, and of an option of a call, that begin as settings of Celery do."""
-OBSERVABILITY = "docs/observability.md"
+OBSERVABILITY = "docs/operations/observability.md"
 FINDING = re.compile(r"#!.+\n# .+?, seen \d{4}-\d\d-\d\d\.\n# Expected: .+?\n# Happens: .+?\n# Means: ", re.DOTALL)
 """How a finding begins."""
 
@@ -83,7 +85,7 @@ def links(project: Project) -> Iterator[str]:
 
 @check
 def readme(project: Project) -> Iterator[str]:
-    """The README begins with two commands, works in a clone, and is absolute in the package's metadata."""
+    """The README is short, begins with two commands, works in a clone, and is absolute in the package's metadata."""
     text = project["README.md"]
     for target in sorted({*TARGET.findall(text)}):
         if REPOSITORY.match(target) or target.startswith(RAW):
@@ -93,19 +95,47 @@ def readme(project: Project) -> Iterator[str]:
     for target in TARGET.findall(absolute(text, ROOT)):
         if not target.startswith("https://"):
             yield f"README.md:{line_of(text, target)}: the link {target} is not absolute in the metadata"
-    _, _, commands, *_ = [*text.split("\n\n", 3), "", "", ""]
-    if re.findall(r"^make (\w+)", commands, re.MULTILINE) != ["demo", "test"]:
-        yield "README.md:3: the first paragraph is not followed by a block with `make demo` and `make test`"
+    if re.findall(r"^make (\w+)", text.partition("\n```sh\n")[2].partition("```")[0], re.MULTILINE) != ["demo", "test"]:
+        yield "README.md:1: the first block of commands is not `make demo` and `make test`"
+    if (size := len(text.encode())) > README_BYTES:
+        yield f"README.md:1: {size} bytes, and at most {README_BYTES}: the rest belongs to pages of docs/"
 
 
 @check
 def index(project: Project) -> Iterator[str]:
-    """The index of docs/ leads to every page of docs/, or to its folder."""
+    """The index of docs/ leads to every page of docs/, or to its folder; a section's pages are in its folder."""
     linked = {*LINK.findall(project["docs/README.md"])}
     for place in project.under("docs/", ".md"):
         page = place.removeprefix("docs/")
         if not page.endswith("README.md") and not {page, page.partition("/")[0]} & linked:
             yield f"docs/README.md:1: no link to {page}"
+    for part in project["docs/README.md"].split("\n## ")[1:]:
+        folder = part.partition("\n")[0].lower()
+        for target in LINK.findall(part):
+            if not target.startswith("../") and target.partition("/")[0] != folder:
+                yield f"docs/README.md:{line_of(project['docs/README.md'], target)}: {target} is not in docs/{folder}"
+
+
+@check
+def prose_lines(project: Project) -> Iterator[str]:
+    """A line of prose ends with its sentence, or at a clause of a long one; tables, code and pictures are exempt."""
+    for place, text in project.under("", ".md").items():
+        if place.startswith("src/"):
+            continue  # texts of the demo
+        fenced = False
+        for number, line in enumerate(text.splitlines(), start=1):
+            fenced ^= line.lstrip().startswith("```")
+            prose = UNBREAKABLE.sub("", line)
+            if not fenced and len(prose) > PROSE_LINE and not line.lstrip().startswith(("|", "<", "![")):
+                yield f"{place}:{number}: {len(prose)} characters: break the line after a sentence or a clause"
+
+
+@check
+def decisions(project: Project) -> Iterator[str]:
+    """A decision has its status and its date below its title, so that a reader can tell history from rule."""
+    for place, text in project.under("docs/decisions/", ".md").items():
+        if not re.match(r"# .+\n\nStatus: (?:accepted|replaced by .+), \d{4}-\d\d-\d\d\.", text):
+            yield f"{place}:3: begin with `Status: accepted, YYYY-MM-DD.`, or `Status: replaced by ..., YYYY-MM-DD.`"
 
 
 @check
@@ -137,17 +167,11 @@ def generated(project: Project) -> Iterator[str]:
     for place, make in GENERATED.items():
         if project.files.get(f"docs/{place}") != make():
             yield f"docs/{place}:1: not current; run `python -m website generate`"
-    for name in ("lifecycle", "on-duplicate", "doctor"):
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            runpy.run_path(str(ROOT / "scripts" / f"{name}-page"), run_name="__main__")
-        if project.files.get(f"docs/{name}.md") != printed.getvalue():
-            yield f"docs/{name}.md:1: not current; run `scripts/{name}-page >docs/{name}.md`"
 
 
 @check
 def settings_page(project: Project) -> Iterator[str]:
-    """docs/settings.md has every setting and every option of a task, no other, and the numbers by default."""
+    """docs/reference/settings.md has every setting and every option of a task, no other, and the numbers by default."""
     text = project[SETTINGS]
     rows = {
         name: cell
@@ -169,7 +193,7 @@ def settings_page(project: Project) -> Iterator[str]:
 
 @check
 def series_page(project: Project) -> Iterator[str]:
-    """The table of series in docs/observability.md has each one with its kind and its labels, in their order."""
+    """The table of series in docs/operations/observability.md has each one with its kind and labels, in their order."""
     text = project[OBSERVABILITY]
     table = text.partition("| series |")[2].split("\n\n", 1)[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
@@ -199,7 +223,7 @@ def features_page(project: Project) -> Iterator[str]:
 
 @check
 def problems_page(project: Project) -> Iterator[str]:
-    """The table of docs/problems.md has each problem type with its status, and no other."""
+    """The table of docs/reference/problems.md has each problem type with its status, and no other."""
     rows = [line.split("|") for line in project[PROBLEMS].splitlines() if line.startswith("| `")]
     found = {(row[1].strip(" `"), int(row[2])) for row in rows}
     wanted = {(name, kind.status) for name, kind in PROBLEM_TYPES.items()}

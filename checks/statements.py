@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from checks.project import Project
 
 STORES = tuple(f"{SOURCE}stores/{kind}/" for kind in ("postgres", "redis", "sqlite"))
+FRAGMENTS = "fragments/"
+"""The folder of the parts that statements share; other folders have no statements."""
 HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 """What begins a statement in a file of several."""
 SAID = re.compile(r"^-- (?:in|out|KEYS|returns):", re.MULTILINE)
@@ -25,7 +27,7 @@ OPERATIONS = frozenset(
 
 COMMAND = re.compile(r"""call\('([A-Z]+)'|\("([A-Z]+)",""")
 """A command of Redis in a script, or in a module that sends it."""
-REDIS_KEYS = "docs/decisions/0001-redis-keys.md"
+REDIS_USER = "docs/operations/redis-user.md"
 
 
 class Statement(NamedTuple):
@@ -41,7 +43,7 @@ def statements(project: Project, store: str) -> list[Statement]:
     """Return the statements, scripts and fragments of a store."""
     found = []
     for place, text in project.under(store, ".sql", ".lua").items():
-        if "/" in place.removeprefix(store):
+        if "/" in place.removeprefix(store).removeprefix(FRAGMENTS):
             continue
         whole, *named = HEADING.split(text)
         if not named:
@@ -81,14 +83,14 @@ def statement_uses(project: Project) -> Iterator[str]:
 @check
 def redis_rights(project: Project) -> Iterator[str]:
     """The page about the keys in Redis names all commands that a user needs the right to."""
-    page = project[REDIS_KEYS]
-    start = page.index("The user of an ACL")
-    named = set(re.findall(r"[a-z]+", page[start : page.index("\n\n", start)]))
+    page = project[REDIS_USER]
+    start = page.index("## For the ledger")
+    named = set(re.findall(r"\+([a-z]+)", page[start : page.index("\n## ", start)]))
     texts = project.under(f"{SOURCE}stores/redis/", ".lua", ".py").values()
     sent = {found[1] or found[2] for text in texts for found in COMMAND.finditer(text)}
     for command in sorted(sent):
         if command.lower() not in named:
-            yield f"{REDIS_KEYS}:{page.count(chr(10), 0, start) + 1}: the rights of a user lack {command.lower()}"
+            yield f"{REDIS_USER}:{page.count(chr(10), 0, start) + 1}: the rights of a user lack {command.lower()}"
 
 
 def _in_their_code(project: Project) -> Iterator[tuple[Statement, str]]:

@@ -8,7 +8,7 @@ import tomllib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from checks.project import check, functions, line_of
+from checks.project import check, functions, line_of, parsed
 from onejob.doctor import catalogue
 from tests.mutants import mutants_of
 
@@ -23,6 +23,9 @@ MUTANTS = "tests/mutants.toml"
 DOCTOR_TESTS = ("tests/doctor/", "tests/celery/test_worker_shown.py")
 NAMED = re.compile(r"(?<![\w/.}])tests/[\w/]+\.(?:py|toml|json)\b")
 """A file of the tests, by its place in the project."""
+GUIDE = "tests/README.md"
+PACKED = 4
+"""So many values may be compared in one assertion."""
 SPOILT = {"tests/compat/test_peer_suites.py", "tests/project/test_checks.py", "website/blocks.py"}
 """Files that name what does not exist on purpose."""
 
@@ -77,6 +80,30 @@ def _states_a_law(test: Function) -> bool:
 
 
 @check
+def packed_assertions(project: Project) -> Iterator[str]:
+    """An assertion compares a few values at once, and no truth values, which would not say what is wrong."""
+    for place, text in project.under("tests/", ".py").items():
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.Assert) and _is_packed(node.test):
+                yield f"{place}:{node.lineno}: assert each of these by itself, so that a failure shows what is wrong"
+
+
+def _is_packed(test: ast.expr) -> bool:
+    """Return whether an expression compares two tuples of many values, or with truth values in them."""
+    match test:
+        case ast.Compare(left=ast.Tuple(elts=left), ops=[ast.Eq()], comparators=[ast.Tuple(elts=right)]):
+            return len(left) > PACKED or any(_is_truth_value(each) for each in [*left, *right])
+    return False
+
+
+def _is_truth_value(node: ast.expr) -> bool:
+    match node:
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.Constant(value=bool()):
+            return True
+    return False
+
+
+@check
 def mutants(project: Project) -> Iterator[str]:
     """Each mutant that is listed as equivalent exists, is one of a listed module, and has a reason."""
     text = project[MUTANTS]
@@ -101,6 +128,24 @@ def paths_of_tests(project: Project) -> Iterator[str]:
             for named in NAMED.findall(line):
                 if not project.has(named) and place not in SPOILT:
                     yield f"{place}:{number}: there is no {named}"
+
+
+@check
+def suite_guide(project: Project) -> Iterator[str]:
+    """The page on the tests names each fixture that tests share, and each helper in the folder of all tests."""
+    named = set(re.findall(r"`([\w.]+)`", project[GUIDE]))
+    for place, text in project.under("tests/", ".py").items():
+        _, *folders, name = place.split("/")
+        if not folders and not name.startswith(("test_", "__", "conftest")) and name not in named:
+            yield f"{place}:1: {GUIDE} does not name {name}"
+        if name == "conftest.py":
+            for function in filter(_is_fixture, functions(text)):
+                if function.name not in named:
+                    yield f"{place}:{function.lineno}: {GUIDE} does not name the fixture {function.name}"
+
+
+def _is_fixture(function: Function) -> bool:
+    return any("pytest.fixture" in ast.unparse(each) for each in function.decorator_list)
 
 
 @check

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 SAYS_NOTHING = frozenset({"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"})
 ONE_WORD = {
-    "claim": {"acquire_job", "lock_job", "take_job"},
+    "claim": {"acquire_job", "lock_job", "reclaim", "take_job"},
     "dead letter": {"dlq", "deadletter"},
     "heartbeat": {"keepalive", "keep_alive"},
     "identity": {"dedup_key", "dedupe_key", "lock_key", "unique_key", "uniqueness_key"},
+    "identity hold": {"identity_retention", "retention_of"},
     "lease": {"lock_ttl", "ttl"},
     "node": {"worker_id", "worker_name"},
     "submit": {"dispatch", "enqueue"},

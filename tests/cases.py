@@ -1,4 +1,4 @@
-"""One test over many cases that need no fixtures of their own: every case that fails is named, and the others go on."""
+"""The cases of a test: many in one test, each of which is named if it fails, and those of the deep tier."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import pytest
+    from _pytest.mark.structures import ParameterSet
 
 Law = TypeVar("Law", bound="Callable[..., None]")
 
@@ -34,3 +36,8 @@ def for_each(names: str, cases: Iterable[Any]) -> Callable[[Law], Law]:
         return cast("Law", test)
 
     return over_all
+
+
+def further(*values: object) -> list[ParameterSet]:
+    """Return the parameters that a test has in the deep tier only: an earlier one is the witness of its law."""
+    return [pytest.param(value, marks=pytest.mark.deep) for value in values]

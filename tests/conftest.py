@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from onejob.ledger.ledger import Ledger
 from onejob.observability.meter import write_all
 from onejob.stores.migrate import sql
 from onejob.stores.protocol import Store
-from tests.contract.support import ManualClock, StoreAddress
+from tests.cases import further
 from tests.services import PostgresServer, RedisServer, start_postgres, start_redis
+from tests.stores.support import START, ManualClock, StoreAddress
 
 pytest_plugins = ["tests.quiet", "tests.tiers", "tests.webhooks.receiver"]
 settings.register_profile("search", deadline=None)  # a busy machine breaks no law
@@ -29,9 +31,11 @@ settings.register_profile("tests", settings.get_profile("search"), derandomize=T
 settings.load_profile("tests")
 STORES = ("sqlite", "postgresql", "redis")
 every_store = pytest.mark.parametrize("fresh_address", STORES, indirect=True)
-"""Runs a test on each kind of store, in a folder whose tests run on SQLite."""
+"""Runs a test on each kind of store: only for what a store itself can break."""
+on_every_store = pytest.mark.parametrize("fresh_address", [STORES[0], *further(*STORES[1:])], indirect=True)
+"""Runs a test of what stands above the stores on SQLite, and in the deep tier on the other kinds."""
 DATABASES = 2000
-"""The databases of a Redis server in which houses have two each."""
+"""The databases of a Redis server in which clusters have two each."""
 KEPT_TABLES = ("schema_version", "ledger_info")
 """The tables of a ledger whose rows belong to the ledger itself."""
 
@@ -78,7 +82,7 @@ def redis_url(redis_server: RedisServer, redis_prefix: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return the session's Redis server in which every house has databases of its own."""
+    """Return the session's Redis server in which every cluster has databases of its own."""
     with start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES)) as server:
         yield server
 
@@ -165,7 +169,7 @@ def address_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Sto
     return StoreAddress(request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix"))
 
 
-def on_stores(*kinds: str) -> Any:
+def on_stores(*kinds: Any) -> Any:
     """Return the fixture `fresh_address` of tests that run on these kinds of stores."""
 
     @pytest.fixture(params=kinds)
@@ -176,8 +180,8 @@ def on_stores(*kinds: str) -> Any:
     return fresh_address
 
 
-fresh_address = on_stores(*STORES)
-"""On all; a folder whose laws hold above the stores has one on SQLite."""
+fresh_address = on_stores(STORES[0], *further(*STORES[1:]))
+"""SQLite, and in the deep tier the others; `tests/stores`, whose laws are those of stores, has them all in both."""
 
 
 @pytest.fixture(scope="session")
@@ -225,6 +229,42 @@ def store(store_factory: Callable[[], Store]) -> Store:
 
 
 @pytest.fixture
+def fresh_stores(
+    clock: ManualClock, request: pytest.FixtureRequest, tmp_path: Path, blank_ledger: Path
+) -> Iterator[Callable[..., dict[str, Store]]]:
+    """Return a function that empties the stores of these kinds, or all, sets their clock back, and returns them."""
+    file = shutil.copy(blank_ledger, tmp_path / "ledger.db")
+    addresses = {kind: address_of(kind, request, tmp_path) for kind in STORES}
+    stores = {kind: address.open(clock) for kind, address in addresses.items()}
+    schema = addresses["postgresql"].namespace
+    with (
+        closing(sqlite3.connect(file, isolation_level=None)) as sqlite,
+        psycopg.connect(addresses["postgresql"].url, autocommit=True) as postgres,
+        redis.Redis.from_url(addresses["redis"].url) as server,
+    ):
+        names = sqlite.execute("select name from sqlite_master where type = 'table'")
+        of_sqlite = [name for (name,) in names if name not in KEPT_TABLES]
+        query = "select relname::text from pg_class where relkind = 'r' and relnamespace = %s::regnamespace"
+        of_postgres = [name for (name,) in postgres.execute(query, [schema]) if name not in KEPT_TABLES]
+
+        def fresh(*kinds: str) -> dict[str, Store]:
+            if "sqlite" in (kinds or stores):
+                for name in of_sqlite:
+                    sqlite.execute(f"delete from {name}")  # noqa: S608 - ours
+            if "postgresql" in (kinds or stores):
+                postgres.execute("; ".join(f"delete from {schema}.{name}" for name in of_postgres).encode())  # noqa: S608 - ours
+            if "redis" in (kinds or stores):
+                server.flushdb()
+                stores["redis"]._holder_cache.clear()  # type: ignore[attr-defined] # so that a seed repeats its sequence
+            clock.now = START
+            return stores
+
+        yield fresh
+    for store in stores.values():
+        store.close()
+
+
+@pytest.fixture
 def ledger(store: Store) -> Ledger:
-    """Return a ledger with the default policy on a fresh store of each kind."""
+    """Return a ledger with the default settings on a fresh store of each kind."""
     return Ledger(store)

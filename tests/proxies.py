@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
 
 Carry: TypeAlias = Callable[[bytes, socket.socket], None]
 """Passes on what one side of a connection has written to the other side; b"" is its end."""
@@ -91,3 +93,55 @@ class HalfOpen(Proxy):
             return by
 
         return unless("drops_requests"), unless("drops_replies")
+
+
+# --- a reverse proxy --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def publishing(target: str, path: str, *, removes_path: bool) -> Iterator[str]:
+    """Publish a server below a path, which the proxy may remove, as `proxy_pass` of nginx does; yield the URL."""
+    host = target.removeprefix("http://")
+
+    class Handler(BaseHTTPRequestHandler):
+        def forward(self) -> None:
+            if not self.path.startswith(f"{path}/") and self.path != path:
+                self.send_error(404, "the proxy publishes no such path")
+                return
+            below = self.path.removeprefix(path) if removes_path else self.path
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            headers = {**self.headers, "x-forwarded-for": "203.0.113.9", "x-forwarded-prefix": "/elsewhere"}
+            connection = HTTPConnection(host, timeout=60)
+            with closing(connection):
+                connection.request(self.command, below or "/", body, headers)
+                answer = connection.getresponse()
+                self.send_response_only(answer.status)
+                for name, value in answer.getheaders():
+                    if name not in {"transfer-encoding", "connection"}:
+                        self.send_header(name, value)
+                self.end_headers()
+                with suppress(OSError):
+                    while data := answer.read1():
+                        self.wfile.write(data)
+
+        def __getattr__(self, name: str) -> Callable[[], None]:
+            return self.forward if name.startswith("do_") else self.__getattribute__(name)
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
+
+
+@contextmanager
+def running(server: Any) -> Iterator[str]:
+    """Run a server of `http.server` or `werkzeug` in a thread, and yield its URL."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(20)
+        server.server_close()

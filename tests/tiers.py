@@ -1,4 +1,4 @@
-"""The two tiers of the suite, and what a run says at its end: which cases were slow, and which service was missing."""
+"""The two tiers of the suite, and what a run says at its end: missing services, slow cases, and its CPU time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 SLOW_SECONDS = 10.0
 """What a case outside the deep tier may compute, its children included. Waiting, and a busy machine, are no matter."""
+TOTAL_SECONDS = 450.0
+"""What all cases outside the deep tier may compute together; the end of their run warns above it."""
+MARGIN = 4.0
+"""How much more than `TOTAL_SECONDS` passes the check of `--slow`: machines differ by a factor of three."""
+FIRST_TIER = "not deep"
 DEEP_SECONDS = 600.0
 """What a case of the deep tier may take, with all waits, unless it has more: the busiest machine is no matter."""
 deep = pytest.mark.deep
@@ -31,7 +36,7 @@ def rounds(few: int, many: int) -> pytest.MarkDecorator:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of the check on slow cases."""
-    text = f"fail the cases that compute for over {SLOW_SECONDS:g} s"
+    text = f"fail cases that compute for over {SLOW_SECONDS:g} s, and a first tier for over {_most():g} s"
     parser.addoption("--slow", action="store_true", help=text)
 
 
@@ -101,7 +106,7 @@ def _seconds(report: pytest.TestReport) -> float:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly what did not run and how to get it; list the slow cases."""
+    """Say loudly what did not run and how to get it; list the slow cases and the time of all."""
     reports = [report for some in terminalreporter.stats.values() for report in some]
     tests = [report for report in reports if isinstance(report, pytest.TestReport)]
     for reason, number in sorted(_missing(tests).items()):
@@ -109,6 +114,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     slow = sorted({report.nodeid for report in tests if _is_slow(report)})
     for name in slow:
         terminalreporter.write_line(f"SLOW: {name} computed for over {SLOW_SECONDS:g} s", yellow=True)
+    _say_total(terminalreporter)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With `--slow`, fail a run of the first tier that computes for far too long. The processes of xdist have ended."""
+    option = session.config.option
+    if option.slow and option.markexpr == FIRST_TIER and not session.exitstatus and _computed() > _most():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _most() -> float:
+    return MARGIN * TOTAL_SECONDS
+
+
+def _say_total(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say for how long a run of the first tier has computed, with its processes that have ended."""
+    if terminalreporter.config.option.markexpr == FIRST_TIER:
+        text = f"CPU: {(used := _computed()):.1f} s of {TOTAL_SECONDS:g} s"
+        if used > TOTAL_SECONDS:
+            text = f"{text}: make tests cheaper, or mark second witnesses `deep`"
+        terminalreporter.write_line(text, yellow=used > TOTAL_SECONDS)
 
 
 def _missing(tests: list[pytest.TestReport]) -> Counter[str]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from website.check import faults, omissions
-from website.navigation import RENAMED, ROOT
+from website.navigation import FROM_ROOT, ROOT
 from website.stage import HOST, stage
 
 BUILD = ROOT / "build" / "website"
@@ -26,7 +26,7 @@ def build(folder: Path) -> list[str]:
     done = subprocess.run(command, cwd=folder, check=False)
     if done.returncode:
         return [f"zensical ended with {done.returncode}"]
-    for source, page in RENAMED.items():  # their source is not the file of docs/ that the generator names
+    for source, page in FROM_ROOT.items():  # their source is not the file of docs/ that the generator names
         built = folder / "site" / Path(page).with_suffix(".html")
         text = built.read_text(encoding="utf-8")
         built.write_text(text.replace(f"{HOST}/edit/main/docs/{page}", f"{HOST}/edit/main/{source}"), encoding="utf-8")

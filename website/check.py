@@ -80,13 +80,14 @@ def omissions(site: Path) -> list[str]:
     index = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     searched = {item["location"].partition("#")[0] for item in index}
     missing = {place for place in places if not (site / place).is_file()}
+    names = {*onejob.__all__, *onejob.errors.__all__}
     anchors = {anchor.rpartition(".")[2] for anchor in read(site / "reference" / "python.html").anchors}
     content = (site / "404.html").read_text(encoding="utf-8").partition("<h1>There is no such page")[2]
     ways = re.findall(r'href="/onejob/([\w/-]+\.html)"', content.partition("</ul>")[0])
     return [
         *(f"{place} is not built" for place in sorted(missing)),
         *(f"{place} is not in the search" for place in sorted(places - searched)),
-        *(f"reference/python.html has no anchor for {name}" for name in sorted(set(onejob.__all__) - anchors)),
+        *(f"reference/python.html has no anchor for {name}" for name in sorted(names - anchors)),
         *without_markdown(site, {place.replace(".html", ".md") for place in places}),
         *(f"404.html leads to {way}, which is not there" for way in ways if not (site / way).is_file()),
         *(["404.html leads to few pages"] if len(ways) < WAYS_ON else []),

@@ -9,17 +9,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
-HOME = DOCS / "home.md"
 FROM_ROOT = {
-    "README.md": "overview.md",
+    "README.md": "index.md",
     "CHANGELOG.md": "changes.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 """The pages outside docs/, and their names on the site."""
-RENAMED = {"docs/home.md": "index.md", **FROM_ROOT}
-"""The pages that have another name on the site than in docs/."""
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\) \| (.*) \|$", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
@@ -58,8 +55,7 @@ def _pages(text: str) -> list[Entry]:
 
 def site_name(page: Path) -> str:
     """Return the place on the site of a page of the repository. Raises `KeyError` for one that is not on the site."""
-    place = str(page.relative_to(ROOT))
-    return RENAMED[place] if place in RENAMED or not page.is_relative_to(DOCS) else str(page.relative_to(DOCS))
+    return str(page.relative_to(DOCS)) if page.is_relative_to(DOCS) else FROM_ROOT[str(page.relative_to(ROOT))]
 
 
 def title_of(page: Path) -> str:
@@ -74,4 +70,4 @@ def title_of(page: Path) -> str:
 def outside(sections: Navigation) -> list[str]:
     """Return the pages of docs/ that are not in the navigation."""
     inside = {page.place for pages in sections.values() for page in pages}
-    return sorted({site_name(page) for page in DOCS.rglob("*.md") if page not in {INDEX, HOME}} - inside)
+    return sorted({site_name(page) for page in DOCS.rglob("*.md") if page != INDEX} - inside)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 HOST = "https://github.com/onejob/onejob"
-LAST = "decisions/"
-"""The folder whose pages are a group of their own, at the end of their section."""
+HOME = "---\ntitle: Equal jobs run once, on Celery\nhide: [navigation]\n---\n\n"
+"""What the site adds to the README, its home page: a title, and no list of pages beside it."""
 _OWN = re.compile(
     rf"{re.escape(HOST)}(?:/(?:blob|tree)/main/|$)|https://raw\.githubusercontent\.com/onejob/onejob/main/"
 )
@@ -47,10 +47,7 @@ def _nav(sections: Navigation) -> str:
     """Return the navigation as the generator's configuration."""
     lines = ["nav = [", '    { "Home" = "index.md" },']
     for section, pages in sections.items():
-        entries = [f'{{ "{page.title}" = "{page.place}" }}' for page in pages if not page.place.startswith(LAST)]
-        last = [f'{{ "{page.title}" = "{page.place}" }}' for page in pages if page.place.startswith(LAST)]
-        if last:
-            entries.append(f'{{ "Decisions" = [{", ".join(last)}] }}')
+        entries = [f'{{ "{page.title}" = "{page.place}" }}' for page in pages]
         lines.append(f'    {{ "{section}" = [{", ".join(entries)}] }},')
     return "\n".join([*lines, "]"])
 
@@ -58,7 +55,7 @@ def _nav(sections: Navigation) -> str:
 def _llms(sections: Navigation) -> str:
     """Return the sections of llms.txt: each page with what the index says of it, as text."""
     lines = ["\n[project.plugins.llmstxt.sections]"]
-    home = Entry("Home", "index.md", "the idea in one picture, three ways to begin, and the words of these pages")
+    home = Entry("Home", "index.md", "the idea in one picture, a quick start, what happens when, and the limits")
     for section, pages in {"Home": [home], **sections}.items():
         entries = [f"{{ {json.dumps(page.place)} = {json.dumps(_plain(page.content))} }}" for page in pages]
         lines.append(f'"{section}" = [{", ".join(entries)}]')
@@ -76,7 +73,7 @@ def _copy(source: Path, pages: Path) -> Path:
         return _put(pages / source.relative_to(DOCS), source.read_bytes())
     place = site_name(source)
     text = relinked(source.read_text(encoding="utf-8"), source.parent, Path(place).parent)
-    return _put(pages / place, text.encode())
+    return _put(pages / place, (HOME * (place == "index.md") + text).encode())
 
 
 def _put(target: Path, content: bytes) -> Path:

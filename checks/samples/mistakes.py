@@ -33,7 +33,8 @@ def wrong_results() -> None:
     total: str = traced.s(1, 2).delay().get()  # E: assignment reportAssignmentType
     many: list[str] = [each.get() for each in traced.submit_many([(1, 2)])]  # E: misc reportAssignmentType
     print(invoice.delay(42).get()["sum"])  # E: misc reportGeneralTypeIssues reportUnknownArgumentType
-    print(number, text, total, many)
+    at: float = invoice.delay(42).job.created_at  # E: assignment reportAssignmentType
+    print(number, text, total, many, at)
 
 
 async def wrong_coroutines() -> None:
@@ -43,9 +44,22 @@ async def wrong_coroutines() -> None:
     print(text)
 
 
+async def wrong_filters(client: onejob.Client) -> None:
+    client.find(taks="shop.invoice")  # E: call-arg reportCallIssue
+    client.find(task=7)  # E: arg-type reportArgumentType
+    client.find(state="done")  # E: arg-type reportArgumentType
+    client.find(since="1h")  # E: arg-type reportArgumentType
+    client.bulk("stop", task="shop.invoice")  # E: arg-type reportArgumentType
+    await client.afind(taks="shop.invoice")  # E: call-arg reportCallIssue
+    await client.acancel("id", forced=True)  # E: call-arg reportCallIssue
+    number: int = (await client.aget("id")).id  # E: assignment reportAssignmentType
+    print(number)
+
+
 @onejob.task(app)
 def wrong_steps(order_id: int) -> None:
     job = onejob.current_job()
+    job.complete(1)  # E: attr-defined reportAttributeAccessIssue reportUnknownMemberType
     job.step("price", price, str(order_id))  # E: arg-type reportArgumentType
     job.step("price", price, order_id, currenzy="EUR")  # E: call-arg reportCallIssue
     amount: str = job.step("price", price, order_id)  # E: assignment reportAssignmentType

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from celery import Celery  # type: ignore[import-untyped, unused-ignore]  # pyright: ignore[reportMissingTypeStubs]
@@ -77,6 +77,7 @@ def calls() -> None:
     at = invoice.apply_async(args=[42], eta=datetime.now(UTC), expires=60.0, priority=3, headers={"a": "b"})
     print(number, done, text, total, chained, many, later.id, later.state, at.ready(), first.outcome)
     print(first.job.state, first.job.id, first.get(propagate=False), takes_any_task(invoice))
+    print(first.job.created_at.isoformat(), first.job.error and first.job.error.message)
 
 
 async def coroutines() -> None:
@@ -86,6 +87,32 @@ async def coroutines() -> None:
     later = await invoice.aapply_async((42,), countdown=3, idempotency_key="k")
     await invoice.asubmit(42, session=object())
     print(number, many, later.id, (await result.ajob()).state)
+
+
+def operations(client: onejob.Client) -> None:
+    job = client.get("id")
+    state: onejob.State = job.state
+    page = client.find(state=["queued", onejob.State.RETRYING], task="shop.invoice", since=timedelta(hours=1), limit=9)
+    following: str | None = client.find(cursor=page.next, state="failed", until=datetime.now(UTC), tag=None).next
+    ids: list[str] = [each.id for each in client.find_all(submitter="ann")]
+    total: int = client.count(worker="north").by_state[state]
+    done: list[str] = client.bulk("redrive", error="Timeout", limit=100, dry_run=True).done
+    client.bulk("cancel", job_ids=ids)
+    outcome: onejob.Outcome = client.edit(job.id, args=[42], kwargs={"note": "x"}).outcome
+    paused: bool = client.schedules.pause("hourly").paused
+    sentences: list[str] = client.why(job.id).sentences
+    with onejob.Client("sqlite:///jobs.db", namespace="n", actor="ann") as other:
+        print(other.cancel("id", force=True).state, following, total, done, outcome, paused, sentences)
+
+
+async def awaited_operations() -> None:
+    async with onejob.Client(app) as client:
+        state: onejob.State = (await client.aget("id")).state
+        ids: list[str] = [each.id async for each in client.afind_all(state="failed")]
+        page = await client.afind(state="failed", limit=9)
+        done: list[str] = (await client.abulk("run_now", task="shop.invoice")).done
+        entry: str = await client.schedules.arun("hourly")
+        print(state, ids, page.next, done, entry)
 
 
 def price(order_id: int, currency: str = "EUR") -> float:

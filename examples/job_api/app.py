@@ -29,7 +29,7 @@ def needed(name: str, example: str) -> str:
     value = Path(file).read_text(encoding="utf-8").strip() if file else os.environ.get(name)
     if not value:
         msg = f"the environment variable {name} is not set: give a URL, for example {example}"
-        raise onejob.ConfigurationError(msg)
+        raise onejob.errors.ConfigurationError(msg)
     return value
 
 
@@ -40,14 +40,13 @@ def seconds(name: str, default: float) -> float:
         return float(value)
     except ValueError:
         msg = f"the environment variable {name} is {value!r}: give a number of seconds, for example {default:g}"
-        raise onejob.ConfigurationError(msg) from None
+        raise onejob.errors.ConfigurationError(msg) from None
 
 
 app = celery.Celery("office", broker=needed("JOB_API_BROKER", "redis://localhost:6379/0"))
 app.conf.update(
     onejob_store=needed("ONEJOB_STORE", "postgresql://localhost/office"),
     onejob_lease=seconds("JOB_API_LEASE", 10),
-    onejob_heartbeat=seconds("JOB_API_HEARTBEAT", 3),
     onejob_shutdown_grace=seconds("JOB_API_SHUTDOWN_GRACE", 0),
     onejob_probe_file=os.environ.get("JOB_API_PROBE_FILE", ""),
     worker_prefetch_multiplier=1,

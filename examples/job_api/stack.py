@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import onejob
 from examples.job_api.place import StackError
-from onejob.api.api_keys import KeyFile, Role
-from onejob.demo.supervisor import Children
-from onejob.stores.migrate import upgrade
+from examples.processes import Processes
 from tests.services import PostgresServer, RedisServer, eventually, postgres_folder, redis_binary
 
 if TYPE_CHECKING:
-    import subprocess
     import threading
     from collections.abc import Callable, Iterator
 
     from examples.job_api.place import Place
+    from tests.services import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = "examples.job_api.app"
+ONEJOB = str(Path(sys.executable).with_name("onejob"))
+"""The command, as it was installed beside this interpreter."""
 START_SECONDS = 60.0
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.2
@@ -50,7 +52,8 @@ def servers(place: Place) -> Iterator[Servers]:
         for server in (postgres, broker):
             stack.callback(server.stop)
             server.start()
-        upgrade(postgres.url)
+        with onejob.Client(postgres.url) as client:
+            client.migrate()
         yield postgres, broker
 
 
@@ -61,7 +64,8 @@ def make_key(place: Place) -> None:
     place.keys.unlink(missing_ok=True)
     part = place.key.with_suffix(".part")
     part.touch(mode=0o600)
-    part.write_text(KeyFile(place.keys).add("operator", Role.OPERATE) + "\n", encoding="utf-8")
+    command = [ONEJOB, "keys", "add", "operator", "--role", "operate", "--file", str(place.keys)]
+    part.write_text(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout, encoding="utf-8")
     part.replace(place.key)
 
 
@@ -75,9 +79,9 @@ class Stack:
         self._ending = ending
         self._wanted = workers
         self._numbers = itertools.count(1)
-        self._children = Children(place.logs, keep=True)
+        self._processes = Processes(place.logs)
         self._api = self._start_api(port)
-        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._workers: dict[str, Daemon] = {}
         self._ready: set[str] = set()
 
     def start(self) -> None:
@@ -93,27 +97,26 @@ class Stack:
     def close(self) -> None:
         """Stop the workers, which release their jobs, and the API."""
         self._end_workers()
-        self._children.end(self._api, END_SECONDS)
-        self._children.close()
+        self._processes.end(self._api, END_SECONDS)
+        self._processes.close()
 
     # --- processes ------------------------------------------------------------------------------------------------
 
-    def _start_api(self, port: int) -> subprocess.Popen[bytes]:
-        onejob = [sys.executable, "-c", "from onejob.cli.commands import main; main()"]
+    def _start_api(self, port: int) -> Daemon:
         options = ["--port", str(port), "--keys", str(self._place.keys)]
-        return self._children.start("api", [*onejob, "serve", f"{APP}:app", *options], self._environment())
+        return self._processes.start("api", [ONEJOB, "serve", f"{APP}:app", *options], self._environment())
 
     def _start_worker(self) -> None:
         name = f"worker{next(self._numbers)}"
         options = f"-A {APP} worker -n {name}@%h -c {PROCESSES} -l INFO --without-gossip --without-mingle"
         command = [sys.executable, "-m", "celery", *options.split()]
-        self._workers[name] = self._children.start(name, command, self._environment())
+        self._workers[name] = self._processes.start(name, command, self._environment())
 
     def _end_workers(self) -> None:
         for worker in self._workers.values():
-            worker.terminate()
+            worker.process.terminate()
         for worker in self._workers.values():
-            self._children.end(worker, END_SECONDS)
+            self._processes.end(worker, END_SECONDS)
         self._workers.clear()
 
     def _environment(self) -> dict[str, str]:
@@ -142,7 +145,7 @@ class Stack:
         for server in self._servers:
             if not server.alive:
                 raise _ended(type(server).__name__, server.log)
-        if self._api.poll() is not None:
+        if not self._api.alive:
             raise _ended("the API", self._place.logs / "api.log")
         self._bury()
         if self._place.paused.exists():
@@ -155,12 +158,12 @@ class Stack:
     def _bury(self) -> None:
         """Remove the workers that have ended after a complete start."""
         for name, worker in list(self._workers.items()):
-            if worker.poll() is None:
+            if worker.alive:
                 continue
             if name not in self._ready:
                 raise _ended(name, self._place.logs / f"{name}.log")
-            self._children.kill(self._workers.pop(name))
-            print(f"{name} ended with code {worker.returncode}; another one starts")
+            self._processes.kill(self._workers.pop(name))
+            print(f"{name} ended with code {worker.process.returncode}; another one starts")
 
     def _tell(self) -> None:
         postgres, broker = self._servers

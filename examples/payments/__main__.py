@@ -9,6 +9,7 @@ import argparse
 import os
 import random
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import redis
 
+import onejob
 from examples.payments.gateway import Record
 from examples.payments.workers import Workers
-from onejob.demo.supervisor import Children
-from onejob.stores.migrate import upgrade
+from examples.processes import Processes
 from tests.services import eventually, start_postgres, start_redis
 
 if TYPE_CHECKING:
@@ -42,13 +43,15 @@ def main() -> int:
     began = time.monotonic()
     print(f"seed {options.seed}: PostgreSQL, Redis, the gateway and two workers are starting ...")
     folder = Path(tempfile.mkdtemp(prefix="onejob-payments-"))
-    children = Children(folder)  # ends with us, however we end, and the folder with it
+    processes = Processes(folder)
     try:
-        with _servers(folder) as places, closing(children):
+        with _servers(folder) as places, closing(processes):
             os.environ |= places
-            right = _play(options, children, folder, Record(options.record or folder / "gateway.db"))
+            right = _play(options, processes, folder, Record(options.record or folder / "gateway.db"))
     except KeyboardInterrupt:
         return 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"{time.monotonic() - began:.0f} s in all")
     return 0 if right else 1
 
@@ -77,20 +80,21 @@ def _servers(folder: Path) -> Iterator[dict[str, str]]:
             private = start_redis(folder)
             stack.callback(private.stop)
             broker = private.url
-        upgrade(postgres, f"{schema}_jobs")
+        with onejob.Client(postgres, namespace=f"{schema}_jobs") as client:
+            client.migrate()
         _execute(postgres, f"create schema {schema}")
         stack.callback(_execute, postgres, f"drop schema {schema}, {schema}_jobs cascade")
         stack.callback(_forget_messages, broker, schema)
         yield {"PAYMENTS_POSTGRES": postgres, "PAYMENTS_REDIS": broker, "PAYMENTS_SCHEMA": schema}
 
 
-def _play(options: argparse.Namespace, children: Children, folder: Path, record: Record) -> bool:
+def _play(options: argparse.Namespace, processes: Processes, folder: Path, record: Record) -> bool:
     """Start the gateway and the workers, and play the day. Returns whether the books balance."""
-    os.environ["PAYMENTS_GATEWAY"] = _start_gateway(options, children, folder, record)
+    os.environ["PAYMENTS_GATEWAY"] = _start_gateway(options, processes, folder, record)
     from examples.payments.story import Day  # it reads the environment
 
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    workers = Workers(children, folder, environment)
+    workers = Workers(processes, folder, environment)
     day = Day(options.orders, options.seed, workers, record)
     day.open()
     try:
@@ -102,12 +106,12 @@ def _play(options: argparse.Namespace, children: Children, folder: Path, record:
         raise
 
 
-def _start_gateway(options: argparse.Namespace, children: Children, folder: Path, record: Record) -> str:
+def _start_gateway(options: argparse.Namespace, processes: Processes, folder: Path, record: Record) -> str:
     """Start the gateway's process, and return its address."""
     address = folder / "gateway.address"
     command = [sys.executable, str(Path(__file__).with_name("gateway.py")), "--record", str(record.path)]
     command += ["--address", str(address), "--seed", str(options.seed), *(["--keyless"] if options.keyless else [])]
-    children.start("gateway", command, os.environ)
+    processes.start("gateway", command, os.environ)
     eventually(address.exists, START_SECONDS)
     return address.read_text()
 

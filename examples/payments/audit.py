@@ -9,18 +9,14 @@ from sqlalchemy import distinct, func, select
 
 from examples.payments.books import PAID, REFUSED, SHOP, Account, Charge, Entry, Order
 from examples.payments.gateway import DECLINED_CARD
-from onejob import State
-from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy.orm import Session
 
+    import onejob
     from examples.payments.gateway import Record
-    from onejob.ledger.ledger import Ledger
-
-LIVE = frozenset(state for state in State if not state.final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +37,14 @@ class Line:
         return f"  {self.name:<58} {' = '.join(values) if self.balances else ' | '.join(values) + '   WRONG'}"
 
 
-def live_jobs(ledger: Ledger) -> int:
+def live_jobs(client: onejob.Client) -> int:
     """Count the jobs that have not ended."""
-    return len(ledger.find(Query(states=LIVE, limit=100_000)))
+    return client.count(state=["queued", "running", "retrying"]).total
 
 
-def balance(session: Session, record: Record, ledger: Ledger, placed: int) -> list[Line]:
+def balance(session: Session, record: Record, client: onejob.Client, placed: int) -> list[Line]:
     """Compare everything with everything."""
-    return [*_counts(session, record, placed), *_money(session, record), Line("jobs left live", (live_jobs(ledger), 0))]
+    return [*_counts(session, record, placed), *_money(session, record), Line("jobs left live", (live_jobs(client), 0))]
 
 
 def _counts(session: Session, record: Record, placed: int) -> Iterator[Line]:

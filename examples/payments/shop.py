@@ -29,8 +29,6 @@ app.conf.update(
     onejob_store=POSTGRES,  # the ledger of jobs lives where the books live
     onejob_namespace=f"{SCHEMA}_jobs",
     onejob_lease=3,
-    onejob_heartbeat=1,
-    onejob_sweep=0.25,
     onejob_crash_limit=100,  # workers are killed on purpose here: no job is to blame
     task_default_queue=SCHEMA,
     broker_transport_options={"global_keyprefix": f"{SCHEMA}:"},

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
+import onejob
 from examples.payments.audit import balance, live_jobs
 from examples.payments.books import PLACED, SHOP, Account, Base, Order
 from examples.payments.gateway import BROKEN, BUSY, CUT, DECLINED_CARD, SLOW
 from examples.payments.shop import Session, app, charge, engine, place
-from onejob import Outcome, State
-from onejob.celery.app_state import app_state_of
-from onejob.jobs.records import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class Day:
         self._dice = random.Random(seed)
         self._workers = workers
         self._record = record
-        self._ledger = app_state_of(app).ledger
+        self._client = onejob.Client(app)
 
     def open(self) -> None:
         """Make the books."""
@@ -53,7 +51,7 @@ class Day:
 
     def take_orders(self) -> None:
         """Place all orders, each with two clicks."""
-        outcomes: Counter[Outcome | None] = Counter()
+        outcomes: Counter[onejob.Outcome | None] = Counter()
         for _ in range(self._orders):
             card = DECLINED_CARD if self._dice.random() < 0.1 else "4242-4242"
             clicks = place(self._dice.choice(CUSTOMERS), self._dice.randrange(500, 20_000), card)
@@ -77,7 +75,7 @@ class Day:
     def await_end(self) -> None:
         """Wait until all jobs have ended."""
         try:
-            eventually(lambda: not live_jobs(self._ledger), PATIENCE)
+            eventually(lambda: not live_jobs(self._client), PATIENCE)
         except AssertionError:
             print(f"jobs are still live after {PATIENCE:g} s")
 
@@ -98,7 +96,7 @@ class Day:
             f"{faults.get(BROKEN, 0)} times 500 with the money taken, {faults.get(CUT, 0)} times not at all, "
             f"{faults.get(SLOW, 0)} times late"
         )
-        jobs = self._ledger.find(Query(limit=100_000))
+        jobs = [*self._client.find_all()]
         states = Counter(job.state for job in jobs)
         print(
             f"{len(jobs)} jobs ({_on_canvas_dispatched(states)}) took {sum(job.attempt for job in jobs)} runs; "
@@ -108,7 +106,7 @@ class Day:
     def balance(self) -> bool:
         """Print the balance; return whether it is right."""
         with Session() as session:
-            lines = balance(session, self._record, self._ledger, self._orders)
+            lines = balance(session, self._record, self._client, self._orders)
         print("", *lines, "", sep="\n")
         right = all(line.balances for line in lines)
         print("The books balance." if right else "THE BOOKS DO NOT BALANCE.")
@@ -122,7 +120,7 @@ class Day:
 
         def struck() -> bool:
             found[:] = self._gaps() if self._settled() >= settled else []
-            return bool(found) or not live_jobs(self._ledger)
+            return bool(found) or not live_jobs(self._client)
 
         eventually(struck, PATIENCE)
         return self._dice.choice(found) if found else None
@@ -135,10 +133,12 @@ class Day:
         """Return order and node of each run whose money is taken and not booked."""
         with self._record.open() as database:
             taken = [order for (order,) in database.execute("select order_id from charges where taken")]
+        runs = {
+            job.id: node for node in self._workers.nodes for job in self._client.find_all(state="running", worker=node)
+        }
         with Session() as session:
             unbooked = select(Order.id, Order.job).where(Order.state == PLACED, Order.id.in_(taken))
-            jobs = [(order, charge.AsyncResult(job).job) for order, job in session.execute(unbooked)]
-        return [(order, job.node) for order, job in jobs if job.state is State.RUNNING and self._workers.has(job.node)]
+            return [(order, runs[job]) for order, job in session.execute(unbooked) if job in runs]
 
 
 def _on_canvas_dispatched(counter: Counter[Any]) -> str:

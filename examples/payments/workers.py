@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping
     from pathlib import Path
 
-    from onejob.demo.supervisor import Children
+    from examples.processes import Processes
+    from tests.services import Daemon
 
 PROCESSES = 2
 """Processes of one worker: so many jobs it runs at once."""
@@ -20,30 +20,31 @@ PROCESSES = 2
 class Workers:
     """The workers of the shop."""
 
-    def __init__(self, children: Children, folder: Path, environment: Mapping[str, str]) -> None:
-        self._children = children
+    def __init__(self, processes: Processes, folder: Path, environment: Mapping[str, str]) -> None:
+        self._processes = processes
         self._folder = folder
         self._environment = environment
         self._numbers = itertools.count(1)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Daemon] = {}
 
     def start(self) -> str:
         """Start a worker under a new name, and return its node's name without waiting for it."""
         name = f"worker{next(self._numbers)}"
         options = f"-A examples.payments.shop worker -n {name}@shop -c {PROCESSES} -l INFO"
         command = [sys.executable, "-m", "celery", *options.split(), "--without-gossip", "--without-mingle"]
-        self._running[f"{name}@shop"] = self._children.start(name, command, self._environment)
+        self._running[f"{name}@shop"] = self._processes.start(name, command, self._environment)
         return f"{name}@shop"
 
     def ready(self, node: str) -> bool:
         """Return whether a worker consumes messages."""
         return b" ready." in (self._folder / f"{node.partition('@')[0]}.log").read_bytes()
 
-    def has(self, node: str) -> bool:
-        """Return whether a worker has not been killed."""
-        return node in self._running
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the workers that have not been killed."""
+        return [*self._running]
 
     def kill(self, node: str) -> None:
         """Kill a worker's whole group with SIGKILL, and start another in its place."""
-        self._children.kill(self._running.pop(node))
+        self._processes.kill(self._running.pop(node))
         self.start()

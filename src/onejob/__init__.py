@@ -7,42 +7,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onejob import errors as errors
     from onejob.celery.current_job import RunningJob, current_job
-    from onejob.celery.result import AsyncResult
+    from onejob.celery.results.result import AsyncResult
     from onejob.celery.task import Task, task
-    from onejob.errors import *  # noqa: F403 - those of them that are public are named below
+    from onejob.client.client import Client
+    from onejob.errors import DuplicateJobError, OneJobError, PermanentError, StoreUnavailableError
     from onejob.jobs.lifecycle import State
-    from onejob.jobs.model import Admission, Duplicate, Job, Outcome
+    from onejob.jobs.model import Outcome
+    from onejob.jobs.public_view import Job
     from onejob.jobs.submitter import submitter
     from onejob.pages import dashboard
     from onejob.pages.wsgi import wsgi_dashboard
     from onejob.transactions.fence import fence
 
-__all__ = [  # noqa: F405 - as above
-    "Admission", "AsyncResult", "ConfigurationError", "Duplicate", "DuplicateJobError", "IdentityHeldError",
-    "InvalidArgumentsError", "InvalidPayloadError", "Job", "JobCanceled", "JobEndedError", "JobFailedError",
-    "JobInterrupted", "JobNotEndedError", "JobNotFoundError", "JobPurgedError", "JobReleased", "KeyRequiredError",
-    "KeyReuseMismatchError", "LeaseLost", "NoDeadLetterError", "NotResubmittableError", "NotWaitingError",
-    "OneJobError", "Outcome", "PartlySubmittedError", "PermanentError", "QuotaExceededError", "RunningJob",
-    "ScheduleEntryNotFoundError", "StaleTokenError", "State", "StoreError", "StoreRefusedError",
-    "StoreUnavailableError", "SupersededError", "Task", "TaskIdReusedError", "TooManyWebhooksError",
-    "UniquenessWindowError", "current_job", "dashboard", "fence", "submitter", "task", "wsgi_dashboard",
+__all__ = [
+    "AsyncResult", "Client", "DuplicateJobError", "Job", "OneJobError", "Outcome", "PermanentError", "RunningJob",
+    "State", "StoreUnavailableError", "Task", "current_job", "dashboard", "fence", "submitter", "task",
+    "wsgi_dashboard",
 ]  # fmt: skip
 _MODULES = {
-    "Admission": "onejob.jobs.model",
-    "AsyncResult": "onejob.celery.result",
-    "Duplicate": "onejob.jobs.model",
-    "Job": "onejob.jobs.model",
+    "AsyncResult": "onejob.celery.results.result",
+    "Client": "onejob.client.client",
+    "DuplicateJobError": "onejob.errors",
+    "Job": "onejob.jobs.public_view",
+    "OneJobError": "onejob.errors",
     "Outcome": "onejob.jobs.model",
+    "PermanentError": "onejob.errors",
     "RunningJob": "onejob.celery",
     "State": "onejob.jobs.lifecycle",
+    "StoreUnavailableError": "onejob.errors",
     "Task": "onejob.celery",
     "current_job": "onejob.celery",
     "fence": "onejob.transactions.fence",
     "submitter": "onejob.jobs.submitter",
     "task": "onejob.celery.task",
 }
-"""Where the names are defined; those that are not here are in `onejob.errors`.
+"""Where the names are defined. All other exceptions are in `onejob.errors`.
 
 They are imported when they are used, since pytest imports this package at each of its starts, for its plugin: Celery
 takes longer than all of pytest.
@@ -54,24 +55,20 @@ _IN_EXTRAS = {
 """The names whose packages are an extra: their module, the extra, and what they are."""
 
 
-_PACKAGES = frozenset({"celery", "errors", "jobs", "observability", "transactions"})
-"""The modules that can be used after `import onejob` alone."""
-
-
 def __dir__() -> list[str]:
     """Return the names of the public API, and nothing that Python or an import has added."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or a module of this package, when it is used for the first time."""
+    """Import a public name, or `onejob.errors`, when it is used for the first time."""
     if name in _IN_EXTRAS:
         module, extra, what = _IN_EXTRAS[name]
         with import_module("onejob.errors").needs_extra(extra, what):
             return getattr(import_module(module), name)
-    if name in __all__:
-        value = globals()[name] = getattr(import_module(_MODULES.get(name, "onejob.errors")), name)
+    if name in _MODULES:
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value
-    if name in _PACKAGES:
-        return import_module(f"{__name__}.{name}")
+    if name == "errors":
+        return import_module("onejob.errors")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

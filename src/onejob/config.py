@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Self
 
 from onejob.errors import ConfigurationError
+from onejob.jobs.durations import DAY, check_seconds
+from onejob.jobs.ledger_settings import RETENTION, LedgerSettings
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.policy import DAY, RETENTION, Limits, Policy, check_seconds
 from onejob.jobs.submitter import NO_QUOTAS, Quotas, Submitter
+from onejob.jobs.text_limits import TextLimits
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.schedules import Missed
-from onejob.observability.events import Listener
 from onejob.observability.logs import emit_to, log
-from onejob.observability.meter import Meter
-from onejob.stores import POSTGRES_SCHEMES, REDIS_SCHEMES, SCHEMES, display_url, kind_of, open_store, scheme_of
+from onejob.observability.meter import METRICS_INTERVAL, Meter
+from onejob.stores import POSTGRES_SCHEMES, REDIS_SCHEMES, SCHEMES, display_url, kind_of, open_store
 from onejob.stores.protocol import Store
 from onejob.stores.schema import checked_schema
+from onejob.stores.urls import scheme_of
 
 KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("store", "namespace", "probe_file", "metrics_address"), lambda value: isinstance(value, str), "text"),
-    (("broker_acks", "log_jobs", "log_json", "share_old_locks", "beat"), lambda value: isinstance(value, bool),
-     "True or False"),
-    (("crash_limit", "payload_limit", "depth_limit"), lambda value: type(value) is int and value > 0,
-     "an integer of at least 1"),
-)  # fmt: skip
-"""What the values of settings are: the names of the settings, whether a value fits, and the kind in words."""
+    (("store", "namespace", "probe_file"), lambda value: isinstance(value, str), "text"),
+    (("broker_acks", "beat"), lambda value: isinstance(value, bool), "True or False"),
+    (("crash_limit", "payload_limit"), lambda value: type(value) is int and value > 0, "an integer of at least 1"),
+)
+"""The kinds of values: the names of the settings that have it, whether a value fits, and the kind in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,67 +39,49 @@ class Settings:
     """URL of the ledger's store. Default: the result backend or the broker, if one of them is supported."""
     lease: float = 30.0
     """How long a run stays valid without a heartbeat."""
-    heartbeat: float = 10.0
-    """Interval at which a worker's parent process renews the leases of its runs."""
-    sweep: float = 1.0
-    """Interval at which a worker looks for jobs that are due, lost or past their retention."""
-    namespace: str = "onejob"
-    """Separates ledgers in one database: the schema in PostgreSQL, the key prefix in Redis."""
-    crash_limit: int = 3
-    """After this many crashed runs a job becomes a dead letter."""
     shutdown_grace: float = 0.0
     """How long runs may continue after SIGTERM before the worker stops and releases them."""
-    retention: Mapping[str, float] = field(default_factory=dict)
-    """How long a job is kept after its end, by final state. Default: a day, and 14 days for failed jobs."""
-    tombstone_retention: float = 7 * DAY
-    """How long the tombstone of a purged job is kept; 0: no tombstones."""
-    key_retention: float = DAY
-    """How long an idempotency key is kept."""
-    probe_file: str = ""
-    """The file by which `onejob probe` tells that a worker is alive; "": none."""
-    publish_timeout: float = 2.0
-    """How long a submission waits for the broker; after that the sweeper publishes the message."""
-    silence: float = 15.0
-    """After so long without a message, a worker with free slots takes published jobs from the ledger; 0: never."""
-    broker_acks: bool = False
-    """Whether workers have the broker keep each message of a job, too, until a process has accepted it."""
-    log_jobs: bool = True
-    """Whether job events are logged, by the logger `onejob.jobs`."""
-    log_json: bool = False
-    """Whether workers log lines of JSON."""
-    metrics_interval: float = 2.0
-    """Interval at which a process adds its counts to the ledger's totals; 0: no metrics."""
-    metrics_port: int = 0
-    """The port at which a worker's parent process serves the ledger's metrics; 0: none."""
-    metrics_address: str = "127.0.0.1"
-    """The address of this host that `metrics_port` is bound to."""
-    quota: str | None = None
-    """How many new jobs each named submitter may submit, such as "1000/day", unless it has quotas of its own."""
-    identity_quota: str | None = None
-    """How many new jobs with the same identity each named submitter may submit."""
-    share_old_locks: bool = False
-    """Whether the tasks of `onejob.compat` respect and hold the locks of the library they replace, while both run."""
     beat: bool = False
     """Whether the workers run the beat schedule, without a process of `celery beat`."""
     beat_missed: str = "last"
     """Which ticks of a downtime are made up for: `skip` (none), `last` or `all`."""
+    retention: Mapping[str, float] = field(default_factory=dict)
+    """How long a job is kept after its end, by final state. Default: a day, and 14 days for failed jobs."""
+    key_retention: float = DAY
+    """How long an idempotency key is kept."""
+    tombstone_retention: float = 7 * DAY
+    """How long the tombstone of a purged job is kept; 0: no tombstones."""
+    quota: str | None = None
+    """How many new jobs each named submitter may submit, such as "1000/day", unless it has quotas of its own."""
+    identity_quota: str | None = None
+    """How many new jobs with the same identity each named submitter may submit."""
     payload_limit: int = 256 * 1024
-    depth_limit: int = 64
+    """The maximum size of arguments, a result or a step as JSON."""
+    crash_limit: int = 3
+    """After this many crashed runs a job becomes a dead letter."""
+    metrics_port: int | str = 0
+    """The port at which a worker's parent process serves the ledger's metrics, or its address and port; 0: none."""
+    probe_file: str = ""
+    """The file by which `onejob probe` tells that a worker is alive; "": none."""
+    namespace: str = "onejob"
+    """Separates ledgers in one database: the schema in PostgreSQL, the key prefix in Redis."""
+    publish_timeout: float = 2.0
+    """How long a submission waits for the broker; after that the sweeper publishes the message."""
+    broker_acks: bool = False
+    """Whether workers have the broker keep each message of a job, too, until a process has accepted it."""
 
     def __post_init__(self) -> None:
-        for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
+        for name in ("lease", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
-        for name in ("shutdown_grace", "tombstone_retention", "metrics_interval", "silence"):
+        for name in ("shutdown_grace", "tombstone_retention"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
-        if type(self.metrics_port) is not int or not 0 <= self.metrics_port < 2**16:
-            raise ConfigurationError(f"onejob_metrics_port={self.metrics_port!r} must be a port number, or 0 for none")
+        parse_metrics_port(self.metrics_port)
         for names, fits, what in KINDS:
             for name in names:
                 if not fits(getattr(self, name)):
                     raise ConfigurationError(f"onejob_{name}={getattr(self, name)!r} must be {what}")
         check_missed("onejob_beat_missed", self.beat_missed)
         Quotas.parse(self.quota, self.identity_quota)
-        check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)
         if not self.namespace or any(c in self.namespace for c in "{} \n\t*?[]"):
             msg = f"onejob_namespace={self.namespace!r} must be a plain name without spaces, braces or wildcards"
@@ -143,26 +126,40 @@ class Settings:
         return self.lease * 2 / 3
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TextLimits:
         """The limits of the size and depth of arguments and results."""
-        return _limits(self.payload_limit, self.depth_limit)
+        return _limits(self.payload_limit)
+
+    @property
+    def metrics_place(self) -> tuple[str, int] | None:
+        """The address and the port at which a worker serves metrics; None: nowhere."""
+        return parse_metrics_port(self.metrics_port)
 
 
-_limits = lru_cache(maxsize=256, typed=True)(Limits)
+_limits = lru_cache(maxsize=256, typed=True)(TextLimits)
 NAMES = tuple(f.name for f in fields(Settings))
 
 
-def check_lease(lease: float, heartbeat: float) -> None:
-    """Raise `ConfigurationError` when one missed heartbeat would let a lease expire."""
-    if lease < 2 * heartbeat:
+def parse_metrics_port(given: object) -> tuple[str, int] | None:
+    """Return the address and the port of a `metrics_port`; None for 0. Raises `ConfigurationError`."""
+    if type(given) is int and 0 <= given < PORT_END:
+        return (LOOPBACK, given) if given else None
+    found = ADDRESS_AND_PORT.fullmatch(given) if isinstance(given, str) else None
+    if found is None or not 0 < int(found["port"]) < PORT_END:
         raise ConfigurationError(
-            f"a lease of {lease:g} s does not survive one missed heartbeat of {heartbeat:g} s: "
-            f"make onejob_lease at least {2 * heartbeat:g}, or onejob_heartbeat at most {lease / 2:g}"
+            f"onejob_metrics_port={given!r:.100} must be a port number, an address and a port such as "
+            "'0.0.0.0:9100' or '[::1]:9100', or 0 for none"
         )
+    return found["ipv6"] or found["host"], int(found["port"])
+
+
+LOOPBACK = "127.0.0.1"
+PORT_END = 2**16
+ADDRESS_AND_PORT = re.compile(r"(?:\[(?P<ipv6>[^\s\[\]]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 def check_missed(name: str, given: Any) -> Missed:
-    """Return what becomes of missed ticks. Raises `ConfigurationError`."""
+    """Return the policy for missed ticks. Raises `ConfigurationError`."""
     try:
         return Missed(given)
     except ValueError:
@@ -193,25 +190,25 @@ NO_STORE = (
 
 def build_ledger(
     settings: Settings, is_known_task: Callable[[str], bool] | None = None, *, store: Store | None = None,
-    kind: type[Ledger] = Ledger,
+    kind: type[Ledger] = Ledger, metrics_interval: float = METRICS_INTERVAL,
 ) -> Ledger:  # fmt: skip
     """Build the ledger for `settings`. Raises `ConfigurationError` when they set no store.
 
     `is_known_task` decides whether a task gets a metrics label of its own; the others share one. `store` and `kind`:
-    an opened store and a class of ledger to use instead, as tests do.
+    an opened store and a class of ledger to use instead, as tests do. `metrics_interval`: how often the ledger adds its
+    counts to the totals in the store, in seconds; 0: it counts nothing.
     """
     if not settings.store:
         raise ConfigurationError(NO_STORE)
     store = store or open_store(settings.store, namespace=settings.namespace)
     retention = dict(RETENTION) | {State(state): seconds for state, seconds in settings.retention.items()}
-    policy = Policy(
+    ledger_settings = LedgerSettings(
         crash_limit=settings.crash_limit, retention=retention, tombstone_retention=settings.tombstone_retention
     )
-    listeners: list[Listener] = [log] if settings.log_jobs else []
-    if not settings.metrics_interval:
-        return kind(store, policy, emit_to(*listeners))
-    meter = Meter(store, settings.metrics_interval, is_known_task or (lambda _task: False))
-    return kind(store, policy, emit_to(*listeners, meter.count), at_close=meter.close)
+    if not metrics_interval:
+        return kind(store, ledger_settings, emit_to(log))
+    meter = Meter(store, metrics_interval, is_known_task or (lambda _task: False))
+    return kind(store, ledger_settings, emit_to(log, meter.count), at_close=meter.close)
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

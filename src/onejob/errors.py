@@ -13,6 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = [
+    "BlockNotFoundError", "ConfigurationError", "DuplicateJobError", "IdentityHeldError", "InvalidArgumentsError",
+    "InvalidBlockError", "InvalidPayloadError", "JobCanceled", "JobEndedError", "JobFailedError", "JobInterrupted",
+    "JobNeededError", "JobNotEndedError", "JobNotFoundError", "JobPurgedError", "JobReleased", "JobStateError",
+    "KeyRequiredError", "KeyReuseMismatchError", "LeaseLost", "NoDeadLetterError", "NotResubmittableError",
+    "NotWaitingError", "OneJobError", "PartlySubmittedError", "PermanentError", "QuotaExceededError",
+    "ScheduleEntryNotFoundError", "StaleTokenError", "StoreBusyError", "StoreError", "StoreRefusedError",
+    "StoreUnavailableError", "StoreUnusableError", "SupersededError", "TaskIdReusedError", "TooManyWebhooksError",
+    "UniquenessWindowError",
+]  # fmt: skip
+
 
 class OneJobError(Exception):
     """Base class of all errors that onejob raises."""
@@ -20,9 +31,9 @@ class OneJobError(Exception):
 
 @dataclass_transform(eq_default=False)
 class _DetailedError(OneJobError):
-    """An error with attributes, a dataclass; its `template` is its message, with the attributes in braces."""
+    """An error with attributes, a dataclass; its `_template` is its message, with the attributes in braces."""
 
-    template: ClassVar[str] = ""
+    _template: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False, repr=False)(cls)
@@ -31,7 +42,7 @@ class _DetailedError(OneJobError):
         self.args = tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # a dataclass
 
     def __str__(self) -> str:
-        return self.template.format_map(vars(self)) if self.template else super().__str__()
+        return self._template.format_map(vars(self)) if self._template else super().__str__()
 
 
 class ConfigurationError(OneJobError, ValueError):
@@ -45,7 +56,7 @@ class InvalidArgumentsError(OneJobError, TypeError):
 class KeyRequiredError(_DetailedError, InvalidArgumentsError):
     """The task has `requires_key=True`, and the submission has no idempotency key. Nothing was stored."""
 
-    template = (
+    _template = (
         "task {task} requires an idempotency key, which makes the call safe to retry: "
         "apply_async(..., idempotency_key=...), or over HTTP the header Idempotency-Key"
     )
@@ -64,6 +75,13 @@ class StoreUnavailableError(StoreError):
     """The store did not respond. A write may have been applied; retrying it with the same request id is safe."""
 
 
+class StoreUnusableError(StoreError):
+    """The store does not work until an operator acts: a right, the schema, a disk, a setting.
+
+    The message says what to do.
+    """
+
+
 class StoreRefusedError(StoreError):
     """The store can never hold a value of this write (too large, or a key of another type): do not repeat it."""
 
@@ -72,41 +90,25 @@ class PartlySubmittedError(_DetailedError, StoreError):
     """Some submissions of a batch were refused, by the store or a quota. Submitting those again is safe."""
 
     results: tuple[object, ...]
-    """For each submission in its order: its `Admission`, or the error that says why it was not written."""
+    """For each submission in its order: its `AsyncResult`, or the error that says why it was not written."""
 
     def __str__(self) -> str:
         errors = [each for each in self.results if isinstance(each, Exception)]
         return f"{len(errors)} of {len(self.results)} submissions were not written: {next(iter(errors), None)}"
 
-    @classmethod
-    def checked(cls, results: list[Any]) -> list[Any]:
-        """Return results that are all admissions. Raises this error, or the error itself if it concerns all of them.
-
-        A `StoreUnavailableError` concerns all, since the outcome is unknown; a quota only the submission it belongs to.
-        """
-        errors = [each for each in results if isinstance(each, Exception)]
-        if not errors:
-            return results
-        for error in errors:
-            if isinstance(error, StoreUnavailableError):
-                raise error
-        if len(results) == 1 or (len(errors) == len(results) and all(isinstance(each, StoreError) for each in errors)):
-            raise errors[0]
-        raise cls(tuple(results))
-
 
 class StoreBusyError(StoreUnavailableError):
-    """A row stayed locked for longer than the lock timeout. Retrying with the same request ids is safe."""
+    """Another transaction or a time limit was in the way. Retrying soon with the same request ids is safe."""
 
 
 class BrokerUnavailableError(OneJobError):
-    """The broker did not accept a message. The job is in the ledger, and a sweeper publishes it later."""
+    """The broker did not accept a message: not public, since the job is in the ledger, and a sweeper publishes it."""
 
 
 class JobNotFoundError(_DetailedError, LookupError):
     """No job has this id: it was never submitted, its transaction was rolled back, or it was purged."""
 
-    template = (
+    _template = (
         "no job has the id {job_id!r}: it was never submitted, its transaction was not committed, or it was purged "
         "after its retention"
     )
@@ -116,10 +118,22 @@ class JobNotFoundError(_DetailedError, LookupError):
 class ScheduleEntryNotFoundError(_DetailedError, LookupError):
     """The beat schedule has no entry with this name."""
 
-    template = "the beat schedule has no entry named {name!r}{hint}"
+    _template = "the beat schedule has no entry named {name!r}{hint}"
     name: str
     hint: str = ""
-    """A question with the name that may be meant."""
+    """A question that names a similar entry."""
+
+
+class InvalidBlockError(OneJobError, ValueError):
+    """A pause or a strike selects nothing, or what no job can have. Nothing was written."""
+
+
+class BlockNotFoundError(_DetailedError, LookupError):
+    """The ledger has no pause, or no strike, with this id."""
+
+    _template = "no {kind} has the id {block_id!r}: it was ended already, its time is over, or it was never made"
+    kind: str
+    block_id: str
 
 
 class JobPurgedError(JobNotFoundError):
@@ -141,31 +155,31 @@ class JobPurgedError(JobNotFoundError):
 class StaleTokenError(_DetailedError):
     """A write has a stale fencing token: another run has claimed the job, or the job has ended."""
 
-    template = "job {job_id} refused the write of token {token}: that run is over, the job is {state}"
+    _template = "job {job_id} refused the write of token {token}: that run is over, the job is {state}"
     job_id: str
     token: int
     state: str
 
 
 class JobStateError(_DetailedError):
-    """Something cannot be done because of the state that a job is in. Base class of the following errors."""
+    """An operation is impossible in the state of its job. Base class of the following errors."""
 
     job_id: str
     state: str
 
 
 class DuplicateJobError(JobStateError):
-    """The submission is a duplicate of an existing job, and its task, or it itself, has `on_duplicate="raise"`."""
+    """The submission is a duplicate of an existing job, and has `on_duplicate="raise"`, of its own or by its task."""
 
-    template = "an equal job of {task} is {state} already: {job_id}"
+    _template = "an equal job of {task} is {state} already: {job_id}"
     task: str
 
 
 class NoDeadLetterError(JobStateError):
-    """A job cannot be redriven: it has not failed, or it has failed as the job that it follows, which can be."""
+    """A job cannot be redriven: it has not failed, or it has failed as the job that it follows; redrive that job."""
 
     follows_id: str = ""
-    """The job whose end it has; "" if it follows none."""
+    """The job whose end this job has; "" if it follows no job."""
 
     def __str__(self) -> str:
         if self.follows_id:
@@ -180,7 +194,7 @@ class NotWaitingError(JobStateError):
     """A job cannot be made due at once: it runs, it has ended, or it waits for the end of another job."""
 
     follows_id: str = ""
-    """The job whose end it waits for; "" if it waits for none."""
+    """The job whose end this job waits for; "" if it waits for no job."""
 
     def __str__(self) -> str:
         if self.follows_id:
@@ -191,29 +205,38 @@ class NotWaitingError(JobStateError):
 class JobEndedError(JobStateError):
     """A job cannot be canceled, because it has ended."""
 
-    template = "job {job_id} is {state}: a job that has ended cannot be canceled"
+    _template = "job {job_id} is {state}: a job that has ended cannot be canceled"
 
 
 class JobNotEndedError(JobStateError):
     """A job cannot be deleted, because it has not ended."""
 
-    template = "job {job_id} is {state}: only a job that has ended can be deleted. Cancel it first"
+    _template = "job {job_id} is {state}: only a job that has ended can be deleted. Cancel it first"
 
 
 class UniquenessWindowError(JobStateError):
     """A job cannot be deleted, because it answers duplicates until its uniqueness window ends (`until`, RFC 3339)."""
 
-    template = (
+    _template = (
         "job {job_id} cannot be deleted: it is {state}, and answers duplicates until {until}, "
         "when its uniqueness window ends"
     )
     until: str
 
 
+class JobNeededError(JobStateError):
+    """A job cannot be deleted without `force`, because something still needs it, which `needed_by` names."""
+
+    _template = (
+        "job {job_id} cannot be deleted: it is {state}, and {needed_by}. To delete it all the same, force the deletion"
+    )
+    needed_by: str
+
+
 class KeyReuseMismatchError(_DetailedError, ValueError):
     """An idempotency key was reused with other arguments. Nothing was stored."""
 
-    template = (
+    _template = (
         "the idempotency key {key!r} belongs to another submission, which job {job_id} answered: "
         "a key is valid for one task with one set of arguments. Use a new key for a new submission"
     )
@@ -222,18 +245,20 @@ class KeyReuseMismatchError(_DetailedError, ValueError):
 
 
 class QuotaExceededError(_DetailedError):
-    """The submitter's quota of new jobs is used up until its window ends. Nothing was stored."""
+    """A quota or a budget of the submitter is used up until its window ends. Nothing was stored."""
 
     option: str
-    """`quota` or `identity_quota`."""
+    """`quota`, `identity_quota` or `budget`."""
     limit: str
-    """Its text, such as "100/hour"."""
+    """The text of the limit, such as "100/hour" or "20 usd/day"."""
     retry_after: int
     """Seconds until the window ends."""
     reset_at: str
-    """When the window ends (RFC 3339)."""
+    """The end of the window (RFC 3339)."""
 
     def __str__(self) -> str:
+        if self.option == "budget":
+            return f"the budget of {self.limit} is spent: retry in {self.retry_after} s"
         jobs = "new jobs" if self.option == "quota" else "new jobs with the same identity"
         number = self.limit.partition("/")[0]
         return f"the quota of {number} {jobs} ({self.limit}) is used up: retry in {self.retry_after} s"
@@ -242,7 +267,7 @@ class QuotaExceededError(_DetailedError):
 class TaskIdReusedError(_DetailedError, ValueError):
     """A `task_id` was used for a job of another task. Nothing was stored."""
 
-    template = (
+    _template = (
         "the id {job_id!r} belongs to a job of {existing_task}, and cannot be that of a job of "
         "{task}: an id is used for one job. Leave task_id out, or choose another one"
     )
@@ -254,7 +279,7 @@ class TaskIdReusedError(_DetailedError, ValueError):
 class IdentityHeldError(_DetailedError):
     """A dead letter cannot be redriven, because another job holds its identity."""
 
-    template = (
+    _template = (
         "job {job_id} cannot be redriven: job {holder_id}, which is {holder_state}, "
         "holds its identity. Wait for its end, or cancel it"
     )
@@ -266,7 +291,7 @@ class IdentityHeldError(_DetailedError):
 class SupersededError(_DetailedError):
     """A dead letter cannot be redriven, because an equal job with newer arguments has run since, or will."""
 
-    template = (
+    _template = (
         "job {job_id} cannot be redriven: job {newer_id}, which is {newer_state}, was submitted later with other "
         "arguments, which the older ones would overwrite. Drop the dead letter, or submit its arguments as a new job"
     )
@@ -278,7 +303,7 @@ class SupersededError(_DetailedError):
 class TooManyWebhooksError(_DetailedError):
     """A job has as many webhooks of duplicate submissions as it may have. The job itself answers the submission."""
 
-    template = (
+    _template = (
         "job {job_id} answers the submission, but gets no further webhook: duplicates have added "
         "{limit} URLs, which is the limit. Poll the job instead, or use a URL that it has already"
     )
@@ -289,19 +314,19 @@ class TooManyWebhooksError(_DetailedError):
 class NotResubmittableError(_DetailedError):
     """A dead letter cannot be submitted again with other arguments."""
 
-    template = "job {job_id} cannot be submitted with other arguments: {reason}"
+    _template = "job {job_id} cannot be submitted with other arguments: {reason}"
     job_id: str
     reason: str
 
 
 class PermanentError(OneJobError):
-    """Raise this in a task, or derive from it, to fail the job at once, without further retries."""
+    """An error for tasks to raise, or to derive from: the job fails at once, without further retries."""
 
 
 class JobFailedError(_DetailedError):
     """The job failed with an exception whose class is not known in this process."""
 
-    template = "job {job_id} failed with {kind}: {message}"
+    _template = "job {job_id} failed with {kind}: {message}"
     job_id: str
     kind: str
     message: str
@@ -320,7 +345,7 @@ class JobCanceled(JobInterrupted):
 
 
 class LeaseLost(JobInterrupted):
-    """This run has lost its lease: another run may have started, and further writes of this one are refused."""
+    """This run has lost its lease: another run may have started, and further writes of this run are refused."""
 
 
 class JobReleased(JobInterrupted):
@@ -329,12 +354,29 @@ class JobReleased(JobInterrupted):
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Raise `ImportError` with the command that helps, if a package is missing that `what` imports in this block."""
+    """Raise `ImportError` with the command to install `extra` if `what` imports a missing package in this block."""
     try:
         yield
     except ImportError as error:
         msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
         raise ImportError(msg, name=error.name) from error
+
+
+def all_written(results: list[Any]) -> list[Any]:
+    """Return the results of submissions, none of which is an error: admissions, or what a task makes of them.
+
+    Raises `PartlySubmittedError`, or the only error if it concerns all submissions. A `StoreUnavailableError` concerns
+    all, since the outcome is unknown; a quota concerns only its own submission.
+    """
+    errors = [each for each in results if isinstance(each, Exception)]
+    if not errors:
+        return results
+    for error in errors:
+        if isinstance(error, StoreUnavailableError):
+            raise error
+    if len(results) == 1 or (len(errors) == len(results) and all(isinstance(each, StoreError) for each in errors)):
+        raise errors[0]
+    raise PartlySubmittedError(tuple(results))
 
 
 def describe(error: BaseException) -> str:

@@ -1,6 +1,6 @@
-"""Traces and metrics of jobs for OpenTelemetry. Requires `pip install "onejob[opentelemetry]"`, and an SDK of yours.
+"""Traces and metrics of jobs for OpenTelemetry. Requires `pip install "onejob[opentelemetry]"`, and an SDK.
 
-Spans are of submissions, runs, steps and webhook deliveries; metrics have the names that `/metrics` has.
+Submissions, runs, steps and webhook deliveries have spans; metrics have the names of `/metrics`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from onejob.errors import DuplicateJobError, JobInterrupted, describe, needs_extra
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Admission, Job
+from onejob.jobs.model import Admission, JobRow
 from onejob.ledger.stats import accumulate, read_metrics
 from onejob.observability import tracing
 from onejob.observability.events import EVENT_NAMES, JobEvent, one_line
@@ -35,12 +35,14 @@ with needs_extra("opentelemetry", __name__):
 if TYPE_CHECKING:
     from celery import Celery
 
-    from onejob.celery.batching import TTLCache
+    from onejob.concurrency.batching import TTLCache
+
+__all__ = ["instrument", "report_metrics", "uninstrument"]
 
 LINK_LIMIT = 128
-"""How many links one span gets, which is the default limit of SDKs."""
+"""The maximum number of links of a span, which is the default limit of SDKs."""
 NO_ERRORS = (Retry, Ignore, Reject, JobInterrupted, DuplicateJobError)
-"""Exceptions that say how a run or a submission goes on, and are no errors of it."""
+"""Exceptions that direct a run or a submission, and are no errors."""
 FAILURES = frozenset({EVENT_NAMES[Transition.FAIL], EVENT_NAMES[Transition.DEAD_LETTER]})
 _W3C = TraceContextTextMapPropagator()
 
@@ -74,8 +76,8 @@ class SpanTracer(Tracer):
         return carrier
 
     @contextmanager
-    def run(self, job: Job) -> Iterator[trace.Span]:
-        """Yield the span of a run: in the trace of the job, below the worker's span if that is in the same trace."""
+    def run(self, job: JobRow) -> Iterator[trace.Span]:
+        """Yield the span of a run, in the trace of the job, below the worker's span if it is in the same trace."""
         attributes = _job_attributes(job) | {
             "onejob.attempt": job.attempt, "onejob.token": job.token, "onejob.retries": job.retries,
             "onejob.crashes": job.crashes, "onejob.node": job.node,
@@ -99,19 +101,19 @@ class SpanTracer(Tracer):
         return self._start(f"step {name}", trace.SpanKind.INTERNAL, None, attributes)
 
     @contextmanager
-    def deliver(self, webhook: Job, job_id: str, url: str) -> Iterator[WebhookSpan]:
+    def deliver(self, webhook: JobRow, job_id: str, url: str) -> Iterator[WebhookSpan]:
         """Yield the span of one attempt to deliver a webhook, in the trace of the job that it reports."""
         attributes = {
             "onejob.job.id": job_id, "onejob.webhook.id": webhook.id, "onejob.attempt": webhook.attempt,
             "http.request.method": "POST",
         }  # fmt: skip
-        with suppress(ValueError):  # of an invalid URL, which the delivery reports
+        with suppress(ValueError):  # an invalid URL; the delivery reports it
             attributes["server.address"] = urlsplit(url).hostname or ""
         with self._start("deliver webhook", trace.SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
             yield _WebhookSpan(span, self.context())
 
     def on_event(self, event: JobEvent) -> None:
-        """Add what happened to the job of the run in this context; an end of the run is an attribute, too."""
+        """Add an event of the job that runs in this context to its span; the end of the run is an attribute, too."""
         job_id, span = _run.get()
         if job_id != event.job_id:
             return
@@ -126,7 +128,7 @@ class SpanTracer(Tracer):
         self, name: str, kind: trace.SpanKind, operation: str | None, attributes: Mapping[str, Any],
         *, parent: trace.SpanContext | None = None,
     ) -> Iterator[trace.Span]:  # fmt: skip
-        """Yield a span, current in the block: below the current one, or below a `parent` of another trace, linked."""
+        """Yield a span, current in the block: below the current span, or linked, below a `parent` in another trace."""
         current, context, links = _current(), None, []
         if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
             context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
@@ -154,7 +156,7 @@ class _SubmissionSpan(SubmissionSpan):
         self._is_batch = is_batch
 
     def activate(self) -> Any:
-        """Make it current in the block."""
+        """Make the span current in the block."""
         return trace.use_span(self._span, record_exception=False, set_status_on_exception=False)
 
     def record(self, admissions: Sequence[Admission]) -> None:
@@ -195,16 +197,16 @@ def _current() -> trace.SpanContext:
 
 
 def _span_context(carrier: Mapping[str, str]) -> trace.SpanContext:
-    """Return the span context in a carrier; an invalid one if it has none."""
+    """Return the span context in a carrier; an invalid context if it has none."""
     return trace.get_current_span(_W3C.extract(carrier, Context())).get_span_context()
 
 
-def _kept_in(job: Job) -> trace.SpanContext:
-    """Return the span context of the submission that made a job; an invalid one if it had none."""
+def _kept_in(job: JobRow) -> trace.SpanContext:
+    """Return the span context of the submission that made a job; an invalid context if it had none."""
     return _span_context(trace_of(job.options))
 
 
-def _job_attributes(job: Job) -> dict[str, Any]:
+def _job_attributes(job: JobRow) -> dict[str, Any]:
     own = {"onejob.task": job.task, "onejob.job.id": job.id, "messaging.message.id": job.id}
     return own | ({"messaging.destination.name": job.queue} if job.queue else {})
 
@@ -224,7 +226,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     def flush(**_: Any) -> None:
         """Export the last spans of a pool's child, whose exit runs no `atexit` handlers."""
         provider: Any = tracer_provider or trace.get_tracer_provider()
-        if hasattr(provider, "force_flush"):  # only that of an SDK
+        if hasattr(provider, "force_flush"):  # only an SDK's provider has it
             provider.force_flush(FLUSH_MILLISECONDS)
 
     signals.worker_process_shutdown.disconnect(dispatch_uid=_UID)
@@ -255,24 +257,24 @@ class OneJobInstrumentor:
 Snapshot: TypeAlias = "TTLCache[dict[str, dict[Key, float]]]"
 Parts: TypeAlias = Mapping[str, Callable[[dict[str, float]], list[tuple[dict[str, str], float]]]]
 CACHE_SECONDS = 1.0
-"""For so long all instruments observe the same values: those of one collection."""
+"""Seconds for which all instruments observe the same values: the values of one collection."""
 HISTOGRAM_PARTS: Parts = {
     "bucket": lambda found: [({"le": bound}, count) for bound, count in accumulate(found)],
     "count": lambda found: [({}, accumulate(found)[-1][1])],
     "sum": lambda found: [({}, found.get(SUM, 0.0))],
 }
-"""The series that Prometheus has of a histogram, which OpenTelemetry cannot observe: their labels and values."""
+"""The labels and values of Prometheus's series of a histogram; OpenTelemetry cannot observe a histogram."""
 
 
 def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> None:
     """Report the metrics of an app's ledger, read from the store at each collection.
 
-    They are totals of all processes, so one process is to report them: in a pool, or from several servers, backends
-    would add them up. `meter_provider`: None for OpenTelemetry's global one. Nothing is observed while the store does
-    not answer.
+    The metrics are totals of all processes, so only one process should report them: backends would add up the reports
+    of a pool or of several servers. `meter_provider`: None for OpenTelemetry's global one. Nothing is observed while
+    the store does not answer.
     """
     from onejob.celery.app_state import app_state_of  # not for `opentelemetry-instrument`, which precedes the app
-    from onejob.celery.batching import TTLCache
+    from onejob.concurrency.batching import TTLCache
 
     snapshot = TTLCache(lambda: read_metrics(app_state_of(app).ledger), CACHE_SECONDS)
     meter = metrics.get_meter("onejob", version("onejob"), meter_provider)
@@ -280,7 +282,7 @@ def report_metrics(app: Celery, meter_provider: MeterProvider | None = None) -> 
         unit = "s" if name.endswith("_seconds") else "1"
         if series.kind is Kind.HISTOGRAM:
             for part in HISTOGRAM_PARTS:
-                # Up-down counters, because exporters to Prometheus add `_total` to the names of others.
+                # Up-down counters, because exporters to Prometheus add `_total` to the names of other counters.
                 title, observe = f"{PREFIX}{name}_{part}", partial(_observe_part, snapshot, name, part)
                 unit_of_part = unit if part == "sum" else "1"
                 meter.create_observable_up_down_counter(title, [observe], unit_of_part, series.meaning)

@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from onejob.demo.supervisor import Stack
 from tests.browser.support import PATIENCE, PREFIX, Dashboard, Demo, Tabs, sample_on, serving_dashboard
-from tests.contract.support import StoreAddress
 from tests.pages.sample import Sample, copied_sample
 from tests.services import chromium_binary
+from tests.stores.support import StoreAddress
 
 OPTIONS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync""".split()

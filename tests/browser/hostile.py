@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import onejob
-from onejob.celery.options import tasks_of
-from onejob.jobs.model import Job, Submission
-from onejob.jobs.records import AuditEntry, Registration
+from onejob.celery.submission.options import tasks_of
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.jobs.model import JobRow, Submission
 from onejob.jobs.submitter import Submitter, submitting_as
+from onejob.jobs.workers import Registration
 from onejob.webhooks.job import webhook_submission
 from tests.pages.sample import Sample
 from tests.submissions import submission_of
@@ -79,7 +80,7 @@ def _prepare(sample: Sample, name: str, value: str, kind: str) -> Submission:
     return replace(made, id=f"{kind} {name}"[:255], identity=f"{kind} {name}", fingerprint=name, host=name, source=name)
 
 
-def _start(sample: Sample, name: str, value: str, kind: str) -> Job:
+def _start(sample: Sample, name: str, value: str, kind: str) -> JobRow:
     job = sample.ledger.submit(_prepare(sample, name, value, kind)).job
     again = replace(_prepare(sample, name, value, kind), id=f"again {job.id}"[:255], fingerprint="other")
     sample.ledger.submit(again)

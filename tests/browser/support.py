@@ -24,10 +24,10 @@ from onejob.demo.scenario import LIVE
 from onejob.demo.supervisor import Stack
 from onejob.pages.access import User
 from onejob.pages.app import dashboard
-from tests.contract.support import StoreAddress
-from tests.http.serving import serving
+from tests.api.serving import serving
 from tests.pages.sample import Sample, fill, open_sample
 from tests.services import eventually
+from tests.stores.support import StoreAddress
 
 PREFIX = "/admin/onejob"
 """Where an application mounts the dashboard."""
@@ -50,6 +50,7 @@ PATHS = {
     "tasks": "/tasks",
     "workers": "/workers",
     "schedules": "/schedules",
+    "pauses": "/blocks",
     "audit log": "/audit",
     "edit form": "/edit/{failed}",
     BULK: "/dead",

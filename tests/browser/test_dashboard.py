@@ -15,9 +15,10 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from onejob.jobs.lifecycle import State
+from tests.api.serving import serving
 from tests.browser.support import PREFIX, Dashboard, Tabs, check_without_scripts, serving_dashboard, serving_login
-from tests.http.serving import serving
 from tests.pages.sample import Sample
+from tests.tiers import deep
 
 BIG = ".big"
 PAGES = {"d": "/duplicates", "l": "/dead", "t": "/tasks", "w": "/workers", "s": "/schedules", "j": "/jobs", "o": "/"}
@@ -38,6 +39,7 @@ def queue(sample: Sample, jobs: int) -> list[str]:
     return [sample.submit("shop.index_document", "batch", document=number, text="").job.id for number in numbers]
 
 
+@deep
 def test_all_that_match_are_canceled(tabs: Tabs, served: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that match are canceled after a preview, portion by portion, which a script continues."""
     monkeypatch.setattr("onejob.pages.actions.PORTION", 10)
@@ -86,6 +88,7 @@ def test_rows_are_walked_selected_and_opened(tabs: Tabs, served: Dashboard) -> N
     expect(page.locator(BIG)).to_contain_text("1 job will be deleted.")
 
 
+@deep
 def test_keys_open_pages_and_the_search(tabs: Tabs, served: Dashboard) -> None:
     """The key g and an initial open a page, ? lists the keys, / leads to the search, and Escape leaves each."""
     page = tabs.open(served.url())
@@ -116,6 +119,7 @@ def test_keys_open_pages_and_the_search(tabs: Tabs, served: Dashboard) -> None:
     expect(page).to_have_url(served.job_url("crashed"))
 
 
+@deep
 def test_the_palette_is_used_by_keys(tabs: Tabs, served: Dashboard) -> None:
     """Ctrl-K opens the commands, typing filters them, the arrows choose one, Enter goes there, Escape closes them."""
     page = tabs.open(served.url("/jobs"))
@@ -149,6 +153,7 @@ def test_the_palette_is_used_by_keys(tabs: Tabs, served: Dashboard) -> None:
 # --- the browser ------------------------------------------------------------------------------------------------------
 
 
+@deep
 def test_the_theme_and_the_zone_are_those_of_the_reader(tabs: Tabs, served: Dashboard) -> None:
     """The theme is the system's until it is switched, and remembered then; a time is an age, and exact in the zone."""
     page = tabs.open(served.url(), color_scheme="dark", timezone_id="America/St_Johns")
@@ -173,6 +178,7 @@ def test_the_theme_and_the_zone_are_those_of_the_reader(tabs: Tabs, served: Dash
     expect(page.get_by_role("region", name="What happened")).to_contain_text(f"{at:%Y-%m-%d %H:%M:%S %Z}")
 
 
+@deep
 def test_code_is_copied_where_the_browser_can(tabs: Tabs, served: Dashboard) -> None:
     """A button copies the call of a job as Python; a browser without a clipboard, as over HTTP, shows no button."""
     page = tabs.open(served.job_url("completed"), permissions=["clipboard-read", "clipboard-write"])
@@ -185,6 +191,7 @@ def test_code_is_copied_where_the_browser_can(tabs: Tabs, served: Dashboard) -> 
     expect(page.get_by_role("button", name="Copy as Python")).to_be_hidden()
 
 
+@deep
 def test_a_person_works_without_scripts(
     tabs: Tabs, served: Dashboard, tmp_path: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,11 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import onejob
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
+from onejob.jobs.model import JobRow
+from tests.api.serving import serving_wsgi
 from tests.browser.support import OPERATOR, PREFIX, Dashboard, Tabs, marked, serving_dashboard
-from tests.http.serving import serving_wsgi
 from tests.pages.sample import Sample
+from tests.tiers import deep
 
 LOST = re.compile(r"^Not connected, as of \d+ s ago$")
 AGE = re.compile(r"^Updated \d+ s ago$")
@@ -76,6 +77,7 @@ def test_open_pages_follow_a_job(tabs: Tabs, served: Dashboard) -> None:
     assert all(is_same() for is_same in are_same)
 
 
+@deep
 def test_a_wrong_clock_of_the_viewer_changes_no_age(tabs: Tabs, served: Dashboard) -> None:
     """A browser whose clock is an hour ahead shows how long a lease lasts, and when a run began; after updates, too."""
     run = served.sample.start(served.sample.ledger.get(submit(served, "on time")))
@@ -89,6 +91,7 @@ def test_a_wrong_clock_of_the_viewer_changes_no_age(tabs: Tabs, served: Dashboar
         expect(page.locator(".headline")).to_contain_text(f"{done} of 12")
 
 
+@deep
 def test_a_change_while_a_page_opens_is_shown(tabs: Tabs, served: Dashboard) -> None:
     """What changes after a page was built and before its stream is open is shown, too."""
     for path, locator in (("/jobs/{}", ".headline"), ("/jobs", "[id='row-{}']")):
@@ -99,11 +102,12 @@ def test_a_change_while_a_page_opens_is_shown(tabs: Tabs, served: Dashboard) -> 
         expect(page.locator(locator.format(run.id))).to_contain_text("completed")
 
 
-def complete_first(sample: Sample, run: Job, route: Route) -> None:
+def complete_first(sample: Sample, run: JobRow, route: Route) -> None:
     sample.ledger.complete(run, "true")
     route.continue_()
 
 
+@deep
 def test_an_update_disturbs_nobody(tabs: Tabs, served: Dashboard) -> None:
     """An update leaves the row of the moment and what is typed, and is suspended while rows are selected."""
     page, other, held = tabs.open(served.url("/jobs")), tabs.open(served.url("/jobs")), list[Any]()
@@ -136,6 +140,7 @@ def test_an_update_disturbs_nobody(tabs: Tabs, served: Dashboard) -> None:
     expect(page.get_by_text("1 selected")).to_be_hidden()
 
 
+@deep
 def test_a_hidden_tab_has_no_stream(tabs: Tabs, served: Dashboard) -> None:
     """A hidden tab closes its stream; when it is shown again it opens another, and shows what has happened."""
     page = tabs.open()
@@ -151,6 +156,7 @@ def test_a_hidden_tab_has_no_stream(tabs: Tabs, served: Dashboard) -> None:
     expect(row(page, job_id)).to_be_visible()
 
 
+@deep
 def test_a_page_goes_on_after_its_stream_was_refused(tabs: Tabs, served: Dashboard, expected: list[str]) -> None:
     """A stream that a proxy refuses with an error, as during a deployment, is opened again, and shows what happens."""
     expected.append("status of 502|/live 502")
@@ -162,6 +168,7 @@ def test_a_page_goes_on_after_its_stream_was_refused(tabs: Tabs, served: Dashboa
     expect(page.locator("#updated")).to_have_text(AGE)
 
 
+@deep
 def test_an_open_page_says_that_it_is_not_connected(tabs: Tabs, sample: Sample, expected: list[str]) -> None:
     """An error of a proxy replaces no page; it, and a server that is gone, are said with the age of what is shown."""
     expected.append("status of 502|/jobs 502|net::ERR_|htmx:error: Failed to fetch")
@@ -191,6 +198,7 @@ def served_by_wsgi(sample: Sample) -> Iterator[Dashboard]:
         yield Dashboard(sample, url, PREFIX)
 
 
+@deep
 def test_open_pages_follow_behind_wsgi(tabs: Tabs, sample: Sample, expected: list[str]) -> None:
     """Without a stream a list and a page of a job show what changes, and say whether the server answers."""
     expected.append("net::ERR_|htmx:error: Failed to fetch")

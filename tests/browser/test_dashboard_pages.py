@@ -61,6 +61,7 @@ def check_fit(page: Page) -> None:
     assert width[0] <= width[1], page.url
 
 
+@deep
 def test_figures_stand_in_rows(tabs: Tabs, mounted: Mounted) -> None:
     """The figures of a row begin at the same height, also where only some of them have a note below."""
     page = tabs.open()
@@ -72,6 +73,7 @@ def test_figures_stand_in_rows(tabs: Tabs, mounted: Mounted) -> None:
         assert (len(places), len(tops)) == (4, -(-4 // columns)), places
 
 
+@deep
 def test_a_long_name_leaves_room_for_the_other_columns(tabs: Tabs, mounted: Mounted) -> None:
     """The name of a task takes at most a third of a window in a table, however long it is; a day stands in one line."""
     page = tabs.open()

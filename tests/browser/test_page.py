@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.support import PATIENCE, check_accessibility, marked
+from tests.tiers import deep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,8 @@ def test_two_clicks_are_one_job_that_is_followed_to_its_cards(visit: Visit, demo
     expect(page.locator("#duplicates")).to_have_text("1")
     [job] = demo.jobs(project)
     assert job["duplicate_count"] == 1
-    assert (stream.value.resource_type, job["id"] in stream.value.url) == ("eventsource", True)
+    assert stream.value.resource_type == "eventsource"
+    assert job["id"] in stream.value.url
     expect(page.locator("#calls")).to_have_text("0 of 12")
     expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "0")
     expect(page.locator("[aria-current=step]")).to_have_text("Embed")
@@ -90,6 +92,7 @@ def check_cards(page: Page, given: list[dict[str, str]]) -> None:
     expect(page.locator("#live")).to_have_text(f"Answer: {answer}")
 
 
+@deep
 def test_keys_alone_request_and_cancel(visit: Visit, demo: Demo, project: str) -> None:
     """A plan is requested and canceled by keys alone, which is shown until its run has stopped; the next is another."""
     demo.provider.hold()
@@ -118,6 +121,7 @@ def test_keys_alone_request_and_cancel(visit: Visit, demo: Demo, project: str) -
     expect(page.get_by_role("button", name="Canceling…")).to_be_visible()
 
 
+@deep
 def test_a_waiting_job_is_canceled_once(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
     """A waiting job is canceled at once; if somebody else was quicker, the page shows the message of the API."""
     expected.append(FAILED_LOAD + "409")
@@ -217,6 +221,7 @@ def test_hostile_names_and_problems_are_text(visit: Visit, demo: Demo, project: 
         assert page.evaluate(INSERT) == "TypeError"
 
 
+@deep
 def test_a_phone_shows_all_of_it_readably(visit: Visit, demo: Demo, project: str) -> None:
     """On a phone nothing overflows, buttons can be touched, and light or dark, axe-core finds nothing."""
     shades: list[str] = []

@@ -60,7 +60,7 @@ def test_the_site_is_read_without_another_host(browser: Browser, address: str) -
     page.keyboard.press("Control+k")
     page.keyboard.type("tombstone")
     page.locator("dialog a[href*='settings.html']").first.click()
-    page.wait_for_url(f"{address}settings.html**")
+    page.wait_for_url(f"{address}reference/settings.html**")
     page.goto(f"{address}start/first-job.html")
     page.locator(".language-console", has_text="Hello, Ada").get_by_role("button").click()
     page.wait_for_function("async () => await navigator.clipboard.readText() == 'python first.py'")
@@ -68,7 +68,7 @@ def test_the_site_is_read_without_another_host(browser: Browser, address: str) -
     assert [url for url in requests if not url.startswith(address)] == []
     assert faults == []
     page.set_viewport_size({"width": 360, "height": 740})
-    for place in ("index", "overview", "lifecycle", "settings", "guides/api", "measurements", "comparison"):
+    for place in ("index", "concepts/lifecycle", "reference/settings", "guides/api", "project/comparison"):
         page.goto(f"{address}{place}.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
     page.close()

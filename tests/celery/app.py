@@ -21,19 +21,21 @@ import celery
 from celery.exceptions import Ignore, Reject
 
 import onejob
-from onejob.celery.options import tasks_of
+from onejob.celery.submission.options import tasks_of
 from onejob.errors import StoreRefusedError, describe
 from onejob.ledger import ledger
+from onejob.logs import JsonFormatter
 from tests.celery.odd_errors import BASES, ERRORS
-from tests.celery.reports import append, report_to, trace_to
+from tests.celery.reports import append, lines_of, report_to, trace_to
 from tests.celery.task_classes import CLASSES, Hooked, Own, depth
+from tests.intervals import read_intervals
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
 HOOK = "ONEJOB_TEST_HOOK"
 """Environment variable: the faults that the worker's processes have, see `fault`."""
 WEBHOOK_URL = "test_webhook_url"
-"""Name in the configuration: the webhook URL of `play_calling`."""
+"""Name in the configuration: the webhook URL of `play_webhook`."""
 PROVOKES = "provokes"
 """The event of a mark: the body ends its run without a result as it was told, with this error in the worker's log."""
 WITHOUT = "ONEJOB_TEST_WITHOUT"
@@ -44,31 +46,39 @@ PLAIN = "test_plain"
 """Name in the configuration: whether the app has tasks of Celery's own class; without it, it has."""
 
 SENTRY = "test_sentry"
-"""Name in the configuration: worker processes report to Sentry, with these options; the reports are on the stage."""
+"""Name in the configuration: workers report to Sentry, with these options; the reports are in the directory."""
+JSON_LOGS = "test_json_logs"
+"""Name in the configuration: worker processes log lines of JSON, as the page on observability has it."""
 TRACED = "test_traced"
-"""Name in the configuration: worker processes write their spans to the stage, at once or (`batch`) when they flush."""
+"""Name in the configuration: workers write their spans to the directory, at once or (`batch`) when they flush."""
+
+LATE = "test_late"
+"""Name in the configuration: settings that a worker gets in this signal, `celeryd_init` or `worker_init`, only."""
 
 TENANT = "test_tenant"
 """Name in the configuration: the tenant in this process, which the app adds to each message that it publishes."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
-    "play_late": {"acks_late": True, "reject_on_worker_lost": True},
-    "play_limited": {"time_limit": 3},
-    "play_soft": {"soft_time_limit": 3},
-    "play_auto": {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
-    "play_picky": {"autoretry_for": (Exception,), "permanent_for": (LookupError,), "default_retry_delay": 0},
-    "play_greedy": {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0},
-    "play_stubborn": {"retry_on_worker_lost": True, "max_retries": 5, "default_retry_delay": 0},
-    "play_silent": {"ignore_result": True},
-    "play_leased": {"lease": 30},
-    "play_brief": {"lease": 3},
-    "play_keeping": {"unique_for": 3600},
-    "play_strict": {"on_duplicate": "raise"},
-    "play_keyed": {"requires_key": True},
-    "play_newest": {"on_duplicate": "replace", "max_wait": 600},
-    "play_again": {"on_duplicate": "run_again"},
-    "play_prepared": {"base": "with before_start"},
+    "play_acks_late": {"acks_late": True, "reject_on_worker_lost": True},
+    "play_time_limit": {"time_limit": 3},
+    "play_soft_limit": {"soft_time_limit": 3},
+    "play_autoretry": {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
+    "play_retry_most": {"autoretry_for": (Exception,), "permanent_for": (LookupError,), "default_retry_delay": 0},
+    "play_retry_all": {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0},
+    "play_retry_on_loss": {"retry_on_worker_lost": True, "max_retries": 5, "default_retry_delay": 0},
+    "play_no_result": {"ignore_result": True},
+    "play_long_lease": {"lease": 30},
+    "play_short_lease": {"lease": 3},
+    "play_unique_for": {"unique_for": 3600},
+    "play_until_started": {"unique_until": "started"},
+    "play_daily": {"unique_for": "day@America/Vancouver"},
+    "play_raise": {"on_duplicate": "raise"},
+    "play_capture_logging": {"capture_logging": True},
+    "play_requires_key": {"requires_key": True},
+    "play_replace": {"on_duplicate": "replace", "max_wait": 600},
+    "play_run_again": {"on_duplicate": "run_again"},
+    "play_before_start": {"base": "with before_start"},
     **{name: {"base": kind} for name, kind in CLASSES.items()},
     "play_hooked": {"base": Hooked},
     "play_own_auto": {"base": Own, "autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
@@ -76,8 +86,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Tasks with the same body and other options; of all, only the key is the identity."""
 
 
-class Stage:
-    """Where the bodies leave their marks and wait for the test."""
+class Checkpoints:
+    """The checkpoints of bodies: marks that they leave, and gates that they wait at until the test opens them."""
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
@@ -86,6 +96,10 @@ class Stage:
         """Record what a body does."""
         entry = {"key": key, "event": event, "pid": os.getpid(), "ppid": os.getppid(), "at": time.monotonic(), **more}
         append(self.directory / "effects", [json.dumps(entry, default=repr)])
+
+    def marks(self, key: str) -> list[dict[str, Any]]:
+        """Return what bodies with a key have recorded."""
+        return [entry for entry in lines_of(self.directory / "effects") if entry["key"] == key]
 
     def wait(self, gate: str) -> None:
         """Wait until the test opens a gate."""
@@ -96,16 +110,22 @@ class Stage:
 def build(config: dict[str, Any]) -> celery.Celery:
     """Return an app with all tasks of the tests."""
     app = (TenantCelery if TENANT in config else celery.Celery)("tests", changes=config)
-    stage = Stage(config["test_stage"])
+    read_intervals(app, config)
+    checkpoints = Checkpoints(config["test_directory"])
     without = os.environ.get(WITHOUT)
     for define in (_plays, _plain_onejob_tasks, _steps):
-        define(app, stage)
+        define(app, checkpoints)
     if config.get(PLAIN, True):
-        _celery_tasks(app, stage)
+        _celery_tasks(app, checkpoints)
     missing = {*tasks_of(app)} - set(config[ONLY]) if ONLY in config else {without} if without else set()
     for name in missing:
         app.tasks.unregister(name)
     return app
+
+
+def _log_json(logger: logging.Logger, **_: Any) -> None:
+    for handler in logger.handlers:
+        handler.setFormatter(JsonFormatter())
 
 
 class TenantCelery(celery.Celery):
@@ -117,16 +137,16 @@ class TenantCelery(celery.Celery):
         return super().send_task(*args, headers={**given, "tenant": self.conf[TENANT]}, **options)
 
 
-def _plays(app: celery.Celery, stage: Stage) -> None:
+def _plays(app: celery.Celery, checkpoints: Checkpoints) -> None:
     define: Any = app.task  # the published types know no task that a base class gives options
     url = app.conf.get(WEBHOOK_URL)
-    for name, options in (VARIANTS | ({"play_calling": {"webhook_url": url}} if url else {})).items():
+    for name, options in (VARIANTS | ({"play_webhook": {"webhook_url": url}} if url else {})).items():
         base = options.get("base", onejob.Task)
-        given = options | {"base": _prepared(stage) if isinstance(base, str) else base}
-        define(_play(stage), name=name, shared=False, bind=True, unique_on=["key"], **given)
+        given = options | {"base": _prepared(checkpoints) if isinstance(base, str) else base}
+        define(_play(checkpoints), name=name, shared=False, bind=True, unique_on=["key"], **given)
 
 
-def _prepared(stage: Stage) -> type[onejob.Task]:
+def _prepared(checkpoints: Checkpoints) -> type[onejob.Task]:
     class Prepared(onejob.Task):
         abstract = True
 
@@ -134,30 +154,30 @@ def _prepared(stage: Stage) -> type[onejob.Task]:
             """Do what the data of a call says, in its first run."""
             key, _, instruction = (*args, None)[:3]
             if instruction is not None and onejob.current_job().attempt == 1:
-                stage.mark(key, "run", job=task_id, attempt=1)
-                act(self, stage, key, instruction, None)
+                checkpoints.mark(key, "run", job=task_id, attempt=1)
+                act(self, checkpoints, key, instruction, None)
 
     return Prepared
 
 
-def _play(stage: Stage) -> Any:
+def _play(checkpoints: Checkpoints) -> Any:
     def play(self: onejob.Task, key: str, acts: list[Any], data: Any = None) -> Any:
         """Do what `acts` says for this attempt; the last act is for all attempts that follow."""
         job = onejob.current_job()
-        stage.mark(key, "run", task=self.name, job=job.id, attempt=job.attempt, data=data)
-        result = act(self, stage, key, acts[min(job.attempt, len(acts)) - 1], data)
-        stage.mark(key, "end", job=job.id, attempt=job.attempt)
+        checkpoints.mark(key, "run", task=self.name, job=job.id, attempt=job.attempt, data=data)
+        result = act(self, checkpoints, key, acts[min(job.attempt, len(acts)) - 1], data)
+        checkpoints.mark(key, "end", job=job.id, attempt=job.attempt)
         return result
 
     return play
 
 
-def act(task: onejob.Task, stage: Stage, key: str, what: str, data: Any) -> Any:
+def act(task: onejob.Task, checkpoints: Checkpoints, key: str, what: str, data: Any) -> Any:
     """Do one act after the other, as in `hold:gate>kill`; the last one's value counts."""
     value = None
     for one in what.split(">"):
         name, _, argument = one.partition(":")
-        value = ACTS[name](Act(task, stage, key, argument, data))
+        value = ACTS[name](Act(task, checkpoints, key, argument, data))
     return value
 
 
@@ -165,23 +185,23 @@ class Act(NamedTuple):
     """What one act knows."""
 
     task: onejob.Task
-    stage: Stage
+    checkpoints: Checkpoints
     key: str
     argument: str
     data: Any
 
     def wait(self) -> str:
         """Wait for the gate of the argument, or of the key."""
-        self.stage.wait(self.argument or self.key)
+        self.checkpoints.wait(self.argument or self.key)
         return self.key
 
     def is_open(self) -> bool:
         """Return whether that gate is open."""
-        return (self.stage.directory / f"gate-{self.argument or self.key}").exists()
+        return (self.checkpoints.directory / f"gate-{self.argument or self.key}").exists()
 
     def announce(self, error: str | None = None) -> None:
         """Announce that the run ends without its result, with an error in the worker's log."""
-        self.stage.mark(self.key, PROVOKES, job=onejob.current_job().id, error=error)
+        self.checkpoints.mark(self.key, PROVOKES, job=onejob.current_job().id, error=error)
 
     def retry(self, **options: Any) -> Any:
         """Retry the job."""
@@ -222,7 +242,7 @@ def _kill(act: Act) -> None:
 def _stay(act: Act) -> str:
     """Ignore the termination signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    act.stage.mark(act.key, "stays")
+    act.checkpoints.mark(act.key, "stays")
     return act.wait()
 
 
@@ -246,6 +266,39 @@ def _replace_chord(act: Act) -> Any:
     return act.task.replace(celery.chord(header, act.task.app.signature(act.argument, args=tuple(act.data[1]))))
 
 
+def _replace_by(act: Act) -> Any:
+    """Replace the job by the canvas of its data."""
+    return act.task.replace(canvas_of(act.task.app, act.data))
+
+
+def _wait_for(act: Act) -> Any:
+    """Submit a call, and wait for its end as Celery permits it to those who insist."""
+    try:
+        return act.submit().get(timeout=5, disable_sync_subtasks=False)
+    except (onejob.OneJobError, TimeoutError) as error:
+        return str(error)
+
+
+def _add_to_chord(act: Act) -> str:
+    """Add a call to the chord of which the running job is a member."""
+    act.task.add_to_chord(canvas_of(act.task.app, act.data))
+    return act.key
+
+
+def canvas_of(app: celery.Celery, data: Any) -> Any:
+    """Return a call of a task for `[name, *args]`, and a canvas for a dict with the list of a `chain` or a `group`.
+
+    A `call` is a signature with options, as JSON.
+    """
+    if isinstance(data, dict):
+        ((kind, members),) = data.items()
+        if kind == "call":
+            return celery.Signature.from_dict(members, app=app)
+        build = {"chain": celery.chain, "group": celery.group}[kind]
+        return build(*[canvas_of(app, member) for member in members], app=app)
+    return app.signature(data[0], args=data[1:], immutable=True)
+
+
 def _mutate(act: Act) -> Any:
     act.data["spoiled"] = True
     return act.data
@@ -259,7 +312,7 @@ def _mutate_and_retry(act: Act) -> Any:
 def _progress(act: Act) -> str:
     """Report one half, wait for the gate, report the other."""
     onejob.current_job().progress(1, 2, stage="half")
-    act.stage.mark(act.key, "half")
+    act.checkpoints.mark(act.key, "half")
     act.wait()
     onejob.current_job().progress(2, 2)
     return act.key
@@ -269,7 +322,7 @@ def _update_state(state: str) -> Any:
     def update(act: Act) -> str:
         """Set a state, and wait for the gate."""
         act.task.update_state(state=state, meta=act.data)
-        act.stage.mark(act.key, "updated")
+        act.checkpoints.mark(act.key, "updated")
         return act.wait()
 
     return update
@@ -312,6 +365,11 @@ def _unstorable(act: Act) -> object:
     return object()
 
 
+def _typed(act: Act) -> object:
+    act.announce('InvalidPayloadError("the result cannot be stored: a mapping')
+    return {"__type__": "datetime", "__value__": "2026-11-21T00:00:00"}
+
+
 ACTS: dict[str, Callable[[Act], Any]] = {
     "return": lambda act: act.data if act.data is not None else act.argument or act.key,
     "attempt": lambda _: [onejob.current_job().attempt, onejob.current_job().token],
@@ -319,6 +377,8 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "tenant": lambda act: (act.task.request.headers or {}).get("tenant"),
     "headers": lambda act: act.task.request.headers,
     "depth": lambda act: [depth.get(), act.task.request.id == onejob.current_job().id],
+    "log": lambda act: onejob.current_job().log(act.argument, key=act.key),
+    "logging": lambda act: logging.getLogger("shop").warning(act.argument),
     "hold": Act.wait,
     "stay": _stay,
     "poll": _poll_progress,
@@ -336,6 +396,7 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "reject": _reject,
     "requeue": _requeue,
     "kill": _kill,
+    "typed": _typed,
     "unstorable": _unstorable,
     "unstorable_step": _unstorable_step,
     "mutate": _mutate,
@@ -348,43 +409,47 @@ ACTS: dict[str, Callable[[Act], Any]] = {
     "mutate_and_retry": _mutate_and_retry,
     "replace": Act.replace,
     "replace_chord": _replace_chord,
+    "replace_by": _replace_by,
+    "add_to_chord": _add_to_chord,
     "replace_elsewhere": lambda act: act.replace("elsewhere"),
     "submit": lambda act: act.submit().id,
     "return_result": Act.submit,
+    "wait_for": _wait_for,
     "call": lambda act: act.task.app.tasks[act.argument](*act.data),
     "progress": _progress,
+    "cost": lambda act: onejob.current_job().cost(usd=act.argument, tokens=1),
     "update_state": _update_state("INDEXING"),
     "update_standard": _update_state("STARTED"),
 }
 
 
-def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
+def _plain_onejob_tasks(app: celery.Celery, checkpoints: Checkpoints) -> None:
     @app.task(name="add", shared=False, base=onejob.Task)
     def add(a: Any, b: Any = 2) -> Any:
-        stage.mark("add", "run", args=[a, b], job=onejob.current_job().id)
+        checkpoints.mark("add", "run", args=[a, b], job=onejob.current_job().id)
         return a + b
 
     @app.task(name="echo", shared=False, base=onejob.Task)
     def echo(value: Any) -> Any:
-        stage.mark("echo", "run", value=repr(value), job=onejob.current_job().id)
+        checkpoints.mark("echo", "run", value=repr(value), job=onejob.current_job().id)
         return value
 
     @app.task(name="note", shared=False, base=onejob.Task, unique_on=["key"])
     def note(value: Any, key: str) -> Any:
         """Take the result of the task before as the first argument."""
-        stage.mark(key, "run", value=value, job=onejob.current_job().id)
+        checkpoints.mark(key, "run", value=value, job=onejob.current_job().id)
         return [key, value]
 
     @app.task(name="keeps", shared=False, base=onejob.Task, unique_on=["key"], unique_for=3600)
     def keeps(key: str, value: Any = None) -> Any:
         """Return a value that is kept for a while."""
-        stage.mark(key, "run", job=onejob.current_job().id)
+        checkpoints.mark(key, "run", job=onejob.current_job().id)
         return value
 
     @app.task(name="anywhere", shared=False, base=onejob.Task, unique_on=["key"])
     def anywhere(key: str) -> str:
         """Do the same inside and outside of a job."""
-        stage.mark(key, "run")
+        checkpoints.mark(key, "run")
         return key
 
     @app.task(name="strange", shared=False, base=onejob.Task)
@@ -396,78 +461,85 @@ def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
     @app.task(name="waits", shared=False, base=onejob.Task)
     def waits(key: str, job_id: str) -> Any:
         """Wait for another job inside of a body, which Celery forbids."""
-        stage.mark(key, "run")
+        checkpoints.mark(key, "run")
         return echo.AsyncResult(job_id).get(timeout=1)
 
 
-def _steps(app: celery.Celery, stage: Stage) -> None:
-    @app.task(name="walk", shared=False, base=onejob.Task, unique_on=["key"])
-    def walk(key: str, steps: list[str], acts: dict[str, str] | None = None) -> list[str]:
+def _steps(app: celery.Celery, checkpoints: Checkpoints) -> None:
+    @app.task(name="run_steps", shared=False, base=onejob.Task, unique_on=["key"])
+    def run_steps(key: str, steps: list[str], acts: dict[str, str] | None = None) -> list[str]:
         """Take the steps; `acts` says what happens before a step: in the first attempt, or `always`."""
         job = onejob.current_job()
-        stage.mark(key, "run", job=job.id, attempt=job.attempt)
+        checkpoints.mark(key, "run", job=job.id, attempt=job.attempt)
         done = []
         for name in steps:
             what = (acts or {}).get(name)
             if what is not None and (job.attempt == 1 or what.startswith("always ")):
-                stage.mark(key, f"before {name}")
-                act(walk, stage, key, what.removeprefix("always "), None)
+                checkpoints.mark(key, f"before {name}")
+                act(run_steps, checkpoints, key, what.removeprefix("always "), None)
             done.append(job.step(name, take, key, name))
-        stage.mark(key, "end", job=job.id, attempt=job.attempt)
-        logging.getLogger("test").info("walked")
+        checkpoints.mark(key, "end", job=job.id, attempt=job.attempt)
+        logging.getLogger("test").info("steps done")
         return done
 
-    @app.task(name="stumble", shared=False, base=onejob.Task, autoretry_for=(ValueError,), default_retry_delay=0)
-    def stumble(key: str) -> str:
+    @app.task(name="fail_first", shared=False, base=onejob.Task, autoretry_for=(ValueError,), default_retry_delay=0)
+    def fail_first(key: str) -> str:
         """Take a step that fails the first time."""
-        return onejob.current_job().step("stumbles", trip, key)
+        return onejob.current_job().step("fails", fail_once, key)
 
-    def trip(key: str) -> str:
-        stage.mark(key, "try")
+    def fail_once(key: str) -> str:
+        checkpoints.mark(key, "try")
         if onejob.current_job().attempt > 1:
             return "second try"
         raise ValueError(key)
 
     def take(key: str, name: str) -> str:
-        stage.mark(key, f"step {name}")
+        checkpoints.mark(key, f"step {name}")
         return f"{name} by {os.getpid()}"
 
 
-def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
+def _celery_tasks(app: celery.Celery, checkpoints: Checkpoints) -> None:
     @app.task(name="plain", shared=False)
     def plain(*args: Any) -> Any:
-        stage.mark("plain" if not args else str(args[-1]), "plain", args=list(args))
+        checkpoints.mark("plain" if not args else str(args[-1]), "plain", args=list(args))
         return list(args)
 
     @app.task(name="hold", shared=False, acks_late=True)
     def hold(key: str) -> str:
         """Wait for a gate; the message is acknowledged at the end."""
-        stage.mark(key, "run")
-        stage.wait(key)
+        checkpoints.mark(key, "run")
+        checkpoints.wait(key)
         return key
 
     @app.task(name="fails_plainly", shared=False, throws=(ArithmeticError,))
     def fails_plainly() -> None:
         raise ArithmeticError("plainly")
 
+    @app.task(name="fails_once", shared=False, throws=(ArithmeticError,))
+    def fails_once(key: str) -> str:
+        checkpoints.mark(key, "run")
+        if len(checkpoints.marks(key)) == 1:
+            raise ArithmeticError(key)
+        return key
+
     @app.task(name="gather", shared=False)
     def gather(values: Any, key: str) -> Any:
-        stage.mark(key, "gather", values=values)
+        checkpoints.mark(key, "gather", values=values)
         return values
 
     @app.task(name="errback", shared=False)
     def errback(request: Any, error: Any, traceback: Any, key: str) -> None:
         """Record the call of an errback."""
-        stage.mark(key, "errback", error=repr(error))
+        checkpoints.mark(key, "errback", error=repr(error))
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
 def fault(name: str) -> None:
-    """Give the processes of this worker a fault: its method dies before or after, once per stage, or fails thrice."""
+    """Give the processes of this worker a fault: its method dies before or after, once, or fails thrice."""
     method, how = FAULTS[name]
-    done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
+    done = Path(json.loads(os.environ[CONFIG])["test_directory"]) / f"done-{name}"
     original, left = getattr(ledger.Ledger, method), [1, 2, 3]
 
     def faulty(self: Any, *args: Any, **values: Any) -> Any:
@@ -498,9 +570,14 @@ def _die_once(done: Path) -> None:
 
 if CONFIG in os.environ:
     app = build(json.loads(os.environ[CONFIG]))
+    for sent, settings in app.conf.get(LATE, {}).items():
+        getattr(celery.signals, sent).connect(lambda settings=settings, **_: app.conf.update(settings), weak=False)
+    if app.conf.get(JSON_LOGS):
+        celery.signals.after_setup_logger.connect(_log_json)
+        celery.signals.after_setup_task_logger.connect(_log_json)
     if SENTRY in app.conf:
-        report_to(Path(app.conf["test_stage"]), **app.conf[SENTRY])
+        report_to(Path(app.conf["test_directory"]), **app.conf[SENTRY])
     if TRACED in app.conf:
-        trace_to(Path(app.conf["test_stage"]), batch=app.conf[TRACED] == "batch")
+        trace_to(Path(app.conf["test_directory"]), batch=app.conf[TRACED] == "batch")
     if HOOK in os.environ:
         fault(os.environ[HOOK])

@@ -1,4 +1,4 @@
-"""The fixtures of the tests with workers: houses of one's own, and one house that tests share."""
+"""The fixtures of the tests with workers: clusters of one's own, and one cluster that tests share."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -9,91 +9,91 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from tests.celery.harness import House
+from tests.celery.harness import Cluster
 from tests.conftest import DATABASES, make_ledger
 from tests.quiet import assert_quiet
 from tests.services import PostgresServer, RedisServer, rabbitmq_url, start_redis
 
 
 @pytest.fixture(scope="session")
-def build_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[..., House]:
-    """Return a way to build a house in a directory, with a store of a kind, and settings."""
+def build_cluster(broker: RedisServer, postgres_server: PostgresServer) -> Callable[..., Cluster]:
+    """Return a way to build a cluster in a directory, with a store of a kind, and settings."""
 
-    def build(directory: Path, kind: str, **settings: Any) -> House:
+    def build(directory: Path, kind: str, **settings: Any) -> Cluster:
         if kind != "postgresql":
-            return House(directory, broker, kind, settings)
-        schema = f"house_{secrets.token_hex(4)}"
+            return Cluster(directory, broker, kind, settings)
+        schema = f"cluster_{secrets.token_hex(4)}"
         make_ledger(postgres_server.url, schema)
         where = {"onejob_store": postgres_server.url, "onejob_namespace": schema}
-        return House(directory, broker, kind, settings | where)
+        return Cluster(directory, broker, kind, settings | where)
 
     return build
 
 
 @pytest.fixture
-def new_house(build_house: Callable[..., House], tmp_path: Path) -> Iterator[Callable[..., House]]:
-    """Return a way to build houses in the test's folder, or one below it, that are closed whatever fails in it."""
-    built: list[House] = []
+def new_cluster(build_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Return a way to build clusters in the test's folder, or one below it, that are closed whatever fails in it."""
+    built: list[Cluster] = []
 
-    def build(kind: str = "sqlite", folder: str = ".", **settings: Any) -> House:
+    def build(kind: str = "sqlite", folder: str = ".", **settings: Any) -> Cluster:
         (tmp_path / folder).mkdir(exist_ok=True)
-        built.append(build_house(tmp_path / folder, kind, **settings))
+        built.append(build_cluster(tmp_path / folder, kind, **settings))
         built[-1].app.set_current()
         return built[-1]
 
     yield build
-    for house in built:
-        house.close()
+    for cluster in built:
+        cluster.close()
 
 
 @pytest.fixture
-def house(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
-    """Return a house without a worker, on SQLite unless the test names another store."""
-    return new_house(getattr(request, "param", "sqlite"))
+def cluster(request: pytest.FixtureRequest, new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster without a worker, on SQLite unless the test names another store."""
+    return new_cluster(getattr(request, "param", "sqlite"))
 
 
 @pytest.fixture
-def own_house(tmp_path: Path) -> Iterator[Callable[..., House]]:
-    """Return a way to build a house with a broker of its own, which the test may stop, freeze and fill."""
+def own_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Return a way to build a cluster with a broker of its own, which the test may stop, freeze and fill."""
     with ExitStack() as stack:
 
-        def build(kind: str = "sqlite", **settings: Any) -> House:
+        def build(kind: str = "sqlite", **settings: Any) -> Cluster:
             server = start_redis(tmp_path, "--databases", str(DATABASES))
             stack.callback(server.stop)
-            house = House(tmp_path, server, kind, settings)
-            stack.callback(house.close)
-            house.app.set_current()
-            return house
+            cluster = Cluster(tmp_path, server, kind, settings)
+            stack.callback(cluster.close)
+            cluster.app.set_current()
+            return cluster
 
         yield build
 
 
 @pytest.fixture(scope="session")
-def houses(
-    build_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], House]]:
-    """Return the houses that tests share, by the kind of their store."""
-    built: dict[str, House] = {}
+def clusters(
+    build_cluster: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Cluster]]:
+    """Return the clusters that tests share, by the kind of their store."""
+    built: dict[str, Cluster] = {}
 
-    def of(kind: str) -> House:
+    def of(kind: str) -> Cluster:
         if kind not in built:
-            built[kind] = build_house(tmp_path_factory.mktemp(f"shared-{kind}"), kind)
+            built[kind] = build_cluster(tmp_path_factory.mktemp(f"shared-{kind}"), kind)
             built[kind].worker("-c", "4", forked=False)
         return built[kind]
 
     yield of
-    for house in built.values():
-        house.close()
+    for cluster in built.values():
+        cluster.close()
 
 
 @pytest.fixture
-def shared(request: pytest.FixtureRequest, houses: Callable[[str], House]) -> Iterator[House]:
-    """Return a house with a prefork worker that no test may kill; after the test nothing may be left over in it."""
-    house = houses(getattr(request, "param", "sqlite"))
-    house.app.set_current()
-    house.clear()
-    yield house
-    house.assert_quiet()
+def shared(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -> Iterator[Cluster]:
+    """Return a cluster with a prefork worker that no test may kill; after the test nothing may be left over in it."""
+    cluster = clusters(getattr(request, "param", "sqlite"))
+    cluster.app.set_current()
+    cluster.clear()
+    yield cluster
+    cluster.assert_quiet()
     assert_quiet(request.node)
 
 
@@ -117,7 +117,7 @@ def queue(channel: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def rabbit(queue: str, new_house: Callable[..., House]) -> House:
-    """Return a house without a worker whose messages go through RabbitMQ."""
+def rabbit(queue: str, new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster without a worker whose messages go through RabbitMQ."""
     own = {"task_default_queue": queue, "control_exchange": queue}  # tests of other processes have a worker w1, too
-    return new_house(broker_url=rabbitmq_url(), broker_transport_options={}, **own)
+    return new_cluster(broker_url=rabbitmq_url(), broker_transport_options={}, **own)

@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -25,20 +26,20 @@ from kombu.asynchronous import Hub
 from onejob import AsyncResult
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Job, Outcome
-from onejob.jobs.records import Query
+from onejob.jobs.model import JobRow, Outcome
+from onejob.jobs.query import Query
 from onejob.ledger.ledger import Ledger
 from tests import quiet
-from tests.celery.app import CONFIG, HOOK, PROVOKES, WITHOUT, Stage
+from tests.celery.app import CONFIG, HOOK, PROVOKES, WITHOUT
 from tests.celery.reports import lines_of
-from tests.contract.support import assert_legal
 from tests.forks import FORKS, fork, interpret
 from tests.services import RedisServer, eventually
+from tests.stores.support import assert_legal
 
 PATIENCE = 40.0
 """Seconds to wait for a condition; far more than it takes, since a test must not depend on the machine."""
 LONG_LEASE = 3 * PATIENCE
-"""The default lease of a house's jobs: no test waits until an expired lease, or a repeated message, heals a fault."""
+"""The default lease of a cluster's jobs: no test waits until an expired lease, or a repeated message, heals a fault."""
 HEARTBEAT = 0.5
 """How often a worker renews leases, in seconds."""
 LEASE = 3.0
@@ -46,7 +47,7 @@ LEASE = 3.0
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
 DELIVERS: dict[str, Any] = {"broker_url": "onejob://", "broker_transport_options": {}}
-"""The settings of a house whose ledger is its broker."""
+"""The settings of a cluster whose ledger is its broker."""
 two_waiters = pytest.mark.skipif(
     tuple(celery.VERSION) < (5, 7), reason="before Celery 5.7, only one result can wait for a task id"
 )
@@ -62,16 +63,16 @@ class Worker:
     """One worker in a process group of its own."""
 
     def __init__(
-        self, house: House, name: str, args: tuple[str, ...], environment: dict[str, str], *, forked: bool
+        self, cluster: Cluster, name: str, args: tuple[str, ...], environment: dict[str, str], *, forked: bool
     ) -> None:
-        self._house = house
+        self._cluster = cluster
         self.name = name
-        self.log = house.directory / f"{name}.log"
+        self.log = cluster.directory / f"{name}.log"
         self.errors = quiet.LogReader(self.log)
         options = ["-l", "INFO", "-n", f"{name}@test", "--without-gossip", "--without-mingle", *args]
-        celery = ["-m", "celery", "-A", house.module, "worker", *options]
+        celery = ["-m", "celery", "-A", cluster.module, "worker", *options]
         start = fork if forked else interpret
-        self._program = start(celery, environment=os.environ | environment, output=self.log, cwd=house.directory)
+        self._program = start(celery, environment=os.environ | environment, output=self.log, cwd=cluster.directory)
 
     @property
     def pid(self) -> int:
@@ -115,8 +116,9 @@ class Worker:
         self._program.process.wait()
 
     def freeze(self) -> None:
-        """Suspend the whole group, as a suspended machine would."""
-        self._signal(signal.SIGSTOP)
+        """Suspend the whole group, as a suspended machine would, but not while it locks a SQLite ledger for all."""
+        with self._cluster.no_writer():
+            self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Resume a frozen group."""
@@ -128,7 +130,7 @@ class Worker:
 
 
 @dataclass
-class House:
+class Cluster:
     """One app with its ledger and its broker, and the workers that were started for it."""
 
     directory: Path
@@ -141,16 +143,15 @@ class House:
     """The module with the app: its `build` makes one, and a worker imports it."""
 
     def __post_init__(self) -> None:
-        self.stage = Stage(str(self.directory))
         broker, own = self.server.database(), self.server.database()
         stores = {"sqlite": f"sqlite:///{self.directory / 'ledger.db'}", "broker": broker}
         self.config = {
             "broker_url": broker,
             "onejob_store": stores.get(self.kind, own),
             "onejob_lease": LONG_LEASE,
-            "onejob_heartbeat": HEARTBEAT,
-            "onejob_sweep": 0.2,
-            "test_stage": str(self.directory),
+            "test_heartbeat": HEARTBEAT,
+            "test_sweep": 0.2,
+            "test_directory": str(self.directory),
             "broker_transport_options": {"visibility_timeout": 3600, **REDELIVERY},
             "broker_connection_retry_on_startup": True,
             "worker_prefetch_multiplier": 1,
@@ -161,7 +162,7 @@ class House:
         self.app = import_module(self.module).build(self.config)
         self.broker = redis.Redis.from_url(broker)
         self.at_close = ExitStack()
-        """What is closed with the house."""
+        """What is closed with the cluster."""
         self.at_close.callback(_close, self.app)
         self._closed = False
         self._told: set[str] = set()
@@ -169,7 +170,7 @@ class House:
         quiet.watch(self)
 
     def another_app(self, **settings: Any) -> celery.Celery:
-        """Return an app like that of the house, with other settings, which is closed with the house."""
+        """Return an app like that of the cluster, with other settings, which is closed with the cluster."""
         app: celery.Celery = import_module(self.module).build(self.config | settings)
         self.at_close.callback(_close, app)
         return app
@@ -187,7 +188,7 @@ class House:
     def ledger(self) -> Ledger:
         return app_state_of(self.app).ledger
 
-    def job(self, result: AsyncResult | str) -> Job:
+    def job(self, result: AsyncResult | str) -> JobRow:
         return self.ledger.get(result if isinstance(result, str) else result.id)
 
     def events(self, result: AsyncResult) -> list[str]:
@@ -230,21 +231,21 @@ class House:
         await_(lambda: len(self.marks(key, event)) >= times)
         return self.marks(key, event)
 
-    def await_state(self, result: AsyncResult | str, *states: State) -> Job:
+    def await_state(self, result: AsyncResult | str, *states: State) -> JobRow:
         """Wait until a job is in one of these states; one that its canvas has yet to submit is waited for."""
         id_ = result if isinstance(result, str) else result.id
         await_(lambda: (job := self.ledger.get_or_none(id_)) is not None and job.state in states)
         return self.job(result)
 
-    def await_settled(self, job: Job) -> None:
+    def await_settled(self, job: JobRow) -> None:
         """Wait until the canvas of an ended job has been notified."""
         await_(lambda: not self.job(job.id).canvas_pending)
 
-    def jobs(self, **filters: Any) -> list[Job]:
+    def jobs(self, **filters: Any) -> list[JobRow]:
         """The jobs in the ledger, the newest first."""
         return self.ledger.find(Query(limit=10_000, **filters))
 
-    def live(self) -> list[Job]:
+    def live(self) -> list[JobRow]:
         """The jobs that have not ended, or whose canvas has not been notified."""
         return self.jobs(unsettled=True)
 
@@ -259,16 +260,19 @@ class House:
         return found
 
     def await_rest(self) -> None:
-        """Wait until every job has ended, every canvas has been notified, and every message has been consumed."""
-        with suppress(AssertionError):
+        """Wait until every job has ended, every canvas has been notified, and every message has been consumed.
+
+        A task that the ledger does not know may send a message after that moment.
+        """
+        try:
             await_(lambda: not self.live() and not self.queued_messages())
-        left = [(job, self.ledger.history(job.id)) for job in self.live()]
-        assert not left, left
-        assert self.queued_messages() == 0, self.queued_messages()
+        except AssertionError:
+            left = [(job, self.ledger.history(job.id)) for job in self.live()]
+            raise AssertionError((left, self.queued_messages())) from None
 
     # --- asserting ------------------------------------------------------------------------------------------------
 
-    def assert_ran(self, result: AsyncResult, state: State, key: str, runs: int) -> Job:
+    def assert_ran(self, result: AsyncResult, state: State, key: str, runs: int) -> JobRow:
         """Assert that a job ends in a state after this many runs of its body, and blocks nothing."""
         job = self.await_state(result, *FINAL)
         assert (job.state, self.runs(key)) == (state, runs), (job, self.marks(key, None))
@@ -301,6 +305,16 @@ class House:
             yield from (each for each in errors if not any(told in each.text for told in self._told))
         yield from self._jobs.troubles(Counter(str(entry["job"]) for entry in provoked))
 
+    @contextmanager
+    def no_writer(self) -> Iterator[None]:
+        """Have no process write to a ledger in SQLite for the duration of the context."""
+        if self.kind != "sqlite":
+            yield
+            return
+        with closing(sqlite3.connect(self.directory / "ledger.db", timeout=PATIENCE, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            yield
+
     def use_lease(self, seconds: float) -> None:
         """Use another lease for the jobs and workers that start from now on."""
         self.config["onejob_lease"] = self.app.conf.onejob_lease = seconds
@@ -314,16 +328,19 @@ class House:
 
     # --- workers --------------------------------------------------------------------------------------------------
 
-    def start(self, *args: str, hook: str = "", without: str = "", forked: bool = FORKS, **settings: Any) -> Worker:
-        """Start a worker without waiting for it; `settings` differ from the house's."""
+    def start(
+        self, *args: str, hook: str = "", without: str = "", zone_files: str = "", forked: bool = FORKS, **settings: Any
+    ) -> Worker:
+        """Start a worker without waiting for it; `settings` differ from the cluster's, and `zone_files` from ours."""
         environment = {
             CONFIG: json.dumps(self.config | settings),
             "PYTHONPATH": program_environment()["PYTHONPATH"],
             **({HOOK: hook} if hook else {}),
             **({WITHOUT: without} if without else {}),
+            **({"PYTHONTZPATH": zone_files} if zone_files else {}),
         }
         name = f"w{len(self.workers) + 1}"
-        self.workers.append(Worker(self, name, args or ("-c", "2"), environment, forked=forked))
+        self.workers.append(Worker(self, name, args or ("-c", "2"), environment, forked=forked and not zone_files))
         return self.workers[-1]
 
     def worker(self, *args: str, **more: Any) -> Worker:
@@ -376,11 +393,11 @@ def _close(app: celery.Celery) -> None:
 
 
 @contextmanager
-def event_loop(house: House, receive: Callable[..., object]) -> Iterator[tuple[Hub, Any]]:
+def event_loop(cluster: Cluster, receive: Callable[..., object]) -> Iterator[tuple[Hub, Any]]:
     """Consume messages as a worker's event loop does; yield the loop, whose rounds the test makes, and a channel."""
-    with house.app.connection_for_read() as connection, connection.channel() as channel:
+    with cluster.app.connection_for_read() as connection, connection.channel() as channel:
         hub = Hub()
-        house.app.amqp.queues["celery"](channel).consume(callback=receive)
+        cluster.app.amqp.queues["celery"](channel).consume(callback=receive)
         connection.transport.register_with_event_loop(connection.connection, hub)
         yield hub, channel
         hub.close()

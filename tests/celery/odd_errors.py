@@ -21,7 +21,7 @@ class LockedError(Exception):
         super().__init__(message, threading.Lock())
 
 
-class PickyError(Exception):
+class UnrestorableError(Exception):
     """An exception that can be pickled, and not be restored."""
 
     def __init__(self, message: str, *, code: int) -> None:
@@ -47,7 +47,7 @@ ERRORS: dict[str, Any] = {
         MemoryError, WorkerLostError, Terminated, TimeLimitExceeded, SoftTimeLimitExceeded, ExitError, InterruptError,
         LockedError, in_group,
     )
-} | {"PickyError": lambda message: PickyError(message, code=1)}  # fmt: skip
+} | {"UnrestorableError": lambda message: UnrestorableError(message, code=1)}  # fmt: skip
 """Makes an exception from a message."""
 BASES: dict[str, Any] = {each.__name__: each for each in (GeneratorExit, OddBase, in_base_group)}
 """The same for those that are no `Exception`."""

@@ -36,7 +36,7 @@ class Flask(Plain):
             return self.run(*args, **kwargs)
 
 
-class Polite(Plain):
+class Super(Plain):
     """The same with `super().__call__`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +54,7 @@ class Own(Ours):
             return self.run(*args, **kwargs)
 
 
-class OwnPolite(Ours):
+class OwnSuper(Ours):
     """The same with `super().__call__`."""
 
     abstract = True
@@ -72,19 +72,19 @@ class FlaskLast(Ours, Flask):
     abstract = True
 
 
-class PoliteFirst(Polite, Ours):
+class SuperFirst(Super, Ours):
     abstract = True
 
 
-class PoliteLast(Ours, Polite):
+class SuperLast(Ours, Super):
     abstract = True
 
 
-class Inherited(OwnPolite):
+class Inherited(OwnSuper):
     abstract = True
 
 
-class Twice(OwnPolite):
+class Twice(OwnSuper):
     abstract = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ class Twice(OwnPolite):
             return super().__call__(*args, **kwargs)
 
 
-class Selfish:
+class WithoutSuper:
     """A mixin whose `on_bound` calls no other one, as Celery's documentation asks for none."""
 
     @classmethod
@@ -100,7 +100,7 @@ class Selfish:
         pass
 
 
-class Mixed(Selfish, Own):
+class Mixed(WithoutSuper, Own):
     abstract = True
 
 
@@ -123,8 +123,8 @@ class Hooked(Ours):
 CLASSES: dict[str, Any] = {
     f"play_{name}": kind
     for name, kind in {
-        "flask_first": FlaskFirst, "flask_last": FlaskLast, "polite_first": PoliteFirst, "polite_last": PoliteLast,
-        "own": Own, "own_polite": OwnPolite, "inherited": Inherited, "twice": Twice, "mixed": Mixed,
+        "flask_first": FlaskFirst, "flask_last": FlaskLast, "super_first": SuperFirst, "super_last": SuperLast,
+        "own": Own, "own_super": OwnSuper, "inherited": Inherited, "twice": Twice, "mixed": Mixed,
     }.items()
 }  # fmt: skip
 """Names of tasks, and the classes that these have."""

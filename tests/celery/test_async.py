@@ -22,14 +22,16 @@ from celery.result import AsyncResult, GroupResult
 import onejob
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.async_reads import reader_of
-from onejob.celery.batching import MAX_BATCHES, Batcher, Pending
-from onejob.jobs.records import Query, Registration
+from onejob.celery.results.async_reads import reader_of
+from onejob.concurrency.batching import MAX_BATCHES, Batcher, Pending
+from onejob.jobs.query import Query
+from onejob.jobs.workers import Registration
 from onejob.stores.protocol import BATCH_LIMIT
 from tests.cases import for_each
-from tests.contract.support import not_none
 from tests.fundamentals.shop import claimed
 from tests.services import start_redis
+from tests.stores.support import not_none
+from tests.submissions import row_of
 
 PATIENCE = 40.0
 pytestmark = pytest.mark.anyio
@@ -152,15 +154,15 @@ async def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> No
     await invoice.aapply_async((1,), idempotency_key="k")
     waiting, unknown = await invoice.asubmit(3), invoice.AsyncResult("unknown")
     wrong: list[tuple[type[Exception], str | None, Any]] = [
-        (onejob.InvalidArgumentsError, None, invoice.asubmit),
-        (onejob.InvalidArgumentsError, "option of a task", lambda: invoice.aapply_async((1,), unique_for=5)),
-        (onejob.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
+        (onejob.errors.InvalidArgumentsError, None, invoice.asubmit),
+        (onejob.errors.InvalidArgumentsError, "option of a task", lambda: invoice.aapply_async((1,), unique_for=5)),
+        (onejob.errors.InvalidArgumentsError, "item 1", lambda: invoice.asubmit_many([(1,), ()])),
         (onejob.DuplicateJobError, None, lambda: strict.asubmit(1)),
         (onejob.DuplicateJobError, None, lambda: invoice.aapply_async((1,), on_duplicate="raise")),
-        (onejob.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
+        (onejob.errors.KeyReuseMismatchError, None, lambda: invoice.aapply_async((2,), idempotency_key="k")),
         (CeleryTimeoutError, r"not ended after 0.05 s: it was PENDING", lambda: waiting.aget(0.05)),
         (CeleryTimeoutError, None, lambda: unknown.aget(0.05)),
-        (onejob.JobNotFoundError, None, unknown.ajob),
+        (onejob.errors.JobNotFoundError, None, unknown.ajob),
     ]
     for error, text, call in wrong:
         with pytest.raises(error, match=text):
@@ -253,7 +255,7 @@ def test_every_event_loop_has_its_own_state(app: Any) -> None:
     def stamped(number: int, stamp: str = "") -> str:
         return stamp
 
-    assert '"stamp": "s"' in asyncio.run(app.tasks["stamped"].asubmit(1)).job.payload
+    assert '"stamp": "s"' in row_of(asyncio.run(app.tasks["stamped"].asubmit(1))).payload
 
 
 def test_a_closed_event_loop_is_not_kept(app: Any) -> None:

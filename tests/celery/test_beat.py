@@ -12,71 +12,36 @@ from unittest.mock import Mock
 
 import celery
 import pytest
-from celery import Celery
 from celery.beat import SchedulingError
 from celery.schedules import crontab, schedule
 from kombu.exceptions import SerializerNotInstalled
 
 import onejob
-from onejob.celery import beat
 from onejob.celery.app_state import app_state_of
-from onejob.celery.beat import Beat, run_entry
-from onejob.compat.celery_once import QueueOnce
-from onejob.compat.celery_singleton import Singleton
-from onejob.config import build_ledger
-from onejob.errors import KeyReuseMismatchError, StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.celery.beat import ticks as beat
+from onejob.celery.beat.ticks import Beat
+from onejob.client.schedules import run_entry
+from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Job
-from onejob.jobs.records import Query
-from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from onejob.jobs.query import Query
+from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.schedules import write
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.stores.protocol import Store
 from onejob.webhooks.job import WebhookPayload
 from tests.celery.app import CONFIG
-from tests.celery.harness import LEASE, House, await_, program_environment
-from tests.conftest import every_store, on_stores
-from tests.contract.processes import Seat, race
-from tests.contract.support import START, ManualClock, StoreAddress
+from tests.celery.harness import LEASE, Cluster, await_, program_environment
+from tests.celery.schedules import EVERY, NIGHTLY, jobs_of, make_app, ticks_of
+from tests.conftest import on_every_store, on_stores
 from tests.forks import interpret
 from tests.quiet import KILLED, provokes
 from tests.services import Daemon
+from tests.stores.processes import RaceProcess, race
+from tests.stores.support import START, ManualClock, StoreAddress
 from tests.tiers import rounds
 
-EVERY = 60.0
 PORTION = 50
-NIGHTLY = {"task": "shop.add", "schedule": EVERY, "args": (1, 2)}
 fresh_address = on_stores("sqlite")
-
-
-def make_app(store: Store, schedule: dict[str, Any], **settings: Any) -> Celery:
-    """Return an app on a store, with a onejob task and a plain one, whose messages stay in the process."""
-    app = celery.Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.update(
-        onejob_store="sqlite:///elsewhere.db", onejob_beat=True, result_backend="cache+memory://", **settings
-    )
-    app.conf.beat_schedule = schedule
-
-    def add(a: int, b: int = 0) -> int:
-        return a + b
-
-    app.task(base=onejob.Task, shared=False, name="shop.add")(add)
-    app.task(base=onejob.Task, shared=False, name="shop.daily", unique_for=3600)(add)
-    app.task(base=QueueOnce, shared=False, name="shop.once")(add)
-    app.task(base=Singleton, shared=False, name="shop.single")(add)
-    app.task(shared=False, name="shop.plain")(add)
-    app_state = app_state_of(app)
-    app_state.use(build_ledger(app_state.settings, store=store), app_state.publisher, None)
-    return app
-
-
-def ticks_of(jobs: list[Job]) -> list[float]:
-    """Return the moments of the ticks of jobs, in order."""
-    return sorted(parse_timestamp(json.loads(job.options)["headers"]["onejob_tick"]) for job in jobs)
-
-
-def jobs_of(store: Store) -> list[Job]:
-    return [job for job in store.find(Query(limit=10_000)) if job.source == "beat"]
 
 
 # --- many processes ---------------------------------------------------------------------------------------------------
@@ -86,15 +51,15 @@ class DeathError(BaseException):
     """The end of a process at the worst moment: after the submission of a tick, before it is noted."""
 
 
-def look_often(seat: Seat, task: str, first: int, last: int) -> list[str]:
+def look_often(process: RaceProcess, task: str, first: int, last: int) -> list[str]:
     """Look at a schedule at random times from one tick to another; die now and then. Returns the sent ids."""
-    dice, clock, sent = Random(first + seat.number), ManualClock(START + first * EVERY), []
+    dice, clock, sent = Random(first + process.number), ManualClock(START + first * EVERY), []
 
     def send(_app: object, _entry: object, *, task_id: str, **_: object) -> None:
         sent.append(task_id)
 
     vars(beat)["send"] = send
-    with seat.address.opened(clock) as store:
+    with process.address.opened(clock) as store:
         put = store.put_schedule
 
         def put_or_die(state: Any, *, expected: str) -> bool:
@@ -106,7 +71,7 @@ def look_often(seat: Seat, task: str, first: int, last: int) -> list[str]:
         app = make_app(store, {"nightly": NIGHTLY | {"task": task, "options": {"missed": "all"}}})
         with suppress(DeathError):
             Beat(app).look()
-        seat.ready()
+        process.ready()
         while clock.now < START + last * EVERY:
             clock.now = min(clock.now + dice.choice((1.0, 59.0, 200.0, 300.0)), START + last * EVERY)
             with suppress(DeathError):
@@ -114,7 +79,7 @@ def look_often(seat: Seat, task: str, first: int, last: int) -> list[str]:
     return sent
 
 
-@every_store
+@on_every_store
 @rounds(20, 500)
 def test_each_tick_is_one_job(store_address: StoreAddress, rounds: int) -> None:
     """Each tick is exactly one job, however many processes look, at whatever times, and die in between."""
@@ -175,19 +140,20 @@ def test_the_end_of_a_tick_is_sent_to_the_webhook_of_its_entry(store: Store, clo
 
 
 def test_a_run_of_an_entry_is_a_call_of_its_task(store: Store) -> None:
-    """A run of an entry is the call of its task, with its key and its id, also where tasks are eager or of Celery's."""
-    options = {"idempotency_key": "k", "task_id": "mine", "identity": "tick", "missed": "all"}
-    entries = {"nightly": NIGHTLY | {"options": options}, "plain": NIGHTLY | {"task": "shop.plain"}}
+    """A run of an entry is the call of its task, with a key where one is required, also if tasks are eager."""
+    entries = {
+        "nightly": NIGHTLY | {"options": {"identity": "tick", "missed": "all"}},
+        "plain": NIGHTLY | {"task": "shop.plain"}, "keyed": NIGHTLY | {"task": "shop.keyed"},
+    }  # fmt: skip
     app = make_app(store, entries)
-    assert run_entry(app, "nightly").id == "mine"
-    app.conf.beat_schedule["nightly"] = NIGHTLY | {"args": (3,), "options": {"idempotency_key": "k"}}
-    with pytest.raises(KeyReuseMismatchError, match="mine"):
-        run_entry(app, "nightly")
+    assert run_entry(app, "nightly").id == run_entry(app, "nightly").id
+    keyed = [run_entry(app, "keyed").id for _ in range(2)]
+    assert {job.id for job in store.get_many(keyed).values() if job.task == "shop.keyed"} == {*keyed}
     checked: list[str] = []
     assert run_entry(app, "plain", check=checked.append).id != run_entry(app, "plain").id
     assert checked == ["shop.plain"]
     app.conf.task_always_eager = True
-    assert run_entry(app, "nightly").get() == 3
+    assert [run_entry(app, name).get() for name in ("nightly", "keyed")] == [3, 3]
     app.conf.task_always_eager = False
     app.conf.beat_schedule["nightly"] = NIGHTLY | {"options": {"serializer": "none"}}
     with pytest.raises(onejob.OneJobError, match="'nightly' cannot be submitted"):
@@ -286,30 +252,6 @@ def test_a_submission_of_another_version_is_the_tick(store: Store, clock: Manual
     assert {each.last_job for each in store.schedules() if each.name == "nightly"} == {job.id}
 
 
-# --- beside Celery's own beat -----------------------------------------------------------------------------------------
-
-
-def test_a_call_of_celerys_beat_is_the_tick(store: Store, clock: ManualClock) -> None:
-    """What Celery's beat submits is the latest tick of the entry with its task and arguments, and no job of its own."""
-    app = make_app(store, {"nightly": NIGHTLY, "other": NIGHTLY | {"args": (5,), "options": {"missed": "all"}}})
-    scheduler = celery.beat.Scheduler(app, schedule={})
-    call = scheduler.apply_async
-    Beat(app).look()
-    clock.advance(EVERY + 1)
-    early = call(scheduler.schedule["nightly"], advance=False)
-    Beat(app).look()
-    late = call(scheduler.schedule["nightly"], advance=False)
-    ticks = {state.name: state.last_job for state in store.schedules()}
-    assert early.id == late.id == ticks["nightly"]
-    assert call(scheduler.schedule["other"], advance=False).id == ticks["other"]
-    assert len(jobs_of(store)) == 2
-    add: Any = app.tasks["shop.add"]
-    unknown = add.apply_async((8, 8), headers={"celery_beat_task": True})
-    assert store.get_many([unknown.id])[unknown.id].source == "apply_async"
-    vars(app_state_of(app))["settings"] = replace(app_state_of(app).settings, beat=False)
-    assert call(scheduler.schedule["nightly"], advance=False).id not in ticks.values()
-
-
 def test_a_scheduler_for_celerys_beat(store: Store, clock: ManualClock) -> None:
     """`celery beat --scheduler` with onejob's submits the same ticks, and waits while the ledger is away."""
     app = make_app(store, {"nightly": NIGHTLY | {"schedule": crontab(minute="*/5")}})
@@ -333,64 +275,64 @@ class _Away:
 
 
 def scheduled(seconds: float) -> dict[str, Any]:
-    """Return the settings of a house whose workers run a schedule."""
+    """Return the settings of a cluster whose workers run a schedule."""
     entry = {"task": "echo", "schedule": seconds, "args": ["tick"], "options": {"missed": "all"}}
     return {"onejob_beat": True, "beat_schedule": {"often": entry}}
 
 
-def test_a_worker_runs_the_schedule(new_house: Callable[..., House]) -> None:
+def test_a_worker_runs_the_schedule(new_cluster: Callable[..., Cluster]) -> None:
     """A worker with `onejob_beat` submits the ticks and runs them; a message of Celery's beat is one of them."""
-    house = new_house("redis", **scheduled(0.5))
-    house.worker("-c", "2")
-    house.await_mark("echo", times=3)
-    plain = celery.Celery("elsewhere", broker=house.config["broker_url"], set_as_current=False)
+    cluster = new_cluster("redis", **scheduled(0.5))
+    cluster.worker("-c", "2")
+    cluster.await_mark("echo", times=3)
+    plain = celery.Celery("elsewhere", broker=cluster.config["broker_url"], set_as_current=False)
     sent = plain.send_task("echo", ["tick"], headers={"celery_beat_task": True})
-    job = house.await_state(sent.id, State.COMPLETED)
+    job = cluster.await_state(sent.id, State.COMPLETED)
     assert job.follows_id is not None
-    assert house.job(job.follows_id).source == "beat"
+    assert cluster.job(job.follows_id).source == "beat"
     plain.close()
 
 
 @contextmanager
-def celery_beat(house: House) -> Iterator[Callable[[], Daemon]]:
+def celery_beat(cluster: Cluster) -> Iterator[Callable[[], Daemon]]:
     """Yield a way to start a process of Celery's beat with the scheduler of onejob; what runs at the end is killed."""
-    environment = program_environment() | {CONFIG: json.dumps(house.config)}
-    command = "-m celery -A tests.celery.app beat -S onejob.celery.beat:Scheduler --pidfile=".split()
-    folder, log = house.directory, house.directory / "beat.log"
+    environment = program_environment() | {CONFIG: json.dumps(cluster.config)}
+    command = "-m celery -A tests.celery.app beat -S onejob.celery.beat.ticks:Scheduler --pidfile=".split()
+    folder, log = cluster.directory, cluster.directory / "beat.log"
     with ExitStack() as stack:
         yield lambda: stack.enter_context(interpret(command, environment=environment, cwd=folder, output=log))
 
 
-def _has_ticks(house: House, number: int) -> bool:
-    return len(jobs_of(house.ledger.store)) >= number
+def _has_ticks(cluster: Cluster, number: int) -> bool:
+    return len(jobs_of(cluster.ledger.store)) >= number
 
 
 @rounds(40, 500)
 @provokes(Transition.CRASH, Transition.PUBLISH, logs=[KILLED], because="workers are killed")
-def test_two_beats_and_three_workers_are_killed(new_house: Callable[..., House], rounds: int) -> None:
+def test_two_beats_and_three_workers_are_killed(new_cluster: Callable[..., Cluster], rounds: int) -> None:
     """While two beats and three workers are killed at random, each tick is one job, and completes."""
-    house, dice = new_house("redis", **scheduled(0.1)), Random(rounds)
-    house.use_lease(LEASE)
-    with celery_beat(house) as start_beat:
-        workers, beats = [house.start("-c", "1") for _ in range(3)], [start_beat(), start_beat()]
+    cluster, dice = new_cluster("redis", **scheduled(0.1)), Random(rounds)
+    cluster.use_lease(LEASE)
+    with celery_beat(cluster) as start_beat:
+        workers, beats = [cluster.start("-c", "1") for _ in range(3)], [start_beat(), start_beat()]
         for kills in count(1):
-            await_(partial(_has_ticks, house, kills * 15))
+            await_(partial(_has_ticks, cluster, kills * 15))
             if kills * 15 >= rounds:
                 break
             victim = dice.randrange(5)
             if victim < 3:
                 workers[victim].sigkill()
-                workers[victim] = house.start("-c", "1")
+                workers[victim] = cluster.start("-c", "1")
             else:
                 beats[victim - 3].process.kill()
                 beats[victim - 3] = start_beat()
     for worker in workers:
         worker.await_ready()
-    jobs = jobs_of(house.ledger.store)
+    jobs = jobs_of(cluster.ledger.store)
     ticks = ticks_of(jobs)
     assert len(jobs) >= rounds
     assert ticks == [pytest.approx(ticks[0] + number / 10) for number in range(len(ticks))]
     assert len({job.identity for job in jobs}) == len(jobs)
     for job in jobs:
-        house.await_state(job.id, State.COMPLETED)
-        assert [entry.event for entry in house.ledger.history(job.id)].count(Transition.COMPLETE) == 1
+        cluster.await_state(job.id, State.COMPLETED)
+        assert [entry.event for entry in cluster.ledger.history(job.id)].count(Transition.COMPLETE) == 1

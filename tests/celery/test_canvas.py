@@ -13,15 +13,17 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
 
-from onejob import JobFailedError, NoDeadLetterError, Outcome, State
-from onejob.celery.operations import Operation, Operator
+from onejob import Outcome, State
+from onejob.client.operation import Operation
+from onejob.client.operator import Operator
+from onejob.errors import JobFailedError, NoDeadLetterError
 from onejob.jobs.lifecycle import Transition
-from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store, two_waiters
+from tests.celery.harness import LEASE, PATIENCE, Cluster, await_, on_every_store, two_waiters
 from tests.quiet import KILLED, provokes
 from tests.services import start_redis
 
 
-def test_chains_with_a_common_job(shared: House) -> None:
+def test_chains_with_a_common_job(shared: Cluster) -> None:
     """Chains of which some job, the head or a later one, equals one that runs, go on with its result when it ends."""
     first = shared.begin("common", ["hold>return:value"])
     heads = [shared.play.si("common", ["return"]) | shared.note.s(f"tail-{n}") | shared.plain.s("") for n in (0, 1)]
@@ -37,7 +39,7 @@ def test_chains_with_a_common_job(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_groups_and_chords_with_equal_members(shared: House) -> None:
+def test_groups_and_chords_with_equal_members(shared: Cluster) -> None:
     """A group or a header with equal members runs each different job once, and every member has the result."""
     members = {
         name: [shared.play.s(f"{name} {key}", ["hold:all>attempt"]) for key in ("repeated", "unique", "repeated")]
@@ -56,19 +58,19 @@ def test_groups_and_chords_with_equal_members(shared: House) -> None:
     shared.assert_free("group repeated")
 
 
-def test_a_group_without_a_result_backend(house: House) -> None:
+def test_a_group_without_a_result_backend(cluster: Cluster) -> None:
     """A group of onejob tasks needs no result backend: its results come from the ledger."""
-    house.config["result_backend"] = None
-    house.app.conf.update(result_backend=None)
-    house.worker()
-    result = group(house.play.s(key, ["return"]) for key in ("a", "b", "a")).delay()
+    cluster.config["result_backend"] = None
+    cluster.app.conf.update(result_backend=None)
+    cluster.worker()
+    result = group(cluster.play.s(key, ["return"]) for key in ("a", "b", "a")).delay()
     assert result.get(timeout=PATIENCE) == ["a", "b", "a"]
-    house.assert_quiet()
+    cluster.assert_quiet()
 
 
 @two_waiters
 @on_every_store("shared")
-def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
+def test_a_chord_with_a_member_that_runs_already(shared: Cluster) -> None:
     """A chord whose header holds a job that runs already waits for it, takes its result, and ends."""
     first = shared.begin("member", ["hold>return:early"])
     header = [shared.play.s("member", ["return:late"]), shared.play.s("fresh", ["return:fresh"])]
@@ -83,19 +85,19 @@ def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
 
 # A child that dies may take the next job's message with it, which is run again when its lease is over.
 ENDS = {
-    "raise": "play_brief",
-    "kill": "play_brief",
-    "ignore": "play_brief",
-    "reject": "play_brief",
-    "unstorable": "play_brief",
-    "hold:never": "play_limited",
+    "raise": "play_short_lease",
+    "kill": "play_short_lease",
+    "ignore": "play_short_lease",
+    "reject": "play_short_lease",
+    "unstorable": "play_short_lease",
+    "hold:never": "play_time_limit",
 }
 
 
 @provokes(
     Transition.NOTIFY_CANVAS, logs=["ChordError(", "Hard time limit", KILLED], because="members fail in every way"
 )
-def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
+def test_a_chord_whose_member_does_not_succeed(shared: Cluster) -> None:
     """However a member ends, the chord ends: no body runs, and its errback and that of the job are called once each."""
     results, own = {}, [end for end in ENDS if end != "ignore"]
     for end, task in ENDS.items():
@@ -103,7 +105,7 @@ def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
         member = shared.app.tasks[task].s(end, [end])
         if end in own:
             member.link_error(shared.errback.s(key=f"own-{end}"))
-        results[end] = chord([shared.play_brief.s(f"good-{end}", ["return"]), member])(body)
+        results[end] = chord([shared.play_short_lease.s(f"good-{end}", ["return"]), member])(body)
     for end, result in results.items():
         with pytest.raises(ChordError):
             result.get(timeout=PATIENCE, follow_parents=False)
@@ -117,7 +119,7 @@ def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
 
 
 @provokes(Transition.NOTIFY_CANVAS, logs=["ChordError("], because="a member ends without a worker, or is terminated")
-def test_a_chord_whose_member_is_canceled(shared: House) -> None:
+def test_a_chord_whose_member_is_canceled(shared: Cluster) -> None:
     """A member that is terminated, or revoked while it waits, ends the chord: no body runs, one errback is called."""
     for end in ("terminated", "revoked"):
         member = shared.play.s(end, ["hold:never"]).set(countdown=3600 if end == "revoked" else None)
@@ -137,7 +139,7 @@ def test_a_chord_whose_member_is_canceled(shared: House) -> None:
         assert len(shared.marks(f"{end} errback", "errback")) == 1
 
 
-def test_links_of_every_submission_are_called(shared: House) -> None:
+def test_links_of_every_submission_are_called(shared: Cluster) -> None:
     """`link` and `link_error` of a duplicate are called as those of the first submission are, each once."""
     submissions: list[tuple[str, str, Any]] = [("linked", "return:value", "plain"), ("link-error", "raise", "errback")]
     for key, act, callback in submissions:
@@ -154,7 +156,7 @@ def test_links_of_every_submission_are_called(shared: House) -> None:
         assert shared.runs(key) == 1
 
 
-def test_a_chain_stops_at_a_failure(shared: House) -> None:
+def test_a_chain_stops_at_a_failure(shared: Cluster) -> None:
     """A chain does not continue after a job that failed, nor after a duplicate of it."""
     heads = [shared.play.si("stop", ["hold>raise"]) for _ in range(2)]
     results = [(head | shared.note.s(f"never-{number}")).delay() for number, head in enumerate(heads)]
@@ -168,7 +170,7 @@ def test_a_chain_stops_at_a_failure(shared: House) -> None:
 
 
 @provokes(logs=["StrangeError"], because="a job fails with a class of its own")
-def test_a_replaced_member_continues_the_chain(shared: House) -> None:
+def test_a_replaced_member_continues_the_chain(shared: Cluster) -> None:
     """A chain after a job that replaces itself, or after a duplicate of it, goes on, or stops, as the replacement."""
     for act in ("replace:play", "replace:plain", "replace:anywhere,note", "replace:strange"):
         data = ["stand-in", ["return"]] if act == "replace:play" else ["stand-in"]
@@ -189,7 +191,7 @@ def test_a_replaced_member_continues_the_chain(shared: House) -> None:
         assert shared.runs(act) == 1
 
 
-def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
+def test_a_chord_behind_a_group_behind_a_chain(shared: Cluster) -> None:
     """A nested canvas of onejob tasks with duplicates on each level, and of consecutive equal ones, has its results."""
     first = chain(shared.play.si("deep", ["return:1"]), shared.play.si("deep", ["return:2"]))
     middle = group(shared.note.s("left"), shared.note.s("right"), shared.note.s("left"))
@@ -206,22 +208,23 @@ NOWHERE = "redis://127.0.0.1:1/0"
     logs=["network:ConnectionError", "Exception raised outside body", "Pool callback raised"],  # by Celery 5.4
     because="the result backend is away",
 )
-def test_a_result_backend_that_is_away_repeats_no_link(house: House) -> None:
+def test_a_result_backend_that_is_away_repeats_no_link(cluster: Cluster) -> None:
     """A link that was dispatched is not dispatched again; a chord's member is, after pauses, and has the error."""
-    house.use_lease(LEASE)
+    cluster.use_lease(LEASE)
     retries = {"retry_policy": {"max_retries": 0, "timeout": 0.1}}
-    house.worker("-c", "1", result_backend=NOWHERE, result_backend_transport_options=retries)
-    result = house.play.apply_async(("linked", ["return"]), link=house.plain.s("link"))
-    house.await_mark("link", "plain")
-    await_(lambda: not house.job(result).canvas_pending)
-    assert house.job(result).state is State.COMPLETED
-    member = house.play.s("member", ["return"]).apply_async(chord=house.gather.s("body"), group_id="group")
-    await_(lambda: house.job(member).publish_error)
-    job = await_(lambda: (job := house.job(member)).published >= 1 and job)
-    assert (job.state, job.canvas_pending) == (State.COMPLETED, True)
+    cluster.worker("-c", "1", result_backend=NOWHERE, result_backend_transport_options=retries)
+    result = cluster.play.apply_async(("linked", ["return"]), link=cluster.plain.s("link"))
+    cluster.await_mark("link", "plain")
+    await_(lambda: not cluster.job(result).canvas_pending)
+    assert cluster.job(result).state is State.COMPLETED
+    member = cluster.play.s("member", ["return"]).apply_async(chord=cluster.gather.s("body"), group_id="group")
+    await_(lambda: cluster.job(member).publish_error)
+    job = await_(lambda: (job := cluster.job(member)).published >= 1 and job)
+    assert job.state == State.COMPLETED
+    assert job.canvas_pending
     assert "Error" in job.publish_error
-    assert house.ledger.history(member.id)[-1].event == "notify_canvas"
-    assert len(house.marks("link", "plain")) == 1
+    assert cluster.ledger.history(member.id)[-1].event == "notify_canvas"
+    assert len(cluster.marks("link", "plain")) == 1
 
 
 @provokes(
@@ -230,17 +233,17 @@ def test_a_result_backend_that_is_away_repeats_no_link(house: House) -> None:
     logs=["network:ConnectionError", "Exception raised outside body", "Pool callback raised"],
     because="the result backend is away",
 )
-def test_a_result_backend_that_is_away_costs_no_job(house: House) -> None:
+def test_a_result_backend_that_is_away_costs_no_job(cluster: Cluster) -> None:
     """A job whose start Celery cannot record is tried again a lease later, and that is no crash."""
-    house.use_lease(LEASE)
+    cluster.use_lease(LEASE)
     retries = {"retry_policy": {"max_retries": 0, "timeout": 0.1}}
-    house.worker(
+    cluster.worker(
         "-c", "1", result_backend=NOWHERE, result_backend_transport_options=retries, task_track_started=True
     )  # fmt: skip
-    result = house.play.delay("unrecorded", ["return"])
-    job = await_(lambda: (job := house.job(result)).attempt >= 2 and job)
-    assert (job.crashes, house.events(result)[:3]) == (0, ["submit", "claim", "release"])
-    assert house.runs("unrecorded") == 0
+    result = cluster.play.delay("unrecorded", ["return"])
+    job = await_(lambda: (job := cluster.job(result)).attempt >= 2 and job)
+    assert (job.crashes, cluster.events(result)[:3]) == (0, ["submit", "claim", "release"])
+    assert cluster.runs("unrecorded") == 0
 
 
 @pytest.mark.deep
@@ -249,43 +252,45 @@ def test_a_result_backend_that_is_away_costs_no_job(house: House) -> None:
     logs=["Hard time limit", KILLED, "ConnectionError", "TimeLimitExceeded"],
     because="the result backend is away",
 )
-def test_an_errback_outlives_an_outage_of_the_result_backend(house: House, tmp_path: Path) -> None:
+def test_an_errback_outlives_an_outage_of_the_result_backend(cluster: Cluster, tmp_path: Path) -> None:
     """If the result backend is away when a job exceeds its hard time limit, its errback is called later, once."""
     backend = start_redis(tmp_path)
-    house.config |= {
+    cluster.config |= {
         "result_backend": backend.url,
         "result_backend_transport_options": {"retry_policy": {"timeout": 1.0, "max_retries": 1}},
     }
-    house.use_lease(LEASE)
-    house.worker("-c", "2")
-    result = house.play_limited.apply_async(("limited", ["hold:never"]), link_error=house.errback.s(key="errback"))
-    house.await_mark("limited")
+    cluster.use_lease(LEASE)
+    cluster.worker("-c", "2")
+    result = cluster.play_time_limit.apply_async(
+        ("limited", ["hold:never"]), link_error=cluster.errback.s(key="errback")
+    )
+    cluster.await_mark("limited")
     backend.stop()
-    assert house.await_state(result, State.FAILED).canvas_pending
-    await_(lambda: house.job(result).publish_error)  # a sweep has tried it in vain
-    assert house.job(result).canvas_pending
+    assert cluster.await_state(result, State.FAILED).canvas_pending
+    await_(lambda: cluster.job(result).publish_error)  # a sweep has tried it in vain
+    assert cluster.job(result).canvas_pending
     backend.start()
-    house.await_mark("errback", "errback")
-    house.await_rest()
-    assert len(house.marks("errback", "errback")) == 1
+    cluster.await_mark("errback", "errback")
+    cluster.await_rest()
+    assert len(cluster.marks("errback", "errback")) == 1
     backend.stop()
 
 
 @provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the result backend does not answer")
-def test_a_time_limit_after_the_end_of_a_run_calls_no_errback(house: House, tmp_path: Path) -> None:
+def test_a_time_limit_after_the_end_of_a_run_calls_no_errback(cluster: Cluster, tmp_path: Path) -> None:
     """A job has succeeded if its process is killed while it waits to store that: its link is called, no errback."""
     backend = start_redis(tmp_path)
-    house.use_lease(LEASE)
-    worker = house.worker("-c", "1", result_backend=backend.url)
+    cluster.use_lease(LEASE)
+    worker = cluster.worker("-c", "1", result_backend=backend.url)
     os.kill(backend.pid, signal.SIGSTOP)
-    canvas = {"link": house.plain.s("link"), "link_error": house.errback.s(key="errback")}
-    result = house.play.apply_async(("late", ["return"]), time_limit=3, **canvas)
+    canvas = {"link": cluster.plain.s("link"), "link_error": cluster.errback.s(key="errback")}
+    result = cluster.play.apply_async(("late", ["return"]), time_limit=3, **canvas)
     worker.await_text(KILLED)
     os.kill(backend.pid, signal.SIGCONT)
-    house.await_mark("link", "plain")
-    house.await_rest()
-    assert house.job(result).state is State.COMPLETED
-    assert not house.marks("errback", "errback")
+    cluster.await_mark("link", "plain")
+    cluster.await_rest()
+    assert cluster.job(result).state is State.COMPLETED
+    assert not cluster.marks("errback", "errback")
     backend.stop()
 
 
@@ -302,7 +307,7 @@ WAYS: dict[str, tuple[str, list[Any], Any]] = {
 
 
 @on_every_store("shared")
-def test_a_replaced_job_keeps_its_key_and_identity(shared: House) -> None:
+def test_a_replaced_job_keeps_its_key_and_identity(shared: Cluster) -> None:
     """A repeated call with the key, and an equal call, get the job that was replaced, before and after its end."""
     for key, (act, data, value) in WAYS.items():
         call: dict[str, Any] = {"args": (key, [f"hold:{key}>{act}"], data), "idempotency_key": key}
@@ -326,7 +331,7 @@ def test_a_replaced_job_keeps_its_key_and_identity(shared: House) -> None:
         assert shared.play.delay(key, ["return:again"]).get(PATIENCE) == "again", key
 
 
-def test_a_replacement_may_have_an_identity_in_use(shared: House) -> None:
+def test_a_replacement_may_have_an_identity_in_use(shared: Cluster) -> None:
     """A job that is replaced by an equal call, or by one whose identity another job holds, runs that call next."""
     acts = ["loop", ["return", "replace:play", "return:end"], ["loop", ["retry:0", "return", "return:third"]]]
     looping = shared.play.delay("loop", ["replace:play"], acts)
@@ -343,41 +348,41 @@ def test_a_replacement_may_have_an_identity_in_use(shared: House) -> None:
 
 @pytest.mark.parametrize("backend", ["disabled://", pytest.param(None, marks=pytest.mark.deep)])
 @provokes(logs=["StrangeError"], because="a part fails")
-def test_a_replacement_that_breaks_ends_the_job(new_house: Callable[..., House], backend: str | None) -> None:
+def test_a_replacement_that_breaks_ends_the_job(new_cluster: Callable[..., Cluster], backend: str | None) -> None:
     """If a task before the end of a replacing chain fails or is canceled, so is the job, also without a backend."""
-    house = new_house(**({"result_backend": backend} if backend else {}))
-    house.worker("-c", "3")
-    failed = house.play.delay("fails", ["replace:strange,note"], ["part"])
-    canceled = house.play.delay("canceled", ["replace:play_leased,note"], ["part", ["hold>retry:3600"]])
-    part = await_(lambda: next((job for job in house.live() if job.task == "play_leased"), None))
-    house.ledger.cancel(part.id)
-    house.open("part")
-    assert house.await_state(failed, State.FAILED, State.CANCELED).state is State.FAILED
-    assert house.await_state(canceled, State.FAILED, State.CANCELED).state is State.CANCELED
+    cluster = new_cluster(**({"result_backend": backend} if backend else {}))
+    cluster.worker("-c", "3")
+    failed = cluster.play.delay("fails", ["replace:strange,note"], ["part"])
+    canceled = cluster.play.delay("canceled", ["replace:play_long_lease,note"], ["part", ["hold>retry:3600"]])
+    part = await_(lambda: next((job for job in cluster.live() if job.task == "play_long_lease"), None))
+    cluster.ledger.cancel(part.id)
+    cluster.open("part")
+    assert cluster.await_state(failed, State.FAILED, State.CANCELED).state is State.FAILED
+    assert cluster.await_state(canceled, State.FAILED, State.CANCELED).state is State.CANCELED
     with pytest.raises(TaskRevokedError):
         canceled.get(PATIENCE)
-    house.assert_free("fails")
-    house.assert_quiet()
+    cluster.assert_free("fails")
+    cluster.assert_quiet()
     if backend:  # nobody stores the end of this one
-        result = house.play.delay("given away", ["replace:plain"], ["plainly"])
-        house.await_mark("plainly", "plain")
-        assert "replaced by another task" in house.await_state(result, State.CANCELED).reason
-        house.assert_free("given away")
+        result = cluster.play.delay("given away", ["replace:plain"], ["plainly"])
+        cluster.await_mark("plainly", "plain")
+        assert "replaced by another task" in cluster.await_state(result, State.CANCELED).reason
+        cluster.assert_free("given away")
 
 
 @pytest.mark.deep
 @provokes(Transition.RELEASE, because="the job waits for the end of what replaced it, and looks for it again and again")
-def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(new_house: Callable[..., House]) -> None:
+def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(new_cluster: Callable[..., Cluster]) -> None:
     """A job whose replacement ends nowhere fails after `result_expires`, and blocks its identity no longer."""
-    house = new_house(result_expires=1, onejob_lease=LEASE)
-    house.worker("-c", "2")
-    result = house.play.delay("away", ["replace_elsewhere:plain"], ["never"])
-    job = house.await_state(result, State.FAILED)
+    cluster = new_cluster(result_expires=1, onejob_lease=LEASE)
+    cluster.worker("-c", "2")
+    result = cluster.play.delay("away", ["replace_elsewhere:plain"], ["never"])
+    job = cluster.await_state(result, State.FAILED)
     assert "nothing is known of the task that replaced job" in job.reason
-    house.assert_free("away")
+    cluster.assert_free("away")
 
 
-def test_a_chain_that_is_applied_again_runs_each_step(shared: House) -> None:
+def test_a_chain_that_is_applied_again_runs_each_step(shared: Cluster) -> None:
     """One chain that is applied several times runs its last step each time, although Celery 5.7 gives that one id."""
     pipe: Any = shared.play.s() | shared.play.s(["return:last"])
     for number in range(3):
@@ -387,7 +392,7 @@ def test_a_chain_that_is_applied_again_runs_each_step(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_redriving_repeats_no_effect_for_a_follower(shared: House) -> None:
+def test_redriving_repeats_no_effect_for_a_follower(shared: Cluster) -> None:
     """Of two equal chains whose first job failed, both go on with its next run, in whatever order they are redriven."""
     operator = Operator(app=shared.app, ledger=shared.ledger, origin="by a test")
     for name, order in (("newest first", -1), ("oldest first", 1)):

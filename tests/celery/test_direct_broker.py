@@ -18,17 +18,18 @@ from kombu.messaging import Producer
 from kombu.transport.redis import Channel
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.broker import Broker
-from onejob.celery.direct_broker import AmqpBroker, RedisBroker
-from onejob.celery.payload import encode, loads, to_json
-from onejob.celery.publisher import DECLARE
-from onejob.celery.routing import PLAN_LIMIT
+from onejob.celery.messages.broker import Broker
+from onejob.celery.messages.message_builder import AmqpBroker, RedisBroker
+from onejob.celery.messages.payload import encode, loads, to_json
+from onejob.celery.messages.publisher import DECLARE
+from onejob.celery.messages.routing import PLAN_LIMIT
 from onejob.celery.worker.request import message_of_job
 from onejob.errors import BrokerUnavailableError
-from onejob.jobs.model import BrokerMessage, Job, Submission
+from onejob.jobs.handover import BrokerMessage
+from onejob.jobs.model import JobRow, Submission
 from tests.cases import for_each
-from tests.celery.harness import House, await_
-from tests.contract.support import not_none
+from tests.celery.harness import Cluster, await_
+from tests.stores.support import not_none
 from tests.submissions import submission_of
 
 
@@ -39,11 +40,11 @@ class Pair:
     left_out: Collection[str] = ()
     """The options that its broker does not take."""
 
-    def __init__(self, house: House, **settings: Any) -> None:
-        self.house = house
-        self.app = house.another_app(accept_content=["json", "yaml", "pickle"], **settings)
+    def __init__(self, cluster: Cluster, **settings: Any) -> None:
+        self.cluster = cluster
+        self.app = cluster.another_app(accept_content=["json", "yaml", "pickle"], **settings)
         self.broker = Broker(self.app, 2.0)
-        house.at_close.callback(self.broker.close)
+        cluster.at_close.callback(self.broker.close)
         routing = app_state_of(self.app).routing
         self.send: Any = app_state_of(self.app).publisher._send_by_celery
         self.writer: Any = self.kind(self.app, self.broker, routing)
@@ -76,7 +77,7 @@ class Pair:
 
     def popped(self) -> list[Any]:
         """Empty all lists; return their keys and elements, without what is random in these."""
-        broker: Any = self.house.broker
+        broker: Any = self.cluster.broker
         found = []
         for key in sorted(broker.keys("*")):
             while broker.type(key) == b"list" and (text := broker.rpop(key)):
@@ -104,8 +105,8 @@ class RabbitPair(Pair):
     kind = AmqpBroker
     left_out = ("queue", "queue object", "routing key", "extra")  # other queues, and a user that is not there
 
-    def __init__(self, house: House, channel: Any, queue: str) -> None:
-        super().__init__(house)
+    def __init__(self, cluster: Cluster, channel: Any, queue: str) -> None:
+        super().__init__(cluster)
         self._channel, self._queue_name = channel, queue
 
     def assert_equal(self, written: Submission, sent: Submission) -> None:
@@ -144,7 +145,7 @@ class LedgerPair(Pair):
         """Return the message of a submission, published by Celery and received from the broker."""
         with self.broker.producer() as producer:
             self.send(submission, producer, DECLARE)
-            broker: Any = self.house.broker
+            broker: Any = self.cluster.broker
             (queue,) = [str(key, "utf-8").split("\x06")[0] for key in broker.keys("*") if broker.type(key) == b"list"]
             message = producer.channel.basic_get(queue, no_ack=True)
             message.accept = {"application/json", "application/x-yaml", "application/x-python-serialize"}
@@ -160,17 +161,17 @@ class LedgerPair(Pair):
 
 
 @pytest.fixture
-def pair(house: House) -> Pair:
+def pair(cluster: Cluster) -> Pair:
     """Return the two ways to a Redis."""
-    return Pair(house)
+    return Pair(cluster)
 
 
 @pytest.fixture(params=["redis", "rabbitmq", "ledger"])
-def any_pair(request: pytest.FixtureRequest, house: House) -> Pair:
+def any_pair(request: pytest.FixtureRequest, cluster: Cluster) -> Pair:
     """Return the two ways to each broker."""
     if request.param == "rabbitmq":
         return RabbitPair(*map(request.getfixturevalue, ("rabbit", "channel", "queue")))
-    return Pair(house) if request.param == "redis" else LedgerPair(house)
+    return Pair(cluster) if request.param == "redis" else LedgerPair(cluster)
 
 
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -261,9 +262,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @for_each("settings", SETTINGS)
-def test_the_settings_of_the_app_apply(house: House, settings: str) -> None:
+def test_the_settings_of_the_app_apply(cluster: Cluster, settings: str) -> None:
     """The settings of the transport and of messages decide as they do for `send_task`."""
-    pair = Pair(house, **SETTINGS[settings])
+    pair = Pair(cluster, **SETTINGS[settings])
     pair.assert_same(*[pair.submission({"a": 1}) for _ in range(3)])
     pair.assert_same(*[pair.submission({"a": 1}, priority=4) for _ in range(3)])
 
@@ -310,39 +311,39 @@ QUEUES = 6
 
 
 @pytest.fixture
-def own_broker(own_house: Callable[..., House]) -> House:
-    """Return a house with a broker of its own, whose commands are counted, and which may be set to refuse."""
-    return own_house()
+def own_broker(own_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster with a broker of its own, whose commands are counted, and which may be set to refuse."""
+    return own_cluster()
 
 
 @pytest.fixture
-def publisher(own_broker: House) -> Any:
+def publisher(own_broker: Cluster) -> Any:
     return app_state_of(own_broker.app).publisher
 
 
-def submitted(house: House, count: int) -> list[Job]:
+def submitted(cluster: Cluster, count: int) -> list[JobRow]:
     """Submit jobs of different options, whose messages are not sent."""
     made = []
     for number in range(count):
         options: dict[str, Any] = {"queue": f"queue-{number % 3}", "priority": number % 2 * 9}
-        new = submission_of(house.add, {"a": number}, **options)
-        made.append(house.ledger.submit(new).job)
+        new = submission_of(cluster.add, {"a": number}, **options)
+        made.append(cluster.ledger.submit(new).job)
     return made
 
 
-def messages(house: House) -> dict[str, list[Any]]:
+def messages(cluster: Cluster) -> dict[str, list[Any]]:
     """Return the messages in each queue, oldest first, without what each has for itself, and empty the queues."""
     found: dict[str, list[Any]] = {}
-    for key in sorted(cast("list[bytes]", house.broker.keys("queue-*"))):
-        found[key.decode()] = texts = [json.loads(text) for text in reversed(house.broker.lrange(key, 0, -1))]
+    for key in sorted(cast("list[bytes]", cluster.broker.keys("queue-*"))):
+        found[key.decode()] = texts = [json.loads(text) for text in reversed(cluster.broker.lrange(key, 0, -1))]
         for text in texts:
             del text["properties"]["delivery_tag"], text["properties"]["delivery_info"]
-        house.broker.delete(key)
+        cluster.broker.delete(key)
     return found
 
 
 def test_a_batch_is_what_celery_sends_one_by_one(
-    own_broker: House, publisher: Any, monkeypatch: pytest.MonkeyPatch
+    own_broker: Cluster, publisher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One by one, in a batch of Celery, also a broken one, or pushed in one round trip: the messages are the same."""
     jobs = submitted(own_broker, 20)
@@ -368,7 +369,7 @@ def test_a_batch_is_what_celery_sends_one_by_one(
     assert own_broker.broker.info()["total_commands_processed"] - before == 1 + QUEUES
 
 
-def test_a_closed_connection_loses_no_message(own_broker: House, publisher: Any) -> None:
+def test_a_closed_connection_loses_no_message(own_broker: Cluster, publisher: Any) -> None:
     """When the broker has closed the idle connections, the next messages are sent once, on a new one."""
     jobs = submitted(own_broker, 3)
     publisher.publish_all(jobs)
@@ -381,7 +382,7 @@ def test_a_closed_connection_loses_no_message(own_broker: House, publisher: Any)
     assert messages(own_broker) == expected
 
 
-def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, publisher: Any) -> None:
+def test_a_broker_that_refuses_all_messages_is_away(own_broker: Cluster, publisher: Any) -> None:
     """A list that takes no message stops no other one; a broker without memory, or a replica, is away altogether."""
     jobs, broker = submitted(own_broker, 9), own_broker.broker
     publisher.publish_all(jobs)
@@ -407,10 +408,10 @@ def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, publisher
 # --- what is left to Celery -----------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_names_itself(house: House) -> None:
+def test_a_forked_child_names_itself(cluster: Cluster) -> None:
     """After a fork, the origin in a message is the child, which has connections of its own."""
-    publisher = app_state_of(house.app).publisher
-    job = house.ledger.submit(submission_of(house.add, {"a": 1})).job
+    publisher = app_state_of(cluster.app).publisher
+    job = cluster.ledger.submit(submission_of(cluster.add, {"a": 1})).job
     for _ in range(3):
         publisher.publish(job)
     child = os.fork()
@@ -421,21 +422,25 @@ def test_a_forked_child_names_itself(house: House) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     publisher.publish(job)
-    origins = [json.loads(text)["headers"]["origin"] for text in house.broker.lrange("celery", 0, -1)]
+    origins = [json.loads(text)["headers"]["origin"] for text in cluster.broker.lrange("celery", 0, -1)]
     assert [origin.partition("@")[0] for origin in origins] == [f"gen{os.getpid()}", f"gen{child}"] + [
         f"gen{os.getpid()}"
     ] * 3
 
 
-def test_a_given_producer_decides_on_the_broker(house: House) -> None:
+def test_a_given_producer_decides_on_the_broker(cluster: Cluster) -> None:
     """A message goes to the broker of the producer that the caller gives, whichever it is."""
-    jobs, publisher, other = submitted(house, 3), app_state_of(house.app).publisher, house.config["result_backend"]
-    for url, is_own in ((house.config["broker_url"], True), (other, False)):
-        with house.app.connection_for_write(url) as connection:
+    jobs, publisher, other = (
+        submitted(cluster, 3),
+        app_state_of(cluster.app).publisher,
+        cluster.config["result_backend"],
+    )
+    for url, is_own in ((cluster.config["broker_url"], True), (other, False)):
+        with cluster.app.connection_for_write(url) as connection:
             producer = connection.Producer()
             assert publisher.is_own(producer) == is_own
             publisher.publish_all(jobs, producer)
-    assert sum(map(len, messages(house).values())) == 3
+    assert sum(map(len, messages(cluster).values())) == 3
     with redis.Redis.from_url(other) as client:
         assert sum(client.llen(key) for key in cast("list[bytes]", client.keys("queue-*"))) == 3
 
@@ -445,12 +450,12 @@ EXPIRES = hasattr(Channel, "_maybe_update_queues_expire")
 
 
 @for_each("route", [{"exchange": "topics", "routing_key": "a.b"}, *([{"queue": "short-lived"}] if EXPIRES else [])])
-def test_what_is_not_one_push_is_not_written(house: House, route: dict[str, Any]) -> None:
+def test_what_is_not_one_push_is_not_written(cluster: Cluster, route: dict[str, Any]) -> None:
     """A message through a named exchange, or to a queue that expires, is sent by Celery."""
     queues = [Queue("celery"), Queue("short-lived", routing_key="short-lived", expires=60)]
-    pair = Pair(house, task_queues=queues)
+    pair = Pair(cluster, task_queues=queues)
     assert [pair.write(pair.submission({"a": 1}, **route)) for _ in range(3)] == [None] * 3
-    assert house.queued_messages() == 0
+    assert cluster.queued_messages() == 0
     assert pair.write(pair.submission({"a": 1})) is not None
 
 

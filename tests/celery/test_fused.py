@@ -15,80 +15,82 @@ from kombu.exceptions import OperationalError
 
 from onejob import Outcome
 from onejob.celery.app_state import app_state_of
-from onejob.celery.broker import Broker
-from onejob.celery.operations import Operation, Operator, redrive
-from onejob.celery.options import tasks_of
-from onejob.celery.submit import needs_message
+from onejob.celery.messages.broker import Broker
+from onejob.celery.submission.options import tasks_of
+from onejob.celery.submission.submit import needs_message
+from onejob.client.operation import Operation
+from onejob.client.operator import Operator
+from onejob.client.redrive import redrive
 from onejob.errors import StoreUnavailableError
+from onejob.jobs.handover import BY_SWEEP
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Job, Submission
+from onejob.jobs.model import JobRow, Submission
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from tests.cases import for_each
 from tests.celery.app import build
-from tests.celery.harness import House, await_
-from tests.contract.support import accepted, not_none
+from tests.celery.harness import Cluster, await_
 from tests.proxies import Carry, Proxy, carry
 from tests.quiet import provokes
 from tests.services import free_port, start_redis
+from tests.stores.support import accepted, not_none
 from tests.submissions import submission_of
 
 
 @pytest.fixture
-def one(new_house: Callable[..., House]) -> House:
-    """Return a house without a worker whose ledger is in the database of its broker."""
-    return new_house("broker")
+def one(new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster without a worker whose ledger is in the database of its broker."""
+    return new_cluster("broker")
 
 
-def publisher_of(house: House) -> Any:
-    return app_state_of(house.app).publisher
+def publisher_of(cluster: Cluster) -> Any:
+    return app_state_of(cluster.app).publisher
 
 
-def submission(house: House, key: str, *acts: str, **options: Any) -> Submission:
+def submission(cluster: Cluster, key: str, *acts: str, **options: Any) -> Submission:
     """Return a submission of `play` with its message."""
-    return submission_of(house.play, {"key": key, "acts": [*acts]}, **options)
+    return submission_of(cluster.play, {"key": key, "acts": [*acts]}, **options)
 
 
-def ids(house: House, queue: str = "celery") -> list[str]:
+def ids(cluster: Cluster, queue: str = "celery") -> list[str]:
     """Return the ids of the jobs whose messages are in a queue, the oldest first."""
-    return [json.loads(text)["headers"]["id"] for text in reversed(house.broker.lrange(queue, 0, -1))]
+    return [json.loads(text)["headers"]["id"] for text in reversed(cluster.broker.lrange(queue, 0, -1))]
 
 
-def sweep_once(house: House) -> int:
+def sweep_once(cluster: Cluster) -> int:
     """Sweep as a worker does; return how many jobs were published."""
-    publisher, tasks = publisher_of(house), frozenset(tasks_of(house.app))
-    return sweep(house.ledger, Publishing(publisher.publish, publisher.message_of), tasks=tasks).published
+    publisher, tasks = publisher_of(cluster), frozenset(tasks_of(cluster.app))
+    return sweep(cluster.ledger, Publishing(publisher.publish, publisher.handover.by_store), tasks=tasks).published
 
 
 # --- where ----------------------------------------------------------------------------------------------------------
 
 
-def _other_database(one: House) -> dict[str, Any]:
+def _other_database(one: Cluster) -> dict[str, Any]:
     return {"onejob_store": one.config["result_backend"]}
 
 
-def _other_user(one: House) -> dict[str, Any]:
+def _other_user(one: Cluster) -> dict[str, Any]:
     one.broker.acl_setuser("ledger", enabled=True, nopass=True, categories=["+@all"], keys=["*"])
     return {"onejob_store": one.config["broker_url"].replace("redis://", "redis://ledger:x@")}
 
 
-def _other_store(one: House) -> dict[str, Any]:
+def _other_store(one: Cluster) -> dict[str, Any]:
     return {"onejob_store": f"sqlite:///{one.directory / 'ledger.db'}"}
 
 
-def _failover(one: House) -> dict[str, Any]:
+def _failover(one: Cluster) -> dict[str, Any]:
     return {"broker_url": f"{one.config['broker_url']};redis://127.0.0.1:1/0"}
 
 
 @for_each("elsewhere", [_other_database, _other_user, _other_store, _failover])
 def test_only_a_store_in_the_place_of_the_broker_pushes(
-    one: House, elsewhere: Callable[[House], dict[str, Any]]
+    one: Cluster, elsewhere: Callable[[Cluster], dict[str, Any]]
 ) -> None:
     """A message is handed to the store if it is the broker's server, database and user, and to no other."""
-    assert publisher_of(one)._shared_broker() is not None
-    publisher = app_state_of(one.another_app(**elsewhere(one))).publisher
-    assert publisher._shared_broker() is None
-    assert publisher.message_of(submission_of(one.play, {"key": "a", "acts": []})) is None
+    new = submission_of(one.play, {"key": "a", "acts": []})
+    assert publisher_of(one).handover.by_store(new) is not None
+    assert app_state_of(one.another_app(**elsewhere(one))).publisher.handover.by_store(new) is None
 
 
 @pytest.mark.parametrize(("prefix", "pushes"), [("{celery}:", False), ("{onejob}:", True)])
@@ -99,7 +101,7 @@ def test_a_cluster_gets_messages_of_any_slot(
     server = start_redis(tmp_path, "--cluster-enabled", "yes", "--databases", "1")
     request.addfinalizer(server.stop)
     app = build({
-        "broker_url": server.url, "onejob_store": server.url, "test_stage": "", "onejob_heartbeat": 0.5,
+        "broker_url": server.url, "onejob_store": server.url, "test_directory": "", "test_heartbeat": 0.5,
         "broker_transport_options": {"global_keyprefix": prefix},
     })  # fmt: skip
     add: Any = app.tasks["add"]
@@ -108,8 +110,8 @@ def test_a_cluster_gets_messages_of_any_slot(
         await_(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
         assert [add.delay(number).outcome for number in range(3)] == [Outcome.ADMITTED] * 3
         assert client.llen(f"{prefix}celery") == 3
-    message = app_state_of(app).publisher.message_of(submission_of(add, {"a": 9}))
-    assert (message is not None) == pushes
+    handover = app_state_of(app).publisher.handover.by_store(submission_of(add, {"a": 9}))
+    assert (handover is not None) == pushes
     app_state_of(app).ledger.close()
     app_state_of(app).publisher.close()
     app.close()
@@ -118,27 +120,29 @@ def test_a_cluster_gets_messages_of_any_slot(
 # --- when -----------------------------------------------------------------------------------------------------------
 
 
-def _run(one: House, job_id: str, nonce: str) -> Job:
+def _run(one: Cluster, job_id: str, nonce: str) -> JobRow:
     return accepted(one.ledger.claim(job_id, nonce=f"{nonce:>16}", node="a"))
 
 
 @provokes(Transition.CRASH, Transition.RELEASE, because="the test ends the runs")
-def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None:
+def test_each_change_that_makes_a_job_due_pushes_its_message(one: Cluster) -> None:
     """When a job becomes due, by whatever operation, its message is in the queue; nobody sends it once more."""
     expected: list[str] = []
     due, same, late = submission(one, "due"), submission(one, "due"), submission(one, "late", countdown=3600)
-    admissions = one.ledger.submit_many([due, same, late], message_of=publisher_of(one).message_of)
+    admissions = one.ledger.submit_many([due, same, late], handover_of=publisher_of(one).handover.of)
     expected.append(due.id)
-    assert [each.sent for each in admissions] == [True, False, False]
+    assert [each.handed_over for each in admissions] == [True, False, False]
     assert not needs_message(due, admissions[0])
     assert ids(one) == expected
     run = _run(one, due.id, "1")
-    assert one.ledger.crash(run, "lost", "{}", message=publisher_of(one).message_of(run)).sent
+    assert one.ledger.crash(run, "lost", "{}", handover=publisher_of(one).handover.of(run)).handed_over
     again = _run(one, due.id, "2")
-    one.ledger.release(again, "later", message=publisher_of(one).message_of(again))
+    one.ledger.release(again, "later", handover=publisher_of(one).handover.of(again))
     expected += [due.id] * 2
-    stale = one.ledger.crash(run, "lost", "{}", message=publisher_of(one).message_of(run))
-    assert (stale.applied, stale.sent, ids(one)) == (False, False, expected)
+    stale = one.ledger.crash(run, "lost", "{}", handover=publisher_of(one).handover.of(run))
+    assert not stale.applied
+    assert not stale.handed_over
+    assert ids(one) == expected
     dead = one.ledger.fail(_run(one, due.id, "3"), "{}", "broken")
     redrive(one.app, one.ledger, dead, forget_steps=False, reason="again")
     operator = Operator(app=one.app, ledger=one.ledger, origin="by ops")
@@ -148,10 +152,10 @@ def test_each_change_that_makes_a_job_due_pushes_its_message(one: House) -> None
     assert (sweep_once(one), ids(one)) == (0, expected)
 
 
-def test_a_sweep_pushes_what_it_records(one: House) -> None:
+def test_a_sweep_pushes_what_it_records(one: Cluster) -> None:
     """A sweep publishes a due job in the change that records it, also one that another ledger has made due."""
     swept = submission(one, "swept")
-    one.ledger.submit(swept, wake_after=0.0)
+    one.ledger.submit(swept, handover=BY_SWEEP)
     await_(lambda: sweep_once(one) == 1)
     job = one.job(swept.id)
     assert (job.published, job.publish_error) == (1, "")
@@ -165,33 +169,34 @@ def test_a_sweep_pushes_what_it_records(one: House) -> None:
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_away_is_not_asked_for_each_job(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_away_is_not_asked_for_each_job(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker cannot be reached, no message is handed to the store, and one attempt is enough to know it."""
     app = one.another_app(broker_url=f"redis://127.0.0.1:{free_port()}/0")
     broker = app_state_of(app).publisher._broker
     asked = Mock(wraps=broker.producer)
     monkeypatch.setattr(broker, "producer", asked)
-    assert [app_state_of(app).publisher._shared_broker() is not None for _ in range(10)] == [False] * 10
+    new, handover = submission(one, "new"), app_state_of(app).publisher.handover
+    assert [handover.by_store(new) for _ in range(10)] == [None] * 10
     asked.assert_called_once_with()
 
 
-def test_a_broker_that_fails_later_leaves_the_second_step(one: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_fails_later_leaves_the_second_step(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the broker fails when a message is to be recorded, the store gets none; the second step is left."""
     new = submission(one, "later")
-    assert publisher_of(one)._shared_broker() is not None
+    assert publisher_of(one)._direct_broker() is not None
     monkeypatch.setattr(Broker, "producer", Mock(side_effect=OperationalError("away")))
-    assert publisher_of(one).message_of(replace(new, priority_rank=-3)) is None
-    assert publisher_of(one)._shared_broker() is None
+    assert publisher_of(one).handover.by_store(replace(new, priority_rank=-3)) is None
+    assert publisher_of(one).handover.by_store(new) is None
 
 
-def test_one_reset_connection_does_not_stop_pushing(one: House) -> None:
+def test_one_reset_connection_does_not_stop_pushing(one: Cluster) -> None:
     """After the broker has closed the connections of a submitter, its next messages are pushed by the store."""
     one.play.delay("first", ["return"])
     for client in one.broker.client_list():
         if one.config["broker_url"].endswith(f"/{client['db']}"):
             one.broker.client_kill_filter(_id=client["id"], skipme=True)
     results = one.play.submit_many([(f"key-{number}", ["return"]) for number in range(3)], queue="other")
-    assert publisher_of(one)._shared_broker() is not None
+    assert publisher_of(one).handover.by_store(submission(one, "new")) is not None
     assert len(ids(one, "other")) == len(results)
 
 
@@ -241,20 +246,20 @@ class CuttingProxy(Proxy):
 
 
 @pytest.fixture
-def proxy(one: House) -> Iterator[CuttingProxy]:
+def proxy(one: Cluster) -> Iterator[CuttingProxy]:
     """Return a proxy in front of the one Redis, which cuts connections."""
     proxy = CuttingProxy(one.server.port)
     yield proxy
     proxy.close()
 
 
-def remote(one: House, proxy: CuttingProxy) -> dict[str, Any]:
+def remote(one: Cluster, proxy: CuttingProxy) -> dict[str, Any]:
     """Return the configuration of a submitter that reaches ledger and broker through a proxy."""
     url = one.config["broker_url"].replace(f":{one.server.port}/", f":{proxy.port}/")
     return one.config | {"broker_url": url, "onejob_store": url}
 
 
-def assert_submitted(one: House, first: str, *later: str) -> None:
+def assert_submitted(one: Cluster, first: str, *later: str) -> None:
     """Assert that the newest jobs, from the one with the first key on, are these, and that each has one message."""
     keys = {job.id: json.loads(job.payload)["args"][0] for job in reversed(one.jobs())}
     made = [*keys.values()]
@@ -264,13 +269,13 @@ def assert_submitted(one: House, first: str, *later: str) -> None:
 
 @for_each("point, always", [(point, always) for point in POINTS for always in (False, True)])
 def test_a_job_has_a_message_exactly_if_it_is_in_the_ledger(
-    one: House, proxy: CuttingProxy, point: str, *, always: bool
+    one: Cluster, proxy: CuttingProxy, point: str, *, always: bool
 ) -> None:
     """A submission that loses its connection is made once; one that always does raises, and leaves all or nothing."""
     first, cut = f"first {point} {always}", f"cut {point} {always}"
     app = one.another_app(**remote(one, proxy))
     app.tasks["play"].delay(first, ["return"])
-    assert app_state_of(app).publisher._shared_broker() is not None
+    assert app_state_of(app).publisher.handover.by_store(submission(one, "new")) is not None
     proxy.arm(point, 100 if always else 1)
     if always:
         with pytest.raises(StoreUnavailableError):

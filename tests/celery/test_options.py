@@ -15,18 +15,21 @@ import pytest
 from celery import _state
 
 import onejob
-from onejob import ConfigurationError, InvalidArgumentsError, State
-from onejob.celery import plain_tasks
+from onejob import State
 from onejob.celery.app_state import MASK, app_state_of
-from onejob.celery.payload import loads
-from onejob.jobs.policy import DAY
-from onejob.jobs.records import Query
+from onejob.celery.messages.payload import loads
+from onejob.celery.option_declarations import REMOVED
+from onejob.celery.submission import plain_tasks
+from onejob.config import Settings
+from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.jobs.durations import DAY
+from onejob.jobs.query import Query
 from onejob.uniqueness.window import Window
 from tests.cases import for_each
-from tests.celery.harness import House
+from tests.celery.harness import Cluster
 from tests.quiet import provokes
 from tests.services import PostgresServer
-from tests.submissions import submission_of
+from tests.submissions import row_of, submission_of
 
 _apps: list[celery.Celery] = []
 
@@ -72,7 +75,7 @@ WRONG_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "unique_on": [
         *[{"unique_on": value} for value in (["c"], "a", 7)], {"once": {"keys": ["a"]}}, {"heimdall": {"unique": True}},
     ],
-    "lease": [{"lease": value} for value in (0, -1, "30", float("nan"), 19.9)],
+    "lease": [{"lease": value} for value in (0, -1, "30", float("nan"))],
     "has a lease": [{"lock_expiry": 60}],
     "permanent_for": [
         {"permanent_for": value} for value in (ValueError, [ValueError], ("ValueError",), (KeyboardInterrupt,))
@@ -111,10 +114,7 @@ def test_options_that_cannot_work_are_refused(why: str, options: dict[str, Any])
 
 
 WRONG_SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "lease": [{"onejob_lease": 5, "onejob_heartbeat": 3}],
     "onejob_lease": [{"onejob_lease": 0}],
-    "onejob_heartbeat": [{"onejob_heartbeat": "often"}],
-    "onejob_sweep": [{"onejob_sweep": -1}],
     "onejob_publish_timeout": [{"onejob_publish_timeout": float("inf")}],
     "onejob_shutdown_grace": [{"onejob_shutdown_grace": -1}],
     "onejob_key_retention": [{"onejob_key_retention": 0}],
@@ -126,16 +126,30 @@ WRONG_SETTINGS: dict[str, list[dict[str, Any]]] = {
         for value in (3600, {"completed": 0}, {"failed": "long"}, {"running": 60}, {"done": 60})
     ],
     "onejob_webhook_ports": [{"onejob_webhook_ports": ["443"]}],
-    "onejob_metrics_interval": [{"onejob_metrics_interval": value} for value in (-1, True, "2")],
-    "onejob_log_jobs": [{"onejob_log_jobs": "yes"}],
     "onejob_broker_acks": [{"onejob_broker_acks": 0}],
-    "onejob_metrics_port": [{"onejob_metrics_port": True}],
+    "onejob_metrics_port=.* must be a port number, an address and a port": [
+        {"onejob_metrics_port": value}
+        for value in (
+            True,
+            -1,
+            65536,
+            9100.0,
+            "9100",
+            ":9100",
+            "[]:9100",
+            "::1:9100",
+            "a b:9100",
+            "host:0",
+            "host:65536",
+            "host:",
+            "host:http",
+            b"host:9100",
+        )
+    ],
     "onejob_crash_limit": [{"onejob_crash_limit": value} for value in (0, 2.5, "3", True)],
     "onejob_payload_limit": [{"onejob_payload_limit": 0}],
-    "onejob_depth_limit": [{"onejob_depth_limit": "64"}],
     "onejob_store": [{"onejob_store": Path("ledger.db")}],
     "onejob_namespace=7": [{"onejob_namespace": 7}],
-    "onejob_metrics_address": [{"onejob_metrics_address": 0}],
     "onejob_probe_file": [{"onejob_probe_file": Path("worker")}],
     "onejob_beat_missed": [{"onejob_beat_missed": "some"}],
     "onejob_leese: did you mean onejob_lease": [{"onejob_leese": 60}],
@@ -143,7 +157,7 @@ WRONG_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "there is no setting onejob_x": [{"onejob_x": 1}],
     "ONEJOB_LEASE is not read: write onejob_lease": [{"ONEJOB_LEASE": 60}],
     "CELERY_ONEJOB_LEESE: did you mean onejob_lease": [{"CELERY_ONEJOB_LEESE": 60}],
-    "ONEJOB_LEASE is not read: write CELERY_ONEJOB_LEASE": [{"CELERY_ONEJOB_SWEEP": 60, "ONEJOB_LEASE": 60}],
+    "ONEJOB_LEASE is not read: write CELERY_ONEJOB_LEASE": [{"CELERY_ONEJOB_CRASH_LIMIT": 6, "ONEJOB_LEASE": 60}],
 }
 
 
@@ -160,6 +174,42 @@ def test_settings_that_cannot_work_are_refused(why: str, settings: dict[str, Any
     """A setting that cannot work or does not exist raises an error that names it when the first task is bound."""
     with pytest.raises(ConfigurationError, match=why):
         define(configured(settings))
+
+
+REMEDIES = {
+    "onejob_heartbeat": "set onejob_lease", "onejob_sweep": "remove it", "onejob_depth_limit": "remove it",
+    "onejob_log_jobs": r"logging.getLogger\('onejob.jobs'\).setLevel\(logging.WARNING\)",
+    "onejob_log_json": "use onejob.logs.JsonFormatter",
+    "onejob_metrics_address": "onejob_metrics_port = '0.0.0.0:9100'",
+    "onejob_metrics_interval": "remove it", "onejob_share_old_locks": r"install\(share_old_locks=True\)",
+    "onejob_silence": "remove it", "onejob_webhook_schedule": "remove it",
+    "onejob_webhook_source": "set onejob_namespace",
+}  # fmt: skip
+"""What to do in place of each setting that was removed."""
+
+
+@for_each("name, remedy", REMEDIES.items())
+def test_a_removed_setting_is_refused_with_what_to_do(name: str, remedy: str) -> None:
+    """A setting that was removed is refused in one line that says what to do, also in a namespace or misspelt."""
+    assert REMOVED.keys() == REMEDIES.keys()
+    misspelt = name[:-3] + name[-2:]
+    for given, line in (
+        (name, f"there is no setting {name}: .*{remedy}"),
+        (f"CELERY_{name.upper()}", f"there is no setting CELERY_{name.upper()}: .*{remedy}"),
+        (misspelt, f"there is no setting {misspelt}, and {name} is none either: .*{remedy}"),
+    ):
+        with pytest.raises(ConfigurationError, match=line) as refused:
+            define(configured({given: 1}))
+        assert "\n" not in str(refused.value)
+
+
+@for_each("given, place", [
+    (0, None), (9100, ("127.0.0.1", 9100)), ("0.0.0.0:9100", ("0.0.0.0", 9100)),  # noqa: S104 - what is tested
+    ("[::1]:9100", ("::1", 9100)), ("metrics.internal:65535", ("metrics.internal", 65535)),
+])  # fmt: skip
+def test_the_port_of_metrics_has_an_address(given: int | str, place: tuple[str, int] | None) -> None:
+    """Metrics are served on loopback, unless the setting has an address before its port."""
+    assert Settings(metrics_port=given).metrics_place == place
 
 
 def test_settings_of_another_application_are_not_read() -> None:
@@ -257,7 +307,7 @@ def test_a_class_is_one_task(app: celery.Celery) -> None:
     for name in ("fetch.a", "fetch.b"):
         with pytest.raises(ConfigurationError, match=f"task {name} has its name from an instance"):
             other.register_task(Fetch(name)).delay(1)
-    assert other.register_task(Plain()).delay(1).job.payload.count("[1]") == 1
+    assert row_of(other.register_task(Plain()).delay(1)).payload.count("[1]") == 1
     assert [job.task for job in jobs(app)] == ["plain"]
 
 
@@ -311,14 +361,14 @@ def test_the_task_name_of_webhooks_is_reserved() -> None:
 
 
 @provokes(logs=["the worker cannot start"], because="the ledger or the broker is wrong")
-def test_a_worker_that_cannot_work_does_not_start(house: House, postgres_server: PostgresServer) -> None:
+def test_a_worker_that_cannot_work_does_not_start(cluster: Cluster, postgres_server: PostgresServer) -> None:
     """A worker without a reachable store, a ledger in it, or a broker of its own says what to do, and exits."""
     settings: dict[str, dict[str, Any]] = {
-        "nowhere": {"onejob_store": f"sqlite:///{house.directory / 'nowhere' / 'l.db'}"},
+        "nowhere": {"onejob_store": f"sqlite:///{cluster.directory / 'nowhere' / 'l.db'}"},
         "migrate up": {"onejob_store": postgres_server.url, "onejob_namespace": "not_there"},
         "--pool=threads or --pool=solo": {"broker_url": "memory://", "result_backend": None},
     }
-    workers = {hint: house.start("-c", "1", **each) for hint, each in settings.items()}
+    workers = {hint: cluster.start("-c", "1", **each) for hint, each in settings.items()}
     for hint, worker in workers.items():
         worker.await_end()
         assert hint in worker.text
@@ -356,7 +406,7 @@ def test_attributes_of_a_class_are_options_or_the_users_own(app: celery.Celery) 
     assert task.unique_un == "the user's"
     signature = task.s(1)
     signature.stamp(mtask_id="1234", once="a")  # a stamp of a canvas may be named nearly as an option is
-    assert loads(signature.apply_async().job.options)["mtask_id"] == "1234"
+    assert loads(row_of(signature.apply_async()).options)["mtask_id"] == "1234"
 
 
 def test_calls_are_not_checked_without_typing(app: celery.Celery) -> None:
@@ -430,7 +480,8 @@ def test_a_task_that_is_being_bound_has_its_options() -> None:
 
     registered: Any = app_with().register_task(Early())
     bound = registered._onejob
-    assert (bound.conflict_policy.rejects, bound.window) == (True, Window(seconds=60))
+    assert bound.conflict_policy.rejects
+    assert bound.window == Window(seconds=60)
     assert [replace(early, identifier=bound.identifier) for early in seen] == [bound]
 
 
@@ -445,10 +496,10 @@ def test_a_task_class_belongs_to_its_user() -> None:
 def test_retention_is_a_setting(app: celery.Celery) -> None:
     """What is set for one final state, for purged jobs, or for a task's lease holds, and all else has its default."""
     app.conf.update(onejob_retention={"failed": 60}, onejob_tombstone_retention=0)
-    policy = app_state_of(app).ledger.policy
-    assert policy.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
-    assert (policy.tombstone_retention, app_state_of(app_with()).settings.tombstone_retention) == (0, 7 * DAY)
-    assert define(app, lease=31).delay(1).job.lease == 31
+    settings = app_state_of(app).ledger.settings
+    assert settings.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
+    assert (settings.tombstone_retention, app_state_of(app_with()).settings.tombstone_retention) == (0, 7 * DAY)
+    assert row_of(define(app, lease=31).delay(1)).lease == 31
 
 
 def test_a_worker_without_onejob_tasks_needs_no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:

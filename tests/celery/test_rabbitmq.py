@@ -12,7 +12,7 @@ from amqp.exceptions import FrameSyntaxError
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import Transition
-from tests.celery.harness import LEASE, PATIENCE, House, await_
+from tests.celery.harness import LEASE, PATIENCE, Cluster, await_
 from tests.proxies import HalfOpen
 from tests.quiet import provokes
 from tests.services import rabbitmq_url
@@ -27,7 +27,7 @@ def half_open() -> Iterator[HalfOpen]:
     proxy.close()
 
 
-def behind(half_open: HalfOpen, rabbit: House) -> Any:
+def behind(half_open: HalfOpen, rabbit: Cluster) -> Any:
     """Return a task of an app that reaches RabbitMQ through a proxy, and whose connection has sent messages."""
     parts = urlsplit(rabbitmq_url())
     address = parts.netloc.rpartition("@")[0] + f"@127.0.0.1:{half_open.port}"
@@ -42,10 +42,12 @@ def ready(channel: Any, queue: str) -> int:
     return int(channel.queue_declare(queue, passive=True).message_count)
 
 
-def test_a_body_without_memory_ends_no_worker(rabbit: House) -> None:
+def test_a_body_without_memory_ends_no_worker(rabbit: Cluster) -> None:
     """A `MemoryError`, at the first attempt and at the last one, fails its job, and its worker goes on."""
     worker = rabbit.worker("-c", "2")
-    results = [getattr(rabbit, task).delay(task, ["odd:MemoryError"]) for task in ("play", "play_late", "play_greedy")]
+    results = [
+        getattr(rabbit, task).delay(task, ["odd:MemoryError"]) for task in ("play", "play_acks_late", "play_retry_all")
+    ]
     for result in results:
         with pytest.raises(MemoryError):
             result.get(PATIENCE)
@@ -54,7 +56,7 @@ def test_a_body_without_memory_ends_no_worker(rabbit: House) -> None:
 
 
 @provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
-def test_a_killed_worker_loses_no_job(rabbit: House) -> None:
+def test_a_killed_worker_loses_no_job(rabbit: Cluster) -> None:
     """The jobs of a killed worker, the running one and those it had received, complete on another one, once each."""
     rabbit.use_lease(LEASE)
     worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10)
@@ -70,7 +72,7 @@ def test_a_killed_worker_loses_no_job(rabbit: House) -> None:
 
 
 @provokes(Transition.PUBLISH, because="the broker refuses messages")
-def test_a_refused_message_stays_in_the_ledger(rabbit: House, channel: Any, queue: str) -> None:
+def test_a_refused_message_stays_in_the_ledger(rabbit: Cluster, channel: Any, queue: str) -> None:
     """If RabbitMQ refuses a message, as a full queue does, the submission succeeds, and a sweep publishes it later."""
     rabbit.use_lease(LEASE)
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -88,14 +90,14 @@ def test_a_refused_message_stays_in_the_ledger(rabbit: House, channel: Any, queu
     assert [rabbit.runs(key) for key, _ in items] == [1] * 6
 
 
-def test_a_message_that_cannot_be_written_is_refused(rabbit: House) -> None:
+def test_a_message_that_cannot_be_written_is_refused(rabbit: Cluster) -> None:
     """A header that AMQP cannot write is no outage: the call raises, and stores nothing."""
     with pytest.raises(FrameSyntaxError):
         rabbit.play.apply_async(("odd", ["return"]), headers={"day": date(2026, 1, 31)})
     assert rabbit.jobs() == []
 
 
-def test_a_stopping_worker_has_acknowledged_all(rabbit: House, channel: Any, queue: str) -> None:
+def test_a_stopping_worker_has_acknowledged_all(rabbit: Cluster, channel: Any, queue: str) -> None:
     """Acknowledgements that wait for others are sent before a worker ends: nothing is delivered again."""
     rabbit.use_lease(LEASE)
     worker = rabbit.worker("-c", "1", worker_prefetch_multiplier=10)
@@ -109,7 +111,7 @@ def test_a_stopping_worker_has_acknowledged_all(rabbit: House, channel: Any, que
 
 
 def test_a_submission_waits_for_no_answer_of_the_broker(
-    rabbit: House, half_open: HalfOpen, channel: Any, queue: str
+    rabbit: Cluster, half_open: HalfOpen, channel: Any, queue: str
 ) -> None:
     """While RabbitMQ answers nothing, submissions return, and their messages are in the queue."""
     task = behind(half_open, rabbit)
@@ -121,7 +123,7 @@ def test_a_submission_waits_for_no_answer_of_the_broker(
 
 @provokes(Transition.PUBLISH, because="messages are lost on their way")
 def test_a_message_that_is_lost_is_published_again(
-    rabbit: House, half_open: HalfOpen, channel: Any, queue: str
+    rabbit: Cluster, half_open: HalfOpen, channel: Any, queue: str
 ) -> None:
     """A job whose unconfirmed message never arrived is published on the evidence of an empty queue, and runs once."""
     rabbit.use_lease(LEASE)
@@ -135,7 +137,7 @@ def test_a_message_that_is_lost_is_published_again(
     assert rabbit.assert_ran(lost, State.COMPLETED, "lost", 1).crashes == 0
 
 
-def test_an_idle_connection_that_the_broker_closed_loses_no_message(rabbit: House, channel: Any, queue: str) -> None:
+def test_an_idle_connection_that_the_broker_closed_loses_no_message(rabbit: Cluster, channel: Any, queue: str) -> None:
     """A submission notices that its connection was closed meanwhile, and writes its message on a new one."""
     app = rabbit.another_app(onejob_publish_timeout=PATIENCE)  # so that a busy machine has the time to connect
     play: Any = app.tasks["play"]

@@ -19,17 +19,17 @@ from celery.result import AsyncResult, GroupResult, allow_join_result
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.result_backend import LedgerBackend
+from onejob.celery.results.result_backend import LedgerBackend
 from onejob.errors import ConfigurationError, JobFailedError, JobPurgedError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import Store
 from onejob.testing import isolated
-from tests.celery.harness import DELIVERS, LEASE, PATIENCE, House, on_every_store
+from tests.celery.harness import DELIVERS, LEASE, PATIENCE, Cluster, on_every_store
 from tests.celery.test_waiting import ENDS, complete, never_look
-from tests.contract.support import StoreAddress
 from tests.quiet import KILLED, provokes
 from tests.services import RedisServer, eventually
+from tests.stores.support import StoreAddress
 
 URL = "onejob://"
 LOOK = """
@@ -111,7 +111,9 @@ def test_a_wait_has_a_limit(app: Any) -> None:
         for timeout in (0, 0.1):
             with pytest.raises(TimeoutError, match=rf"{task_id} is PENDING after {timeout}"):
                 result.get(timeout=timeout)
-        assert (result.state, result.result, result.ready()) == (states.PENDING, None, False)
+        assert result.state == states.PENDING
+        assert result.result is None
+        assert not result.ready()
 
 
 def test_a_purged_job_is_pending_and_not_awaited(app: Any, worker: Ledger) -> None:
@@ -120,7 +122,8 @@ def test_a_purged_job_is_pending_and_not_awaited(app: Any, worker: Ledger) -> No
     complete(worker, job_id)
     worker.purge([job_id])
     result: Any = AsyncResult(job_id, app=app)
-    assert (result.state, result.ready()) == (states.PENDING, False)
+    assert result.state == states.PENDING
+    assert not result.ready()
     with pytest.raises(JobPurgedError):
         result.get()
 
@@ -144,7 +147,8 @@ def test_other_tasks_and_groups_are_kept(app: Any) -> None:
     backend.store_result("plain", {"a": 1}, states.SUCCESS)
     backend.store_result("failed", KeyError("b"), states.FAILURE, traceback="Traceback")
     found: dict[str, Any] = {name: AsyncResult(name, app=app) for name in ("plain", "failed")}
-    assert (found["plain"].get(), found["plain"].date_done is not None) == ({"a": 1}, True)
+    assert found["plain"].get() == {"a": 1}
+    assert found["plain"].date_done is not None
     with pytest.raises(KeyError, match="b"):
         found["failed"].get()
     assert (found["failed"].state, found["failed"].traceback) == (states.FAILURE, "Traceback")
@@ -154,7 +158,8 @@ def test_other_tasks_and_groups_are_kept(app: Any) -> None:
     backend._cache.clear()
     restored: Any = GroupResult.restore("group", app=app)
     assert [each.id for each in restored] == ["plain", job.id]
-    assert (restored.ready(), restored.completed_count()) == (False, 1)
+    assert not restored.ready()
+    assert restored.completed_count() == 1
     assert dict(backend.get_many({"plain", job.id}, max_iterations=1)).keys() == {"plain"}
     saved.delete()
     found["plain"].forget()
@@ -235,7 +240,7 @@ def test_a_result_that_does_not_fit_its_task_any_more(app: Any, worker: Ledger) 
 
     job_id = app.tasks["typed"].delay().id
     complete(worker, job_id)
-    with pytest.raises(onejob.InvalidPayloadError):
+    with pytest.raises(onejob.errors.InvalidPayloadError):
         AsyncResult(job_id, app=app).get(0)
     reader = celery.Celery("reader", backend=URL, set_as_current=False, changes={
         name: app.conf[name] for name in ("onejob_store", "onejob_namespace")
@@ -259,30 +264,30 @@ def test_an_isolated_app_keeps_its_kind_of_backend(app: Any, store: Store) -> No
 
 
 @pytest.fixture
-def house(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
-    """Return a house with the result backend, and a worker."""
-    house = new_house(getattr(request, "param", "sqlite"), result_backend=URL)
-    house.worker("-c", "4")
-    return house
+def cluster(request: pytest.FixtureRequest, new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster with the result backend, and a worker."""
+    cluster = new_cluster(getattr(request, "param", "sqlite"), result_backend=URL)
+    cluster.worker("-c", "4")
+    return cluster
 
 
-def found(house: House, task_id: Any) -> Any:
+def found(cluster: Cluster, task_id: Any) -> Any:
     """Return what an app without a task finds."""
     reader = celery.Celery("reader", set_as_current=False, changes={
-        name: house.config.get(name) for name in ("onejob_store", "onejob_namespace", "result_backend", "broker_url")
-        if house.config.get(name)
+        name: cluster.config.get(name) for name in ("onejob_store", "onejob_namespace", "result_backend", "broker_url")
+        if cluster.config.get(name)
     })  # fmt: skip
-    house.at_close.callback(app_state_of(reader).close)
+    cluster.at_close.callback(app_state_of(reader).close)
     return AsyncResult(getattr(task_id, "id", task_id), app=reader)
 
 
 @provokes(because="jobs fail, retry and are canceled")
-@on_every_store("house")
-def test_another_process_without_tasks_finds_every_state(house: House) -> None:
+@on_every_store("cluster")
+def test_another_process_without_tasks_finds_every_state(cluster: Cluster) -> None:
     """A process that imports Celery alone finds the states of jobs, of a follower and of one that was replaced."""
-    play = house.play
-    held = house.begin("running", ["hold"])
-    custom = house.begin("custom", ["update_state"])
+    play = cluster.play
+    held = cluster.begin("running", ["hold"])
+    custom = cluster.begin("custom", ["update_state"])
     results = {
         "PENDING": play.apply_async(("queued", ["return"]), countdown=3600),
         "STARTED": held,
@@ -293,13 +298,13 @@ def test_another_process_without_tasks_finds_every_state(house: House) -> None:
         "replaced": play.delay("replaced", ["replace:plain"], ["by plain"]),
     }
     results["REVOKED"].revoke()
-    house.await_state(results["RETRY"], State.RETRYING)
+    cluster.await_state(results["RETRY"], State.RETRYING)
     for name in ("SUCCESS", "FAILURE", "replaced"):
         results[name].get(PATIENCE, propagate=False)
     members: Any = group([play.s("running", ["hold"])]).delay()
     (follower,) = members.results
     ids = {name: each.id for name, each in results.items()} | {"unknown": "no-such-id", "follower": follower.id}
-    conf = {name: house.config[name] for name in ("onejob_store", "onejob_namespace") if name in house.config}
+    conf = {name: cluster.config[name] for name in ("onejob_store", "onejob_namespace") if name in cluster.config}
     given = json.dumps([ids, conf | {"app": {"main": "status", "backend": URL}}])
     done = subprocess.run([sys.executable, "-c", LOOK, given], capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
@@ -311,177 +316,183 @@ def test_another_process_without_tasks_finds_every_state(house: House) -> None:
     assert "TaskRevokedError" in seen["REVOKED"][1]
     assert seen["replaced"][:2] == ["SUCCESS", "['by plain']"]
     assert {seen[name][0] for name in ("unknown", "follower")} == {"PENDING"}
-    house.open("running")
-    house.open("custom")
-    assert found(house, follower).get(PATIENCE) == "running"
+    cluster.open("running")
+    cluster.open("custom")
+    assert found(cluster, follower).get(PATIENCE) == "running"
     results["RETRY"].revoke()
     results["PENDING"].revoke()
     custom.get(PATIENCE)
 
 
 @provokes(because="a job fails")
-def test_a_run_writes_its_end_once(house: House) -> None:
+def test_a_run_writes_its_end_once(cluster: Cluster) -> None:
     """The ends of jobs are not stored a second time; what `result_extended` adds is there all the same."""
-    house.app.conf.result_extended = True
+    cluster.app.conf.result_extended = True
     results = [
-        house.play.delay("good", ["return"]),
-        house.play.delay("bad", ["raise"]),
-        house.play_silent.delay("s", ["return"]),
+        cluster.play.delay("good", ["return"]),
+        cluster.play.delay("bad", ["raise"]),
+        cluster.play_no_result.delay("s", ["return"]),
     ]
     for each in results:
         each.get(PATIENCE, propagate=False)
-    house.await_rest()
-    names = [house.app.backend.get_key_for_task(each.id).decode() for each in results]
-    assert house.ledger.store.results(names) == {}
-    seen: Any = AsyncResult(results[0].id, app=house.app)
+    cluster.await_rest()
+    names = [cluster.app.backend.get_key_for_task(each.id).decode() for each in results]
+    assert cluster.ledger.store.results(names) == {}
+    seen: Any = AsyncResult(results[0].id, app=cluster.app)
     assert (seen.name, seen.args, seen.kwargs, seen.queue) == ("play", ["good", ["return"]], {}, "celery")
-    assert (seen.retries, "w1" in seen.worker, seen.date_done is not None) == (0, True, True)
-    house.app.conf.result_extended = False
-    assert AsyncResult(results[0].id, app=house.app).args is None
-    bad: Any = found(house, results[1])
-    assert (bad.failed(), "act_raise" in bad.traceback) == (True, True)
+    assert seen.retries == 0
+    assert "w1" in seen.worker
+    assert seen.date_done is not None
+    cluster.app.conf.result_extended = False
+    assert AsyncResult(results[0].id, app=cluster.app).args is None
+    bad: Any = found(cluster, results[1])
+    assert bad.failed()
+    assert "act_raise" in bad.traceback
     with pytest.raises(ValueError, match="bad"):
         bad.get()
     assert isinstance(bad.get(propagate=False), ValueError)
 
 
-def test_children_are_found(house: House) -> None:
+def test_children_are_found(cluster: Cluster) -> None:
     """What a run has submitted are the children of its result; `collect` walks them."""
-    parent = house.play.delay("parent", ["submit:echo"], ["child"])
+    parent = cluster.play.delay("parent", ["submit:echo"], ["child"])
     child_id = parent.get(PATIENCE)
-    house.await_rest()
-    seen: Any = found(house, parent)
+    cluster.await_rest()
+    seen: Any = found(cluster, parent)
     assert [child.id for child in seen.children] == [child_id]
     with allow_join_result():
         assert [value for _, value in seen.collect()] == [child_id, "child"]
 
 
-@on_every_store("house")
-def test_chords_of_jobs_and_other_tasks(house: House) -> None:
+@on_every_store("cluster")
+def test_chords_of_jobs_and_other_tasks(cluster: Cluster) -> None:
     """A chord with members and a body of both kinds calls its body once, with the results in Celery's order."""
-    nested = group([house.play.si("x", ["return"]), house.plain.si("y")])
+    nested = group([cluster.play.si("x", ["return"]), cluster.plain.si("y")])
     header = [
-        house.play.s("b", ["return"]), house.plain.s("c"), nested, house.plain.si("ignored").set(ignore_result=True),
-        chain(house.play.si("d", ["return"]), house.note.s("end")),
+        cluster.play.s("b", ["return"]), cluster.plain.s("c"), nested,
+        cluster.plain.si("ignored").set(ignore_result=True),
+        chain(cluster.play.si("d", ["return"]), cluster.note.s("end")),
     ]  # fmt: skip
     expected = ["b", ["c"], ["y"], "x", ["ignored"], ["end", "d"]]  # in Celery's order, whatever the backend is
-    for body in (house.gather.s("gathered"), house.note.s("noted")):
+    for body in (cluster.gather.s("gathered"), cluster.note.s("noted")):
         result: Any = chord(header)(body)
-        value = found(house, result).get(PATIENCE)
+        value = found(cluster, result).get(PATIENCE)
         assert (value if body.task == "gather" else value[1]) == expected
-    house.await_rest()
-    assert len(house.marks("gathered", "gather")) == house.runs("noted") == 1
+    cluster.await_rest()
+    assert len(cluster.marks("gathered", "gather")) == cluster.runs("noted") == 1
 
 
 @provokes(Transition.NOTIFY_CANVAS, logs=["ChordError("], because="members fail, or end without a worker")
-def test_a_chord_whose_member_does_not_succeed(house: House) -> None:
+def test_a_chord_whose_member_does_not_succeed(cluster: Cluster) -> None:
     """A member that fails, expires, is canceled or terminated, or a chain that breaks, ends a chord: no body runs.
 
     The result of the body is a `ChordError` in every process.
     """
-    calm = house.play.s("calm", ["return"])
+    calm = cluster.play.s("calm", ["return"])
     members = {
-        "fails": house.play.s("fails", ["raise"]),
-        "plain": house.app.signature("fails_plainly"),
+        "fails": cluster.play.s("fails", ["raise"]),
+        "plain": cluster.app.signature("fails_plainly"),
         "breaks": chain(
-            house.play.si("breaks", ["raise"]), house.play.si("never 1", ["return"]), house.plain.si("never 2")
+            cluster.play.si("breaks", ["raise"]), cluster.play.si("never 1", ["return"]), cluster.plain.si("never 2")
         ),
-        "expires": house.play.s("expires", ["return"]).set(countdown=3600, expires=0.3),
-        "revoked": house.play.s("revoked", ["return"]).set(countdown=3600),
-        "terminated": house.play.s("terminated", ["hold:never"]),
+        "expires": cluster.play.s("expires", ["return"]).set(countdown=3600, expires=0.3),
+        "revoked": cluster.play.s("revoked", ["return"]).set(countdown=3600),
+        "terminated": cluster.play.s("terminated", ["hold:never"]),
     }
     result: Any = None
     for name, member in members.items():
-        result = chord([member, calm.clone()], house.gather.s(f"{name} body"))()
+        result = chord([member, calm.clone()], cluster.gather.s(f"{name} body"))()
         if name == "revoked":
             result.parent.results[0].revoke()
         if name == "terminated":
-            house.await_mark(name)
-            house.app.control.terminate(result.parent.results[0].id)
+            cluster.await_mark(name)
+            cluster.app.control.terminate(result.parent.results[0].id)
         with pytest.raises(ChordError):
-            found(house, result).get(timeout=PATIENCE)
-        assert house.marks(f"{name} body", "gather") == []
-    assert found(house, result.parent.results[1].id).get(PATIENCE) == "calm"
-    house.await_rest()
+            found(cluster, result).get(timeout=PATIENCE)
+        assert cluster.marks(f"{name} body", "gather") == []
+    assert found(cluster, result.parent.results[1].id).get(PATIENCE) == "calm"
+    cluster.await_rest()
 
 
 @provokes(because="the head of a chain fails")
-def test_the_rest_of_a_broken_chain_fails(house: House) -> None:
+def test_the_rest_of_a_broken_chain_fails(cluster: Cluster) -> None:
     """A job that is never submitted, since one before it in its chain failed, fails as Celery stores it."""
-    broken = chain(house.play.si("head", ["lookup:lost"]), house.play.s(["return"]), house.plain.s()).delay()
+    broken = chain(cluster.play.si("head", ["lookup:lost"]), cluster.play.s(["return"]), cluster.plain.s()).delay()
     for result in (broken, broken.parent):
         with pytest.raises(LookupError, match="lost"):
-            found(house, result).get(PATIENCE)
-        assert found(house, result).state == states.FAILURE
+            found(cluster, result).get(PATIENCE)
+        assert found(cluster, result).state == states.FAILURE
 
 
 @provokes(
     Transition.CRASH, Transition.NOTIFY_CANVAS, logs=[KILLED], because="a child dies between an end and its canvas"
 )
-def test_a_chord_survives_a_killed_worker(new_house: Callable[..., House]) -> None:
+def test_a_chord_survives_a_killed_worker(new_cluster: Callable[..., Cluster]) -> None:
     """A worker that dies after the end of a chord's last member, before the body is called, loses nothing."""
-    house = new_house(result_backend=URL)
-    house.use_lease(LEASE)
-    house.worker("-c", "2", hook="die-before-dispatch")
-    for body in (house.gather.s("gathered"), house.note.s("noted")):
-        result: Any = chord([house.play.s("last", ["return"])] * 2, body)()
+    cluster = new_cluster(result_backend=URL)
+    cluster.use_lease(LEASE)
+    cluster.worker("-c", "2", hook="die-before-dispatch")
+    for body in (cluster.gather.s("gathered"), cluster.note.s("noted")):
+        result: Any = chord([cluster.play.s("last", ["return"])] * 2, body)()
         assert "last" in str(result.get(timeout=PATIENCE))
-    house.await_rest()
-    assert (len(house.marks("gathered", "gather")), house.runs("noted")) == (1, 1)
+    cluster.await_rest()
+    assert (len(cluster.marks("gathered", "gather")), cluster.runs("noted")) == (1, 1)
 
 
-def test_a_member_that_is_reported_twice_calls_no_body(house: House) -> None:
+def test_a_member_that_is_reported_twice_calls_no_body(cluster: Cluster) -> None:
     """The end of one member, however often it is reported, is no end of another; nor does a later report call again."""
-    result: Any = chord([house.play.s("first", ["return"]), house.play.s("second", ["hold"])], house.gather.s("once"))()
+    result: Any = chord(
+        [cluster.play.s("first", ["return"]), cluster.play.s("second", ["hold"])], cluster.gather.s("once")
+    )()
     first = result.parent.results[0]
-    house.await_state(first, State.COMPLETED)
+    cluster.await_state(first, State.COMPLETED)
     request = Context(
-        {"id": first.id, "group": result.parent.id, "chord": house.gather.s("once").set(task_id=result.id)}
+        {"id": first.id, "group": result.parent.id, "chord": cluster.gather.s("once").set(task_id=result.id)}
     )
     for _ in range(3):
-        house.app.backend.on_chord_part_return(request, states.SUCCESS, "first")
-    assert house.marks("once", "gather") == []
-    house.open("second")
+        cluster.app.backend.on_chord_part_return(request, states.SUCCESS, "first")
+    assert cluster.marks("once", "gather") == []
+    cluster.open("second")
     assert result.get(timeout=PATIENCE) == ["first", "second"]
-    house.await_rest()
-    house.app.backend.on_chord_part_return(Context(vars(request), id="another"), states.SUCCESS, "first")
-    assert house.queued_messages() == 0
-    assert len(house.marks("once", "gather")) == 1
+    cluster.await_rest()
+    cluster.app.backend.on_chord_part_return(Context(vars(request), id="another"), states.SUCCESS, "first")
+    assert cluster.queued_messages() == 0
+    assert len(cluster.marks("once", "gather")) == 1
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_alone_with_the_ledger(new_house: Callable[..., House], pool: str) -> None:
+def test_alone_with_the_ledger(new_cluster: Callable[..., Cluster], pool: str) -> None:
     """With the ledger as the broker and the result backend, chords, groups and plain tasks need no server."""
-    house = new_house(result_backend=URL, **DELIVERS)
-    house.worker("-P", pool, "-c", "2")
-    assert house.plain.delay("a").get(timeout=PATIENCE) == ["a"]
-    mixed = [house.play.s("b", ["return"]), house.plain.s("c")]
+    cluster = new_cluster(result_backend=URL, **DELIVERS)
+    cluster.worker("-P", pool, "-c", "2")
+    assert cluster.plain.delay("a").get(timeout=PATIENCE) == ["a"]
+    mixed = [cluster.play.s("b", ["return"]), cluster.plain.s("c")]
     assert group(mixed).delay().get(timeout=PATIENCE) == ["b", ["c"]]
-    assert chord(mixed, house.note.s("end"))().get(timeout=PATIENCE) == ["end", ["b", ["c"]]]
+    assert chord(mixed, cluster.note.s("end"))().get(timeout=PATIENCE) == ["end", ["b", ["c"]]]
 
 
 @provokes(because="jobs fail")
-def test_another_backend_for_other_tasks(new_house: Callable[..., House], broker: RedisServer) -> None:
+def test_another_backend_for_other_tasks(new_cluster: Callable[..., Cluster], broker: RedisServer) -> None:
     """With `onejob+redis://` Redis has the results of plain tasks, and nothing of jobs, which are in the ledger."""
     other = broker.database()
-    house = new_house(result_backend=f"onejob+{other}")
-    house.worker("-c", "2")
-    job, plain = house.play.delay("job", ["return"]), house.plain.delay("plain")
-    failed = house.play.delay("bad", ["raise"])
-    assert found(house, job).get(PATIENCE) == "job"
-    assert found(house, plain).get(PATIENCE) == ["plain"]
+    cluster = new_cluster(result_backend=f"onejob+{other}")
+    cluster.worker("-c", "2")
+    job, plain = cluster.play.delay("job", ["return"]), cluster.plain.delay("plain")
+    failed = cluster.play.delay("bad", ["raise"])
+    assert found(cluster, job).get(PATIENCE) == "job"
+    assert found(cluster, plain).get(PATIENCE) == ["plain"]
     with pytest.raises(ValueError, match="bad"):
-        found(house, failed).get(PATIENCE)
-    mixed = [house.play.s("b", ["return"]), house.plain.s("c")]
+        found(cluster, failed).get(PATIENCE)
+    mixed = [cluster.play.s("b", ["return"]), cluster.plain.s("c")]
     assert group(mixed).delay().get(timeout=PATIENCE) == ["b", ["c"]]
-    assert chord(mixed, house.note.s("end"))().get(timeout=PATIENCE) == ["end", ["b", ["c"]]]
-    tail = chain(house.play.si("slow", ["hold"]), house.note.s("tail")).delay()
+    assert chord(mixed, cluster.note.s("end"))().get(timeout=PATIENCE) == ["end", ["b", ["c"]]]
+    tail = chain(cluster.play.si("slow", ["hold"]), cluster.note.s("tail")).delay()
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(found(house, tail).get, PATIENCE)
-        house.await_mark("slow")
-        house.open("slow")
+        waiting = threads.submit(found(cluster, tail).get, PATIENCE)
+        cluster.await_mark("slow")
+        cluster.open("slow")
         assert waiting.result(PATIENCE) == ["tail", "slow"]
-    house.await_rest()
+    cluster.await_rest()
     with redis.Redis.from_url(other) as client:
         stored = {bytes(key).decode()[-36:] for key in client.scan_iter(match="celery-task-meta-*")}
     assert plain.id in stored

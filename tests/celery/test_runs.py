@@ -11,19 +11,20 @@ from celery import states
 from celery.exceptions import Reject, SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 from celery.result import AsyncResult as CeleryResult
 
-from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State
-from onejob.celery.payload import has_canvas, loads
-from onejob.errors import StoreRefusedError
-from tests.celery.harness import DELIVERS, PATIENCE, House, await_, is_running, on_every_store
+from onejob import Outcome, PermanentError, State
+from onejob.celery.messages.payload import has_canvas, loads
+from onejob.errors import InvalidPayloadError, JobFailedError, StoreRefusedError
+from tests.cases import further
+from tests.celery.harness import DELIVERS, PATIENCE, Cluster, await_, is_running, on_every_store
 from tests.celery.odd_errors import BASES, ERRORS
 from tests.celery.task_classes import CLASSES as OWN_CLASSES
 from tests.quiet import KILLED, provokes
 
-ACKS = ("play", "play_late")
+ACKS = ("play", "play_acks_late")
 """Tasks whose messages are acknowledged before and after the run."""
 CELERYS = {State.COMPLETED: states.SUCCESS, State.FAILED: states.FAILURE}
 LOST = (WorkerLostError, JobFailedError)
-REPEATING = ("play", "play_late", "play_stubborn")
+REPEATING = ("play", "play_acks_late", "play_retry_on_loss")
 """Tasks that Celery itself would repeat after a crash in different ways: never, by the broker, by a retry."""
 
 
@@ -58,6 +59,7 @@ class Case(NamedTuple):
 ENDS: dict[str, Case] = {
     **{f"returns {value!r}": Case(["return"], value, data=value) for value in VALUES},
     "spoils its arguments": Case(["mutate"], {"a": 1, "spoiled": True}, data={"a": 1}),
+    "returns what would be another type": Case(["typed"], InvalidPayloadError, says="'__type__'"),
     "returns no JSON": Case(["unstorable"], InvalidPayloadError, says="the result"),
     "raises": Case(["raise:no luck"], ValueError, says="no luck"),
     "ends with what no store can hold": Case(["refused"], StoreRefusedError),
@@ -65,15 +67,17 @@ ENDS: dict[str, Case] = {
     "retries": Case(["retry:0.2", "retry", "return:x"], "x", 3, 2),
     "retries without raising": Case(["retry_on", "return:second"], "second", 2, 1),
     "retries until it cannot": Case(["retry_caught"], ValueError, 2, 1, says="the cause of"),
-    "is retried": Case(["raise", "return:x"], "x", 2, 1, task="play_auto"),
-    "is retried until it cannot be": Case(["raise:always"], ValueError, 3, 2, task="play_auto", says="always"),
-    "is retried after another error": Case(["raise", "return:x"], "x", 2, 1, task="play_picky"),
-    "fails for good": Case(["permanent:no use"], PermanentError, task="play_greedy", says="no use"),
-    "keeps what cannot be stored": Case(["unstorable_step"], InvalidPayloadError, task="play_greedy", says="the value"),
-    "fails for good by its class": Case(["lookup:no use"], LookupError, task="play_picky", says="no use"),
-    "retries what fails for good": Case(["retry_caught:lookup"], LookupError, task="play_picky"),
-    "fails before its body": Case(["return"], ValueError, task="play_prepared", data="raise:early", says="early"),
-    "retries before its body": Case(["return"], "retry", 2, 1, task="play_prepared", data="retry"),
+    "is retried": Case(["raise", "return:x"], "x", 2, 1, task="play_autoretry"),
+    "is retried until it cannot be": Case(["raise:always"], ValueError, 3, 2, task="play_autoretry", says="always"),
+    "is retried after another error": Case(["raise", "return:x"], "x", 2, 1, task="play_retry_most"),
+    "fails for good": Case(["permanent:no use"], PermanentError, task="play_retry_all", says="no use"),
+    "keeps what cannot be stored": Case(
+        ["unstorable_step"], InvalidPayloadError, task="play_retry_all", says="the value"
+    ),
+    "fails for good by its class": Case(["lookup:no use"], LookupError, task="play_retry_most", says="no use"),
+    "retries what fails for good": Case(["retry_caught:lookup"], LookupError, task="play_retry_most"),
+    "fails before its body": Case(["return"], ValueError, task="play_before_start", data="raise:early", says="early"),
+    "retries before its body": Case(["return"], "retry", 2, 1, task="play_before_start", data="retry"),
     **{f"ignores as {name}": Case(["ignore"], TaskRevokedError, task=name, says="Ignore") for name in ACKS},
     **{
         f"rejects as {name}": Case(["reject"], (Reject, JobFailedError), task=name, says="as the test requested")
@@ -96,7 +100,7 @@ CLASSES: dict[str, Case] = {
 """Bodies in a context, by classes that call this or that."""
 ODD: dict[str, Case] = {
     **{f"{name} as {task}": Case([f"odd:{name}"], Exception, task=task) for name in ERRORS for task in ACKS},
-    **{f"{name} at last": Case([f"odd:{name}"], Exception, 3, 2, task="play_greedy") for name in ERRORS},
+    **{f"{name} at last": Case([f"odd:{name}"], Exception, 3, 2, task="play_retry_all") for name in ERRORS},
     **{f"{name} in a retry": Case([f"retry_odd:{name}", "return:x"], "x", 2, 1) for name in ERRORS},
     **{name: Case([f"odd:{name}"], RuntimeError, says="no Exception") for name in BASES},
     **{
@@ -114,21 +118,21 @@ CRASHES: dict[str, Case] = {
 }
 
 
-def assert_ends(house: House, cases: Mapping[str, Case]) -> None:
+def assert_ends(cluster: Cluster, cases: Mapping[str, Case]) -> None:
     """Assert that jobs that run at once end as the table says, also for Celery, and that equal jobs may follow."""
-    results = {key: getattr(house, case.task).delay(key, case.acts, case.data) for key, case in cases.items()}
+    results = {key: getattr(cluster, case.task).delay(key, case.acts, case.data) for key, case in cases.items()}
     for key, case in cases.items():
-        value, job = results[key].get(PATIENCE, propagate=False), house.job(results[key])
+        value, job = results[key].get(PATIENCE, propagate=False), cluster.job(results[key])
         assert case.fits(value), (key, value)
-        found = (job.state, house.runs(key), job.attempt, job.crashes, job.retries)
+        found = (job.state, cluster.runs(key), job.attempt, job.crashes, job.retries)
         assert found == (case.state, case.runs, case.runs, case.crashes, case.retries), (key, found, job)
-        assert {mark["job"] for mark in house.marks(key)} == {job.id}, key
+        assert {mark["job"] for mark in cluster.marks(key)} == {job.id}, key
         assert case.says in f"{job.reason} {value}", (key, job.reason, value)
-        assert "its lease expired" not in str(house.ledger.history(job.id)), key
+        assert "its lease expired" not in str(cluster.ledger.history(job.id)), key
         if case.state in CELERYS and case.runs == 1:  # Celery itself may store the end of an earlier run last
-            theirs: Any = CeleryResult(job.id, app=house.app)
+            theirs: Any = CeleryResult(job.id, app=cluster.app)
             assert await_(partial(in_state, theirs, CELERYS[case.state])), key
-    again = {key: getattr(house, case.task).delay(key, ["return:again"]) for key, case in cases.items()}
+    again = {key: getattr(cluster, case.task).delay(key, ["return:again"]) for key, case in cases.items()}
     assert {result.outcome for result in again.values()} == {Outcome.ADMITTED}
     assert {result.get(PATIENCE) for result in again.values()} == {"again"}
 
@@ -139,52 +143,55 @@ def in_state(result: Any, state: str) -> bool:
 
 
 @on_every_store("shared")
-def test_a_job_ends_as_its_body_does(shared: House) -> None:
+def test_a_job_ends_as_its_body_does(shared: Cluster) -> None:
     """Values, errors, retries and Celery's control exceptions are ends of the one job, whose identity is free then."""
     assert_ends(shared, ENDS)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_a_class_with_a_call_of_its_own_runs_its_jobs_once(house: House, pool: str) -> None:
+@pytest.mark.parametrize("pool", ["prefork", *further("threads", "solo")])
+def test_a_class_with_a_call_of_its_own_runs_its_jobs_once(cluster: Cluster, pool: str) -> None:
     """All of a class's `__call__` is in the run, whether it calls `run` or `super`, and whichever base stands first."""
-    house.worker("--pool", pool, "-c", "4")
-    assert_ends(house, CLASSES)
-    house.assert_quiet()
+    cluster.worker("--pool", pool, "-c", "4")
+    assert_ends(cluster, CLASSES)
+    cluster.assert_quiet()
 
 
 @provokes(
     logs=["a hook of play_hooked failed", "in on_success"], because="hooks raise what Celery lets through, from 5.7 on"
 )
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-@pytest.mark.parametrize("settings", [{}, DELIVERS], ids=["redis", "onejob"])
-def test_no_exception_of_a_body_ends_its_worker(new_house: Callable[..., House], settings: Any, pool: str) -> None:
+@pytest.mark.parametrize("pool", ["prefork", *further("threads", "solo")])
+@pytest.mark.parametrize("settings", [{}, *further(DELIVERS)], ids=["redis", "onejob"])
+def test_no_exception_of_a_body_ends_its_worker(new_cluster: Callable[..., Cluster], settings: Any, pool: str) -> None:
     """A worker outlives what a body raises, at the first attempt, at the last one, in a retry and in a hook."""
-    house = new_house(**settings)
-    worker = house.worker("--pool", pool, "-c", "2")
-    assert_ends(house, ODD)
+    cluster = new_cluster(**settings)
+    worker = cluster.worker("--pool", pool, "-c", "2")
+    assert_ends(cluster, ODD)
     assert worker.alive
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_jobs_end_alike_in_every_pool(house: House, pool: str) -> None:
+def test_jobs_end_alike_in_every_pool(cluster: Cluster, pool: str) -> None:
     """In pools without processes a job ends as under prefork; what would end a process is an error of the body."""
-    house.worker("--pool", pool, "-c", "4")
+    cluster.worker("--pool", pool, "-c", "4")
     assert_ends(
-        house, ENDS | {f"leaves by {act}": Case([act], RuntimeError, says="raised") for act in ("base", "exit")}
+        cluster, ENDS | {f"leaves by {act}": Case([act], RuntimeError, says="raised") for act in ("base", "exit")}
     )
-    house.assert_quiet()
+    cluster.assert_quiet()
 
 
 @on_every_store("shared")
-def test_a_crash_costs_one_run(shared: House) -> None:
+def test_a_crash_costs_one_run(shared: Cluster) -> None:
     """A job whose child dies runs again at once, by the ledger alone; the third crash is its last; others go on."""
     assert_ends(shared, CRASHES)
 
 
 @provokes(logs=["Hard time limit", KILLED, "SoftTimeLimitExceeded()"], because="the runs are too long")
-def test_a_time_limit_fails_the_job(shared: House) -> None:
+def test_a_time_limit_fails_the_job(shared: Cluster) -> None:
     """Beyond a time limit a job has failed after one run; a hard one ends the run before the identity is free."""
-    soft, hard = shared.play_soft.delay("soft", ["hold:never"]), shared.play_limited.delay("hard", ["hold:never"])
+    soft, hard = (
+        shared.play_soft_limit.delay("soft", ["hold:never"]),
+        shared.play_time_limit.delay("hard", ["hold:never"]),
+    )
     mark = shared.await_mark("hard")[0]
     shared.await_state(hard, State.FAILED)
     await_(lambda: not is_running(mark["pid"]))
@@ -197,19 +204,19 @@ def test_a_time_limit_fails_the_job(shared: House) -> None:
 
 
 @provokes(logs=["JSONDecodeError"], because="its payload is no JSON")
-def test_an_error_before_the_body_ends_the_job(house: House) -> None:
+def test_an_error_before_the_body_ends_the_job(cluster: Cluster) -> None:
     """A job whose run cannot start, as its payload cannot be read, has failed in the ledger as in Celery, at once."""
-    result = house.play.delay("unread", ["return"])
-    with closing(sqlite3.connect(house.directory / "ledger.db")) as database, database:
+    result = cluster.play.delay("unread", ["return"])
+    with closing(sqlite3.connect(cluster.directory / "ledger.db")) as database, database:
         database.execute("update jobs set payload = '{' where id = ?", [result.id])
-    house.worker()
-    job = house.await_state(result, State.FAILED)
-    assert (job.attempt, house.runs("unread")) == (1, 0)
+    cluster.worker()
+    job = cluster.await_state(result, State.FAILED)
+    assert (job.attempt, cluster.runs("unread")) == (1, 0)
     with pytest.raises(Exception, match="Expecting property name"):
-        CeleryResult(result.id, app=house.app).get(PATIENCE)
+        CeleryResult(result.id, app=cluster.app).get(PATIENCE)
 
 
-def test_a_retry_keeps_the_identity_of_the_submission(shared: House) -> None:
+def test_a_retry_keeps_the_identity_of_the_submission(shared: Cluster) -> None:
     """A job whose retry has other arguments, or that has changed its arguments in place, is the job it was."""
     cases = {"other": (["retry_other:hold"], None), "spoils": (["mutate_and_retry", "hold>return"], {"a": 1})}
     for key, (acts, data) in cases.items():
@@ -222,7 +229,7 @@ def test_a_retry_keeps_the_identity_of_the_submission(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_a_dead_letter_runs_again(shared: House) -> None:
+def test_a_dead_letter_runs_again(shared: Cluster) -> None:
     """A redriven dead letter is published by the sweeper and runs under its old id, and its canvas gets the new end."""
     result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
     dead = shared.await_state(result.parent, State.FAILED)

@@ -13,17 +13,17 @@ import pytest
 from kombu import Queue
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import draining
-from onejob.celery.probe import find_fault
+from onejob.celery.run import draining
+from onejob.celery.worker.probe import find_fault
 from onejob.celery.worker.silence import STALL, Silence
 from onejob.doctor import examine
 from onejob.health.finding import Installation
-from onejob.jobs.records import Registration
+from onejob.jobs.workers import Registration
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import Stuck
 from onejob.observability.events import WORKER_SILENT
 from tests.cases import for_each
-from tests.celery.harness import PATIENCE, House, await_
+from tests.celery.harness import PATIENCE, Cluster, await_
 from tests.doctor.support import names
 from tests.proxies import HalfOpen
 from tests.quiet import provokes
@@ -37,23 +37,23 @@ NODE = "w1@test"
 
 
 @pytest.fixture
-def behind(request: pytest.FixtureRequest, house: House) -> Iterator[Callable[..., HalfOpen]]:
+def behind(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Callable[..., HalfOpen]]:
     """Return a way to start a worker that reaches its broker through a proxy."""
     proxies = []
 
     def start(broker: str, *args: str, **settings: Any) -> HalfOpen:
-        given = {"broker_url": house.config["broker_url"]}
+        given = {"broker_url": cluster.config["broker_url"]}
         if broker == "rabbitmq":
             name = request.getfixturevalue("queue")
             given = {"broker_url": rabbitmq_url(), "task_default_queue": name, "control_exchange": name}
             given["broker_transport_options"] = {}
-            house.config |= given
-            house.app.conf.update(given)
+            cluster.config |= given
+            cluster.app.conf.update(given)
         where = urlsplit(given["broker_url"])
         proxies.append(proxy := HalfOpen(where.port or 5672))
         netloc = f"{where.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}".lstrip("@")
-        own = {"broker_url": where._replace(netloc=netloc).geturl(), "onejob_silence": SILENCE}
-        house.worker(*args, **own, **settings)
+        own = {"broker_url": where._replace(netloc=netloc).geturl(), "test_silence": SILENCE}
+        cluster.worker(*args, **own, **settings)
         return proxy
 
     yield start
@@ -68,52 +68,55 @@ silent = provokes(
 
 @pytest.mark.parametrize(
     ("kind", "pool"),
-    [("redis", "prefork"), ("rabbitmq", "prefork"), pytest.param("redis", "threads", marks=pytest.mark.deep)],
+    [
+        ("redis", "prefork"),
+        *(pytest.param(*each, marks=pytest.mark.deep) for each in (("rabbitmq", "prefork"), ("redis", "threads"))),
+    ],
 )
 @silent
 def test_a_worker_behind_a_dead_connection_heals(
-    house: House, behind: Callable[..., HalfOpen], kind: str, pool: str
+    cluster: Cluster, behind: Callable[..., HalfOpen], kind: str, pool: str
 ) -> None:
     """A job for a worker whose connection passes nothing any more runs, once, and so do later ones, by the broker."""
     proxy = behind(kind, "-c", "2", "-P", pool)
-    (worker,) = house.workers
-    assert house.play.delay("before", ["return"]).get(PATIENCE) == "before"
+    (worker,) = cluster.workers
+    assert cluster.play.delay("before", ["return"]).get(PATIENCE) == "before"
     proxy.cut()
-    assert house.play.delay("silent", ["return"]).get(PATIENCE) == "silent"
+    assert cluster.play.delay("silent", ["return"]).get(PATIENCE) == "silent"
     worker.await_text("Connected to", times=2)
-    assert house.play.delay("after", ["return"]).get(PATIENCE) == "after"
-    assert [house.runs(key) for key in ("before", "silent", "after")] == [1, 1, 1]
+    assert cluster.play.delay("after", ["return"]).get(PATIENCE) == "after"
+    assert [cluster.runs(key) for key in ("before", "silent", "after")] == [1, 1, 1]
     worker.await_text(f"event={WORKER_SILENT} node={NODE}")
     assert worker.alive
 
 
 @silent
-def test_a_silence_ends_no_run_and_shows(house: House, behind: Callable[..., HalfOpen]) -> None:
+def test_a_silence_ends_no_run_and_shows(cluster: Cluster, behind: Callable[..., HalfOpen]) -> None:
     """Where a lost connection cancels runs, it is renewed after them; until then the silence shows everywhere."""
-    path = house.directory / "probe"
+    path = cluster.directory / "probe"
     own = {"worker_cancel_long_running_tasks_on_connection_loss": True, "onejob_probe_file": str(path)}
     proxy = behind("rabbitmq", "-c", "2", **own)
-    (worker,) = house.workers
-    late = house.begin("late", task="play_late")
+    (worker,) = cluster.workers
+    late = cluster.begin("late", task="play_acks_late")
     await_(lambda: find_fault(path, time.time(), ready=True) is None)
     proxy.cut()
-    assert house.play.delay("taken", ["return"]).get(PATIENCE) == "taken"
-    await_(lambda: [worker.silent_since for worker in house.ledger.workers() if worker.silent_since])
+    assert cluster.play.delay("taken", ["return"]).get(PATIENCE) == "taken"
+    await_(lambda: [worker.silent_since for worker in cluster.ledger.workers() if worker.silent_since])
     await_(lambda: "hears nothing from its broker" in str(find_fault(path, time.time(), ready=True)))
     assert find_fault(path, time.time()) is None
     assert "worker-silent" in names(
-        examine(Installation(settings=app_state_of(house.app).settings, ledger=house.ledger))
+        examine(Installation(settings=app_state_of(cluster.app).settings, ledger=cluster.ledger))
     )
-    await_(lambda: house.ledger.store.totals().get('["taken_from_ledger_total"]', 0.0) >= 1.0)
-    waits = house.play.delay("waits", ["return"])
-    found = explain(house.ledger, waits.id)
+    await_(lambda: cluster.ledger.store.totals().get('["taken_from_ledger_total"]', 0.0) >= 1.0)
+    waits = cluster.play.delay("waits", ["return"])
+    found = explain(cluster.ledger, waits.id)
     assert found.stuck in {Stuck.BROKER_SILENT, None}  # it may run already
     assert worker.text.count("Connected to") == 1
-    house.open("late")
+    cluster.open("late")
     assert (late.get(PATIENCE), waits.get(PATIENCE)) == ("late", "waits")
-    assert house.play.delay("again", ["return"]).get(PATIENCE) == "again"
+    assert cluster.play.delay("again", ["return"]).get(PATIENCE) == "again"
     worker.await_text("Connected to", times=2)
-    assert (house.runs("late"), house.job(late).attempt) == (1, 1)
+    assert (cluster.runs("late"), cluster.job(late).attempt) == (1, 1)
 
 
 # --- when a worker takes jobs -----------------------------------------------------------------------------------------
@@ -141,11 +144,11 @@ class Consumer:
 
 
 class Listener:
-    """The silence of a worker of a house, which has heard nothing for a long time, on a clock of the test's own."""
+    """The silence of a worker of a cluster, which has heard nothing for a long time, on a clock of the test's own."""
 
-    def __init__(self, house: House, **settings: Any) -> None:
-        self.house, self.now, self.reserved, self.queues = house, 0.0, [""] * 0, ["celery"]
-        self.app = house.another_app(**settings)
+    def __init__(self, cluster: Cluster, **settings: Any) -> None:
+        self.cluster, self.now, self.reserved, self.queues = cluster, 0.0, [""] * 0, ["celery"]
+        self.app = cluster.another_app(**settings)
         self.consumer = Consumer(self.app)
         pool = SimpleNamespace(num_processes=2)
         worker = SimpleNamespace(app=self.app, hostname=NODE, pool=pool, consumer=self.consumer)
@@ -165,15 +168,15 @@ class Listener:
 
 
 @pytest.fixture
-def later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def later(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the jobs of the test have waited for a minute."""
-    monkeypatch.setattr(type(house.ledger), "read_clock", lambda _self: time.time() + 60)
+    monkeypatch.setattr(type(cluster.ledger), "read_clock", lambda _self: time.time() + 60)
 
 
 def _registered(listener: Listener, **registration: Any) -> None:
-    ids = tuple(job.id for job in listener.house.live())
+    ids = tuple(job.id for job in listener.cluster.live())
     more = {"tasks": ("play",), "queues": ("celery",), "reserved": ids} | registration
-    listener.house.ledger.heartbeat("w2@test", lasts=60.0, registration=Registration(**more))
+    listener.cluster.ledger.heartbeat("w2@test", lasts=60.0, registration=Registration(**more))
 
 
 def _heard(listener: Listener) -> None:
@@ -184,10 +187,10 @@ SINGLE = Queue("celery", queue_arguments={"x-single-active-consumer": True})
 SITUATIONS: dict[str, tuple[dict[str, Any], Callable[[Listener], object]]] = {
     "it has received something": ({}, _heard),
     "its slots are taken": ({}, lambda it: it.reserved.extend(["one", "two"])),
-    "it holds the message": ({}, lambda it: it.reserved.extend(job.id for job in it.house.live())),
+    "it holds the message": ({}, lambda it: it.reserved.extend(job.id for job in it.cluster.live())),
     "another worker holds the message": ({}, _registered),
     "it is not due": ({"countdown": 3600}, lambda _: None),
-    "it has not been published": ({}, lambda it: it.house.ledger.mark_lost([job.id for job in it.house.live()])),
+    "it has not been published": ({}, lambda it: it.cluster.ledger.mark_lost([job.id for job in it.cluster.live()])),
     "it is in another queue": ({"queue": "another"}, lambda _: None),
     "it does not consume the queue": ({}, lambda it: it.queues.clear()),
     "it has no connection": ({}, lambda it: setattr(it.consumer, "connection", None)),
@@ -199,13 +202,13 @@ SITUATIONS: dict[str, tuple[dict[str, Any], Callable[[Listener], object]]] = {
 
 @pytest.mark.usefixtures("later")
 @for_each("situation", SITUATIONS)
-def test_a_worker_takes_nothing_while(house: House, situation: str) -> None:
+def test_a_worker_takes_nothing_while(cluster: Cluster, situation: str) -> None:
     """A worker leaves a job to the broker, and its connection as it is, in each of these situations."""
     options, arrange = SITUATIONS[situation]
-    house.clear()
-    house.play.apply_async((situation, ["return"]), **options)
-    house.ledger.heartbeat("w2@test", lasts=0.0)
-    listener = Listener(house)
+    cluster.clear()
+    cluster.play.apply_async((situation, ["return"]), **options)
+    cluster.ledger.heartbeat("w2@test", lasts=0.0)
+    listener = Listener(cluster)
     try:
         arrange(listener)
         assert (listener.taken(), listener.silence.since) == ([], 0.0)
@@ -214,11 +217,10 @@ def test_a_worker_takes_nothing_while(house: House, situation: str) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_a_silent_worker_takes_what_it_has_slots_for(house: House) -> None:
-    """It takes one job per free slot, each once, at intervals; none with `onejob_silence=0`, or that just arrived."""
-    jobs = {house.play.delay(f"job-{number}", ["return"]).id for number in range(3)}
-    assert Listener(house, onejob_silence=0.0).taken() == []
-    listener = Listener(house)
+def test_a_silent_worker_takes_what_it_has_slots_for(cluster: Cluster) -> None:
+    """It takes one job per free slot, each once, at intervals; none that just arrived."""
+    jobs = {cluster.play.delay(f"job-{number}", ["return"]).id for number in range(3)}
+    listener = Listener(cluster)
     first = listener.taken()
     assert len(first) == 2
     assert listener.silence.since > 0
@@ -226,43 +228,45 @@ def test_a_silent_worker_takes_what_it_has_slots_for(house: House) -> None:
     assert listener.taken() == []
     listener.reserved = []
     for job_id in first:
-        house.ledger.cancel(job_id)
+        cluster.ledger.cancel(job_id)
     listener.now += 60.0
     assert {*first, *listener.taken()} == jobs
 
 
 @pytest.mark.usefixtures("later")
 @for_each("node, renewals", [(NODE, 1), ("w2@test", 0)])
-def test_a_worker_renews_its_connection_if_nobody_else_had_the_message(house: House, node: str, renewals: int) -> None:
+def test_a_worker_renews_its_connection_if_nobody_else_had_the_message(
+    cluster: Cluster, node: str, renewals: int
+) -> None:
     """It connects anew if it has run a job that it took; a job that another worker runs was no sign of silence."""
-    house.clear()
-    result = house.play.delay(f"taken by {node}", ["return"])
-    listener = Listener(house)
+    cluster.clear()
+    result = cluster.play.delay(f"taken by {node}", ["return"])
+    listener = Listener(cluster)
     assert listener.taken() == [result.id]
-    house.ledger.claim(result.id, nonce="nonce", node=node)
+    cluster.ledger.claim(result.id, nonce="nonce", node=node)
     listener.silence.look()
     assert len(listener.consumer.calls) == renewals
     assert (listener.silence.since > 0) == bool(renewals)
 
 
 @pytest.mark.usefixtures("later")
-def test_the_length_of_a_silence_is_known_while_jobs_are_handed_over(house: House) -> None:
+def test_the_length_of_a_silence_is_known_while_jobs_are_handed_over(cluster: Cluster) -> None:
     """A worker whose event loop hangs knows since when, also when another worker runs what was handed to the loop."""
-    result = house.play.delay("handed", ["return"])
-    listener = Listener(house)
+    result = cluster.play.delay("handed", ["return"])
+    listener = Listener(cluster)
     listener.silence.look()
     since = listener.silence.since
-    house.ledger.claim(result.id, nonce="nonce", node="w2@test")
+    cluster.ledger.claim(result.id, nonce="nonce", node="w2@test")
     listener.now += STALL
     listener.silence.look()
     assert listener.silence.since == since > 0
 
 
 @pytest.mark.usefixtures("later")
-def test_a_busy_event_loop_is_no_silence(house: House) -> None:
+def test_a_busy_event_loop_is_no_silence(cluster: Cluster) -> None:
     """A worker whose event loop is busy keeps its connection; one whose loop waits in one call for ever does not."""
-    house.play.delay("busy", ["return"])
-    listener, stop, turned = Listener(house), threading.Event(), threading.Event()
+    cluster.play.delay("busy", ["return"])
+    listener, stop, turned = Listener(cluster), threading.Event(), threading.Event()
     silence = listener.silence
 
     def run(wait: Callable[[], object]) -> None:

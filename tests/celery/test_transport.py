@@ -17,12 +17,13 @@ from celery.exceptions import TaskRevokedError
 from kombu import Exchange, Queue
 
 import onejob
-from onejob.celery.transport import name_of
+from onejob.celery.transport.connection import name_of
 from onejob.config import NO_BROKER
 from onejob.errors import ConfigurationError
 from tests import forks
+from tests.cases import further
 from tests.celery.app import CONFIG
-from tests.celery.harness import DELIVERS, PATIENCE, House, await_, event_loop, program_environment
+from tests.celery.harness import DELIVERS, PATIENCE, Cluster, await_, event_loop, program_environment
 from tests.quiet import KILLED, provokes
 
 HOLD = 2.0
@@ -30,29 +31,29 @@ HOLD = 2.0
 
 
 @pytest.fixture
-def ledger_house(request: pytest.FixtureRequest, new_house: Callable[..., House]) -> House:
-    """Return a house whose ledger is the broker, without a worker."""
-    return new_house(getattr(request, "param", "sqlite"), **DELIVERS)
+def ledger_cluster(request: pytest.FixtureRequest, new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Return a cluster whose ledger is the broker, without a worker."""
+    return new_cluster(getattr(request, "param", "sqlite"), **DELIVERS)
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.deep)])
 def served(
-    request: pytest.FixtureRequest, build_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
-    """Return a house of each kind whose ledger is the broker, with a worker that tests share."""
-    house = build_house(tmp_path_factory.mktemp(request.param), request.param, **DELIVERS)
-    house.app.set_current()
-    house.worker("-c", "2", "-E")
-    yield house
-    house.close()
+    request: pytest.FixtureRequest, build_cluster: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Return a cluster of each kind whose ledger is the broker, with a worker that tests share."""
+    cluster = build_cluster(tmp_path_factory.mktemp(request.param), request.param, **DELIVERS)
+    cluster.app.set_current()
+    cluster.worker("-c", "2", "-E")
+    yield cluster
+    cluster.close()
 
 
-def replies(house: House, command: str, *args: Any) -> Any:
+def replies(cluster: Cluster, command: str, *args: Any) -> Any:
     """Return what the workers answer to a command of remote control."""
-    return await_(lambda: getattr(house.app.control.inspect(timeout=1.0), command)(*args))
+    return await_(lambda: getattr(cluster.app.control.inspect(timeout=1.0), command)(*args))
 
 
-def test_plain_tasks_and_canvases_run(served: House) -> None:
+def test_plain_tasks_and_canvases_run(served: Cluster) -> None:
     """Tasks of Celery's own class, a chord of them, and a task with a countdown run, and nothing is left over."""
     assert served.plain.delay(1, "a").get(PATIENCE) == [1, "a"]
     header = [served.plain.s(number, "part") for number in range(3)]
@@ -63,7 +64,7 @@ def test_plain_tasks_and_canvases_run(served: House) -> None:
     await_(lambda: served.offered_messages() == 0)
 
 
-def test_remote_control_reaches_a_worker(served: House) -> None:
+def test_remote_control_reaches_a_worker(served: Cluster) -> None:
     """A worker answers inspections, and a revocation ends a task that runs."""
     held = served.hold.delay("held")
     served.await_mark("held")
@@ -77,17 +78,17 @@ def test_remote_control_reaches_a_worker(served: House) -> None:
         held.get(PATIENCE)
 
 
-def test_a_rate_limit_delays_tasks(ledger_house: House) -> None:
+def test_a_rate_limit_delays_tasks(ledger_cluster: Cluster) -> None:
     """A task whose rate limit is used up waits, and the other tasks of the worker do not."""
-    ledger_house.worker("-c", "1", worker_prefetch_multiplier=4)
-    ledger_house.app.control.rate_limit("plain", "1/h", reply=True)
-    first, second = ledger_house.plain.delay("first"), ledger_house.plain.delay("second")
+    ledger_cluster.worker("-c", "1", worker_prefetch_multiplier=4)
+    ledger_cluster.app.control.rate_limit("plain", "1/h", reply=True)
+    first, second = ledger_cluster.plain.delay("first"), ledger_cluster.plain.delay("second")
     assert first.get(PATIENCE) == ["first"]
-    assert ledger_house.gather.delay("free", "key").get(PATIENCE) == "free"
+    assert ledger_cluster.gather.delay("free", "key").get(PATIENCE) == "free"
     assert second.state == "PENDING"
 
 
-def test_events_are_received(served: House) -> None:
+def test_events_are_received(served: Cluster) -> None:
     """Who listens to events gets those of workers and of tasks, and its queue ends with it."""
     with listening(served) as received:
         served.plain.delay("x").get(PATIENCE)
@@ -96,7 +97,7 @@ def test_events_are_received(served: House) -> None:
 
 
 @provokes(logs=[KILLED], because="the body kills its process")
-def test_the_last_crash_is_an_event(served: House) -> None:
+def test_the_last_crash_is_an_event(served: Cluster) -> None:
     """A job that becomes a dead letter because its process died is a failed task for who listens to events."""
     with listening(served) as received:
         served.play.delay("poison", ["kill"])
@@ -104,11 +105,11 @@ def test_the_last_crash_is_an_event(served: House) -> None:
 
 
 @contextmanager
-def listening(house: House) -> Iterator[Callable[[], set[str]]]:
+def listening(cluster: Cluster) -> Iterator[Callable[[], set[str]]]:
     """Receive events; yield a function that waits for one more, and returns the types of all."""
     found: set[str] = set()
-    with house.app.connection_for_read() as connection:
-        receiver = house.app.events.Receiver(connection, handlers={"*": lambda event: found.add(event["type"])})
+    with cluster.app.connection_for_read() as connection:
+        receiver = cluster.app.events.Receiver(connection, handlers={"*": lambda event: found.add(event["type"])})
         with receiver.consumer_context() as (own, _, _):
 
             def receive() -> set[str]:
@@ -118,65 +119,65 @@ def listening(house: House) -> Iterator[Callable[[], set[str]]]:
             yield receive
 
 
-def bindings(house: House) -> list[tuple[str, str, str]]:
-    found: list[tuple[str, str, str]] = house.ledger.store.bindings()  # type: ignore[attr-defined] # of a `MessageStore`
+def bindings(cluster: Cluster) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = cluster.ledger.store.bindings()  # type: ignore[attr-defined] # of a `MessageStore`
     return found
 
 
-def test_a_killed_workers_messages_are_delivered_again(ledger_house: House) -> None:
+def test_a_killed_workers_messages_are_delivered_again(ledger_cluster: Cluster) -> None:
     """What a killed worker had not acknowledged runs again, and what a living one runs is not delivered twice."""
     options = {"broker_transport_options": {"visibility_timeout": HOLD}}
-    first = ledger_house.worker("-c", "1", **options)
-    held = ledger_house.hold.delay("held")
-    ledger_house.await_mark("held")
+    first = ledger_cluster.worker("-c", "1", **options)
+    held = ledger_cluster.hold.delay("held")
+    ledger_cluster.await_mark("held")
     first.sigkill()
-    ledger_house.worker("-c", "2", **options)
-    ledger_house.await_mark("held", times=2)
+    ledger_cluster.worker("-c", "2", **options)
+    ledger_cluster.await_mark("held", times=2)
     began = time.monotonic()
     await_(lambda: time.monotonic() - began > 2 * HOLD)  # a law about a duration
-    ledger_house.open("held")
+    ledger_cluster.open("held")
     assert held.get(PATIENCE) == "held"
-    assert ledger_house.runs("held") == 2
+    assert ledger_cluster.runs("held") == 2
 
 
-def test_a_stopped_worker_returns_its_messages(ledger_house: House) -> None:
+def test_a_stopped_worker_returns_its_messages(ledger_cluster: Cluster) -> None:
     """What a worker had taken and not started when it stopped is there for the next one, at once."""
-    worker = ledger_house.worker("-c", "1", worker_prefetch_multiplier=4)
-    held = ledger_house.hold.delay("held")
-    ledger_house.await_mark("held")
-    waiting = [ledger_house.hold.delay("next") for _ in range(3)]
-    await_(lambda: ledger_house.offered_messages() == 0)
+    worker = ledger_cluster.worker("-c", "1", worker_prefetch_multiplier=4)
+    held = ledger_cluster.hold.delay("held")
+    ledger_cluster.await_mark("held")
+    waiting = [ledger_cluster.hold.delay("next") for _ in range(3)]
+    await_(lambda: ledger_cluster.offered_messages() == 0)
     worker.sigterm()
-    ledger_house.open("held")
+    ledger_cluster.open("held")
     worker.await_end()
     assert held.get(PATIENCE) == "held"
-    assert ledger_house.offered_messages() == len(waiting)
-    ledger_house.open("next")
-    ledger_house.worker("-c", "1")
+    assert ledger_cluster.offered_messages() == len(waiting)
+    ledger_cluster.open("next")
+    ledger_cluster.worker("-c", "1")
     assert [each.get(PATIENCE) for each in waiting] == ["next"] * 3
-    assert ledger_house.runs("next") == 3
+    assert ledger_cluster.runs("next") == 3
 
 
-def test_priorities_order_what_waits(ledger_house: House) -> None:
+def test_priorities_order_what_waits(ledger_cluster: Cluster) -> None:
     """A worker begins with the messages of the highest priority."""
     keys = {"low": 0, "high": 9, "middle": 5}
-    results = [ledger_house.hold.apply_async((key,), priority=priority) for key, priority in keys.items()]
+    results = [ledger_cluster.hold.apply_async((key,), priority=priority) for key, priority in keys.items()]
     for key in keys:
-        ledger_house.open(key)
-    ledger_house.worker("-c", "1")
+        ledger_cluster.open(key)
+    ledger_cluster.worker("-c", "1")
     assert [each.get(PATIENCE) for each in results] == [*keys]
-    at = {key: ledger_house.marks(key)[0]["at"] for key in keys}
+    at = {key: ledger_cluster.marks(key)[0]["at"] for key in keys}
     assert sorted(at, key=lambda key: at[key]) == ["high", "middle", "low"]
 
 
-def test_a_command_precedes_a_job(ledger_house: House) -> None:
+def test_a_command_precedes_a_job(ledger_cluster: Cluster) -> None:
     """What needs no acknowledgement, as a command to a worker, is received before the messages of tasks."""
     received: list[str] = []
 
     def note(name: str, _message: Any) -> None:
         received.append(name)
 
-    with ledger_house.app.connection_for_read() as connection, ExitStack() as stack:
+    with ledger_cluster.app.connection_for_read() as connection, ExitStack() as stack:
         for name, no_ack in (("celery", False), ("commands", True)):
             channel = stack.enter_context(connection.channel())
             queue = Queue(name, Exchange(name), name)(channel)
@@ -190,11 +191,11 @@ def test_a_command_precedes_a_job(ledger_house: House) -> None:
     assert received[0] == "commands"
 
 
-def test_an_event_loop_has_another_round_after_a_delivery(ledger_house: House) -> None:
+def test_an_event_loop_has_another_round_after_a_delivery(ledger_cluster: Cluster) -> None:
     """A delivery in a round in which the pool has looked for work already is followed by another round at once."""
-    ledger_house.plain.delay(1)
+    ledger_cluster.plain.delay(1)
     received = list[Any]()
-    with event_loop(ledger_house, received.append) as (hub, channel):
+    with event_loop(ledger_cluster, received.append) as (hub, channel):
         channel.connection._waker.clear()
         for tick in [*hub.on_tick]:
             tick()
@@ -202,27 +203,27 @@ def test_an_event_loop_has_another_round_after_a_delivery(ledger_house: House) -
         assert select.select([channel.connection._waker.reader], [], [], 0)[0]
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_other_pools_consume(ledger_house: House, pool: str) -> None:
+@pytest.mark.parametrize("pool", ["threads", *further("solo")])
+def test_other_pools_consume(ledger_cluster: Cluster, pool: str) -> None:
     """Pools of threads, and of none, run tasks and answer remote control."""
-    ledger_house.worker("-c", "2", f"--pool={pool}")
-    results = [ledger_house.plain.delay(number) for number in range(5)]
+    ledger_cluster.worker("-c", "2", f"--pool={pool}")
+    results = [ledger_cluster.plain.delay(number) for number in range(5)]
     assert [each.get(PATIENCE) for each in results] == [[number] for number in range(5)]
-    assert replies(ledger_house, "ping")
+    assert replies(ledger_cluster, "ping")
 
 
 @provokes(logs=["terminating connection"], because="the test cuts the connections")
-@pytest.mark.parametrize("ledger_house", ["postgresql"], indirect=True)
-def test_a_worker_survives_cut_connections(ledger_house: House) -> None:
+@pytest.mark.parametrize("ledger_cluster", ["postgresql"], indirect=True)
+def test_a_worker_survives_cut_connections(ledger_cluster: Cluster) -> None:
     """When PostgreSQL ends all connections, the worker goes on with new ones."""
-    ledger_house.worker("-c", "1")
-    url = ledger_house.config["onejob_store"]
-    ledger_house.plain.delay("before").get(PATIENCE)
+    ledger_cluster.worker("-c", "1")
+    url = ledger_cluster.config["onejob_store"]
+    ledger_cluster.plain.delay("before").get(PATIENCE)
     with psycopg.connect(url, autocommit=True) as connection:
         query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'onejob'"
         assert connection.execute(query).rowcount > 0
-    assert ledger_house.plain.delay("after").get(PATIENCE) == ["after"]
-    assert replies(ledger_house, "ping")
+    assert ledger_cluster.plain.delay("after").get(PATIENCE) == ["after"]
+    assert replies(ledger_cluster, "ping")
 
 
 def _nothing() -> None: ...
@@ -248,27 +249,27 @@ def test_a_ledger_in_redis_is_no_such_broker(monkeypatch: pytest.MonkeyPatch) ->
         task.unique_for  # noqa: B018 - binds the task
 
 
-def test_commands_find_the_ledger(ledger_house: House) -> None:
+def test_commands_find_the_ledger(ledger_cluster: Cluster) -> None:
     """Celery's own commands use the ledger of the app that they are given: `purge` deletes what no worker has taken."""
     for number in range(3):
-        ledger_house.plain.delay(number)
-    assert ledger_house.offered_messages() == 3
-    command = ["-m", "celery", "-A", ledger_house.module, "purge", "-f"]
-    environment = program_environment() | {CONFIG: json.dumps(ledger_house.config)}
-    done = forks.run(command, environment=environment, cwd=ledger_house.directory, modules=forks.CELERY)
+        ledger_cluster.plain.delay(number)
+    assert ledger_cluster.offered_messages() == 3
+    command = ["-m", "celery", "-A", ledger_cluster.module, "purge", "-f"]
+    environment = program_environment() | {CONFIG: json.dumps(ledger_cluster.config)}
+    done = forks.run(command, environment=environment, cwd=ledger_cluster.directory, modules=forks.CELERY)
     assert "Purged 3 messages" in done.stdout, done.stdout + done.stderr
-    assert ledger_house.offered_messages() == 0
+    assert ledger_cluster.offered_messages() == 0
 
 
-def test_an_app_has_its_own_ledger(ledger_house: House, new_house: Callable[..., House]) -> None:
+def test_an_app_has_its_own_ledger(ledger_cluster: Cluster, new_cluster: Callable[..., Cluster]) -> None:
     """Two apps of one process, neither of them current, write to their own ledgers."""
-    other = new_house("sqlite", "other", **DELIVERS)
+    other = new_cluster("sqlite", "other", **DELIVERS)
     celery.Celery("current").set_current()
-    ledger_house.plain.delay(1)
-    assert (ledger_house.offered_messages(), other.offered_messages()) == (1, 0)
+    ledger_cluster.plain.delay(1)
+    assert (ledger_cluster.offered_messages(), other.offered_messages()) == (1, 0)
     other.plain.delay(1)
     other.plain.delay(2)
-    assert (ledger_house.offered_messages(), other.offered_messages()) == (1, 2)
+    assert (ledger_cluster.offered_messages(), other.offered_messages()) == (1, 2)
 
 
 def test_an_app_has_its_own_connections() -> None:

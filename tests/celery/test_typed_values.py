@@ -18,15 +18,15 @@ from pydantic import BaseModel, Field, SecretStr
 from typing_extensions import TypedDict
 
 import onejob
-from onejob.celery.operations import check_duplicate
-from onejob.celery.typed import UnfitValueError, codec_of
+from onejob.celery.messages.typed import UnfitValueError, codec_of
+from onejob.client.jobs import check_duplicate
 from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.celery.harness import program_environment
 from tests.celery.test_async import end
-from tests.contract.support import not_none
 from tests.forks import CELERY
 from tests.forks import run as run_program
+from tests.stores.support import not_none
 
 
 class Kind(Enum):
@@ -53,7 +53,7 @@ class Order:
 
 class Address(BaseModel):
     street: str
-    house: int = Field(default=1, alias="houseNumber")
+    cluster: int = Field(default=1, alias="clusterNumber")
 
 
 class Customer(BaseModel, strict=True):
@@ -63,7 +63,7 @@ class Customer(BaseModel, strict=True):
 
 
 FULL = Order(1, [Line("a"), Line("b", 2)], Kind.GAME, datetime(2026, 1, 1), UUID(int=7), Decimal("1.50"))
-ANN = Customer(name="ann", born=datetime(2000, 1, 1), addresses=[Address(street="x", houseNumber=3)])
+ANN = Customer(name="ann", born=datetime(2000, 1, 1), addresses=[Address(street="x", clusterNumber=3)])
 
 
 @dataclass
@@ -245,7 +245,7 @@ def test_equal_models_are_equal_jobs(app: Any) -> None:
     assert ship.delay({"id": 1}, to=ANN).id == first.id != ship.delay(Order(2), ANN).id
     assert not_none(check_duplicate(app, "ship", (Order(1), ANN), {}).existing).id == first.id
     hello = greet.delay(ANN)
-    same = {"name": "ann", "born": "2000-01-01T00:00:00", "addresses": [{"street": "x", "houseNumber": 3}]}
+    same = {"name": "ann", "born": "2000-01-01T00:00:00", "addresses": [{"street": "x", "clusterNumber": 3}]}
     ids = [greet.delay(ANN, FULL).id, greet.submit_many([(same,)])[0].id, greet.s(customer=same).delay().id]
     assert ids == [hello.id] * 3
 
@@ -262,7 +262,7 @@ def test_equal_models_are_equal_jobs(app: Any) -> None:
 )
 def test_arguments_that_do_not_fit_are_no_jobs(jobs: Jobs, app: Any, submit: Callable[..., Any], where: str) -> None:
     """A wrong field raises `InvalidArgumentsError` at the submission, by every way to submit, and nothing is stored."""
-    with pytest.raises(onejob.InvalidArgumentsError, match=rf"'ship'.* {where}"):
+    with pytest.raises(onejob.errors.InvalidArgumentsError, match=rf"'ship'.* {where}"):
         submit(app.tasks["ship"])
     assert jobs.submitted() == []
 
@@ -281,7 +281,7 @@ def test_the_body_and_the_caller_see_models(jobs: Jobs, app: Any, caplog: pytest
     assert jobs.ledger.get_or_none(wrong.id) is None
     refused = greet.delay(Customer(name="bob"))
     end(app, refused.id, '{"nam": "ann"}')
-    with pytest.raises(onejob.InvalidPayloadError, match=r"result\.name"):
+    with pytest.raises(onejob.errors.InvalidPayloadError, match=r"result\.name"):
         refused.get()
     with jobs.eager():
         assert ship.delay({"id": 4}).get() == [Order(4)]
@@ -301,7 +301,7 @@ def test_celery_and_onejob_do_not_both_convert(app: Any) -> None:
     def body(customer: Customer) -> None: ...
 
     decorate: Any = onejob.task
-    with pytest.raises(onejob.ConfigurationError, match="pydantic=True"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="pydantic=True"):
         decorate(app, name="both", pydantic=True, typed=True, shared=False)(body)
     assert decorate(app, name="celery_s", pydantic=True, shared=False)(body)._onejob.typed is None
 
@@ -328,7 +328,7 @@ def ship(order: Order) -> Order:
 print(plain.delay(1).outcome, app.task(base=onejob.Task)(ship).delay(1).outcome)
 try:
     onejob.task(app, name="typed ship")(ship)
-except onejob.ConfigurationError as error:
+except onejob.errors.ConfigurationError as error:
     print(error)
 """
 
@@ -352,5 +352,5 @@ class Odd:
 
 def test_what_pydantic_does_not_know_is_refused(app: Any) -> None:
     """A dataclass with a field of a type that JSON cannot hold raises `ConfigurationError`, which names the type."""
-    with pytest.raises(onejob.ConfigurationError, match=r"Odd.* cannot be converted.*Unknown"):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"Odd.* cannot be converted.*Unknown"):
         codec_of(list[Odd])

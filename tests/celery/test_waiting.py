@@ -10,16 +10,16 @@ import pytest
 from celery import Celery, group
 
 import onejob
-from onejob.celery import async_reads
 from onejob.celery.app_state import app_state_of
+from onejob.celery.results import async_reads
 from onejob.ledger.ledger import Ledger
 from onejob.stores.listener import Listener
 from onejob.stores.protocol import BACKSTOP, Store
-from tests.celery.harness import House, await_
-from tests.contract.support import StoreAddress
-from tests.contract.test_signals import listening
+from tests.celery.harness import Cluster, await_
 from tests.fundamentals.shop import claimed
 from tests.services import eventually
+from tests.stores.support import StoreAddress
+from tests.stores.test_signals import listening
 
 PATIENCE = 40.0
 NEVER = 3600.0
@@ -149,16 +149,16 @@ def test_many_waits_cost_one_connection(
     assert asyncio.run(scenario()) == ["done"] * 5 * WAITS
 
 
-@pytest.mark.parametrize("house", ["postgresql", "redis"], indirect=True)
-def test_a_follower_is_woken(house: House) -> None:
+@pytest.mark.parametrize("cluster", ["postgresql", "redis"], indirect=True)
+def test_a_follower_is_woken(cluster: Cluster) -> None:
     """The end of a job wakes the sweepers, so that its followers end at once, and not at the next sweep."""
-    house.config["onejob_sweep"] = NEVER
-    house.worker()
-    first = house.begin("member", ["hold:all"])
-    started: Any = group([house.play.s("member", ["return"])]).delay()
+    cluster.config["test_sweep"] = NEVER
+    cluster.worker()
+    first = cluster.begin("member", ["hold:all"])
+    started: Any = group([cluster.play.s("member", ["return"])]).delay()
     (follower,) = started.results
-    await_(lambda: house.job(follower).follows_id == first.id)
-    house.open("all")
+    await_(lambda: cluster.job(follower).follows_id == first.id)
+    cluster.open("all")
     assert [result.get(PATIENCE) for result in (first, follower)] == ["member"] * 2
 
 
@@ -174,3 +174,14 @@ def test_a_locked_job_is_awaited_all_the_same(app: Any, worker: Ledger, store_ad
             call = threads.submit(result.get, PATIENCE)
         complete(worker, result.id)
         assert call.result(PATIENCE) == "done"
+
+
+@pytest.mark.parametrize("task", ["play", "play_run_again"])
+def test_a_run_does_not_wait_for_its_own_end(shared: Cluster, task: str) -> None:
+    """Waiting in a run for an equal call, which the running job answers or precedes, is an error at once."""
+    key = f"waits for itself as {task}"
+    result = shared.app.tasks[task].delay(key, [f"wait_for:{task}"], [key, ["return"]])
+    assert f"job {result.id} would wait for its own end" in result.get(PATIENCE)
+    shared.await_rest()
+    other = shared.play.delay(f"another {key}", ["wait_for:echo"], ["other"])
+    assert other.get(PATIENCE) == "other"

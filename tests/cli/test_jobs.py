@@ -14,13 +14,14 @@ import pytest
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.response_models import job_json
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query, Registration
+from onejob.jobs.query import Query
 from onejob.jobs.timestamps import format_timestamp
+from onejob.jobs.workers import Registration
 from onejob.ledger.ledger import Ledger
 from tests.cases import for_each
 from tests.cli.command import Shell, call
-from tests.doors import failed
 from tests.fundamentals.shop import claimed, order
+from tests.operation_cases import failed
 
 # --- lists ----------------------------------------------------------------------------------------------------------
 
@@ -33,10 +34,12 @@ def test_a_list_says_what_it_leaves_out(ledger: Ledger, shell: Shell, tmp_path: 
     full, short = shell(*words), shell(*words, "--limit", "2")
     assert full.output.split("\n")[0].split()[:5] == ["id", "state", "task", "queue", "age"]
     assert (len(full.output.splitlines()), full.stderr) == (1 + 3, "")
-    assert (len(short.stdout.splitlines()), "newest 2, and more match" in short.stderr) == (3, True)
+    assert len(short.stdout.splitlines()) == 3
+    assert "newest 2, and more match" in short.stderr
     assert "--limit" not in shell(*words, "--task", "another").stderr
     empty = call("--store", f"sqlite:///{tmp_path / 'other.db'}", "--create", *words)
-    assert (empty.exit_code, "There is no ledger here, or an empty one: sqlite://" in empty.stderr) == (0, True)
+    assert empty.exit_code == 0
+    assert "There is no ledger here, or an empty one: sqlite://" in empty.stderr
 
 
 def test_list_shows_due_times_and_stuck_jobs(ledger: Ledger, shell: Shell) -> None:
@@ -79,7 +82,8 @@ def test_what_is_no_job_is_reported_in_a_sentence(ledger: Ledger, shell: Shell) 
     for words in (["jobs", "show"], ["why"], ["jobs", "cancel"], ["dead", "show"]):
         for job_id, sentence in ((ended.id, purged), ("x", "no job has the id 'x'"), ("", "no job has the id ''")):
             result = shell(*words, job_id)
-            assert (result.exit_code, sentence in result.output) == (1, True), words
+            assert result.exit_code == 1, words
+            assert sentence in result.output, words
     for number, job_id in enumerate(("a9d0-1", "a9d0-2", "0ecc-3")):
         ledger.submit(replace(order(number), id=job_id))
     failed = ledger.submit(replace(order(7), id="1f00-4")).job
@@ -191,7 +195,8 @@ def test_no_escape_sequence_reaches_the_terminal(ledger: Ledger, shell: Shell, c
     wrong = shell("why", f"no{ATTACK}").output
     assert not {*text, *code, *wrong} & {*HARMFUL}
     assert command == "dead show id" or not [line for line in text.splitlines() if line.startswith("1969")]
-    assert (json.loads(code) is not None, SHOWN in text) == (True, "dry" not in command), text
+    assert json.loads(code) is not None, text
+    assert (SHOWN in text) == ("dry" not in command), text
     assert shell.json("jobs", "show", "id")["reason"] == ATTACK
 
 
@@ -199,4 +204,5 @@ def test_no_escape_sequence_reaches_the_terminal(ledger: Ledger, shell: Shell, c
 def test_bytes_that_are_no_text_are_refused(ledger: Ledger, shell: Shell, command: str) -> None:
     """An argument or an option with bytes that are not UTF-8 is refused with its text, and exit code 2."""
     refused = shell(*command.split(), os.fsdecode(b"\xff"))
-    assert (refused.exit_code, "is not valid UTF-8: '\\udcff'" in refused.stderr) == (2, True)
+    assert refused.exit_code == 2
+    assert "is not valid UTF-8: '\\udcff'" in refused.stderr

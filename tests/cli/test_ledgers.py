@@ -22,8 +22,8 @@ from onejob.stores.schema import HEAD, VERSIONS
 from onejob.transactions.fence import TABLE
 from tests.cases import for_each
 from tests.cli.command import APP, Shell, call
-from tests.doors import failed
 from tests.fundamentals.shop import order
+from tests.operation_cases import failed
 from tests.services import PostgresServer
 
 
@@ -58,10 +58,12 @@ def test_the_store_can_be_named_by_the_environment(
     job = ledger.submit(order(42)).job
     monkeypatch.delenv("ONEJOB_STORE", raising=False)
     nameless = call("jobs", "list")
-    assert (nameless.exit_code, "--store URL" in nameless.output) == (1, True)
+    assert nameless.exit_code == 1
+    assert "--store URL" in nameless.output
     monkeypatch.setenv("ONEJOB_STORE_FILE", str(tmp_path / "store"))
     missing = call("jobs", "list")
-    assert (missing.exit_code, "Name a file with the URL of the ledger" in missing.output) == (1, True)
+    assert missing.exit_code == 1
+    assert "Name a file with the URL of the ledger" in missing.output
     (tmp_path / "alive").touch()
     assert call("probe", str(tmp_path / "alive")).output == "ok\n", "which needs no store"
     (tmp_path / "store").write_text(f"{url}\n")
@@ -74,10 +76,9 @@ def test_the_store_can_be_named_by_the_environment(
 
 @for_each("seconds", ["nan", "0", "-1", "soon"])
 def test_seconds_are_a_number_above_0(tmp_path: Path, seconds: str) -> None:
-    """A time-out or an age that is no number above 0 is refused: nothing is older than NaN."""
+    """An age that is no number above 0 is refused: nothing is older than NaN."""
     (tmp_path / "alive").touch()
-    for command in (("serve", "shop:app", "--head-timeout"), ("probe", str(tmp_path / "alive"), "--max-age")):
-        assert call(*command, seconds).exit_code == 2
+    assert call("probe", str(tmp_path / "alive"), "--max-age", seconds).exit_code == 2
 
 
 def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell: Shell) -> None:
@@ -90,7 +91,8 @@ def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell:
     assert ended.wake_at == pytest.approx((ended.finished_at or 0) + 7, abs=1.0)
     (tmp_path / f"without_{module.name}").write_text("import celery\napp = celery.Celery(broker='memory://')\n")
     refused = call("-A", f"without_{module.stem}", "jobs", "list")
-    assert (refused.exit_code, "Set app.conf.onejob_store" in refused.output) == (1, True)
+    assert refused.exit_code == 1
+    assert "Set app.conf.onejob_store" in refused.output
 
 
 @for_each("words", ["dead edit ID --args [2]", "beat run tick", "serve APP --host 192.0.2.1"])
@@ -103,8 +105,10 @@ def test_an_app_submits_to_its_own_ledger(ledger: Ledger, app_shell: Shell, tmp_
     for options in (("--store", f"sqlite:///{tmp_path / 'ledger.db'}"), ("--namespace", "another")):
         chosen = words.replace("ID", dead.id).replace("APP", app_shell.options[1])
         refused = app_shell(*options, "--create", *chosen.split())
-        assert (refused.exit_code, f"its own ledger, sqlite:///{other}" in refused.output) == (1, True)
-    assert (ledger.get(dead.id).state, other.exists()) == (State.FAILED, False)
+        assert refused.exit_code == 1
+        assert f"its own ledger, sqlite:///{other}" in refused.output
+    assert ledger.get(dead.id).state == State.FAILED
+    assert not other.exists()
 
 
 def test_an_app_is_served_however_it_is_named(app_shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +120,8 @@ def test_an_app_is_served_however_it_is_named(app_shell: Shell, monkeypatch: pyt
     result = CliRunner().invoke(celery_group, words, obj=CLIContext(find_app(name), no_color=True, workdir="."))
     assert (result.exit_code, len(served)) == (0, 3)
     refused = call("serve")
-    assert (refused.exit_code, "name one with -A module" in refused.output) == (1, True)
+    assert refused.exit_code == 1
+    assert "name one with -A module" in refused.output
 
 
 def test_an_app_has_the_tasks_of_the_modules_that_it_names(tmp_path: Path, app_shell: Shell) -> None:
@@ -125,7 +130,8 @@ def test_an_app_has_the_tasks_of_the_modules_that_it_names(tmp_path: Path, app_s
     module = tmp_path / f"{name}.py"
     module.write_text(module.read_text() + f"app.conf.include = ['{included}']\n")
     refused = app_shell("identity", "later", "7")
-    assert (refused.exit_code, f"No module named '{included}'" in refused.output) == (1, True)
+    assert refused.exit_code == 1
+    assert f"No module named '{included}'" in refused.output
     later = f"@{name}.app.task(base=onejob.Task, name='later', shared=False)\ndef later(number): ...\n"
     (tmp_path / f"{included}.py").write_text(f"import onejob, {name}\n\n{later}")
     assert app_shell("identity", "later", "7").exit_code == 0
@@ -151,13 +157,16 @@ def test_identity_prints_what_is_hashed(app_shell: Shell, ledger: Ledger) -> Non
     for output, value in ((one, "42"), (text, '"42"'), (plain, '"hello"'), (nested, f'"{deep}"')):
         assert f'"order_id":{value}' in output
     unknown = app_shell("identity", "shop.bill", "42")
-    assert (unknown.exit_code, task in unknown.output) == (1, True)
+    assert unknown.exit_code == 1
+    assert task in unknown.output
     command = ("identity", f"{app_shell.options[1]}.invoice", "order_id=7")
     hashed, checked = app_shell.lines(*command), app_shell.lines(*command, "--check")
     assert (checked[:2], checked[2].split()) == (hashed, ["outcome:", "admitted"])
     job = ledger.submit(replace(order(7), identity=hashed[1].split()[1])).job
     found = app_shell.json(*command, "--check")
-    assert (found["outcome"], found["job"], job.id in found["reason"]) == ("attached", job.id, True)
+    assert found["outcome"] == "attached"
+    assert found["job"] == job.id
+    assert job.id in found["reason"]
 
 
 # --- migrate --------------------------------------------------------------------------------------------------------
@@ -198,15 +207,20 @@ def test_migrate_makes_a_ledger(nowhere: Shell) -> None:
     """`migrate` says what is to do, prints its SQL, and does it, after which the ledger can be listed."""
     schema = nowhere.options[-1]
     listed = nowhere("jobs", "list")
-    assert (listed.exit_code, "migrate up" in listed.output) == (1, True)
+    assert listed.exit_code == 1
+    assert "migrate up" in listed.output
     assert f'create table "{schema}".jobs' in nowhere("migrate", "sql").output
     before = nowhere("migrate", "status")
-    assert (before.exit_code, f"to do: {', '.join(VERSIONS)}" in before.output) == (1, True)
+    assert before.exit_code == 1
+    assert f"to do: {', '.join(VERSIONS)}" in before.output
     done = nowhere("migrate", "up").output
     assert done.endswith(f"schema {schema} was created with {HEAD}: {', '.join(VERSIONS)}\n")
     assert "nothing to do" in nowhere("migrate", "up").output
     after = nowhere("migrate", "status", "--json")
-    assert (after.exit_code, json.loads(after.output)) == (0, {"current": HEAD, "head": HEAD, "pending": []})
+    assert (after.exit_code, json.loads(after.output)) == (
+        0,
+        {"current": HEAD, "head": HEAD, "pending": [], "repairs": []},
+    )
     assert nowhere("jobs", "list").exit_code == 0
     assert "no ledger is named" in call("migrate", "up").output
     assert call("migrate", "fence").output == f"{TABLE};\n"

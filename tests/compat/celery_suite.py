@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def unpack(name: str, version: str, parts: Sequence[str], source: Path | None) -
             names = tuple(f"{name}-{version}/{part}" for part in parts)
             members = [each for each in packed.getmembers() if each.name.startswith(names)]
             packed.extractall(scratch, members, filter="data")
-            (Path(scratch) / f"{name}-{version}").rename(target)
+            with suppress(OSError):  # it is not empty: another process has unpacked it meanwhile
+                (Path(scratch) / f"{name}-{version}").rename(target)
     return target
 
 

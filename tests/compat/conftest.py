@@ -10,23 +10,23 @@ import pytest
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from tests.celery.harness import House
+from tests.celery.harness import Cluster
 from tests.services import RedisServer
 
 
 @pytest.fixture(scope="module")
-def new_program(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., House]]:
+def new_program(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     """Return a way to run the program, without a worker; it ends with the tests of the file."""
-    built: list[House] = []
+    built: list[Cluster] = []
 
-    def build(kind: str = "redis", **settings: Any) -> House:
+    def build(kind: str = "redis", **settings: Any) -> Cluster:
         directory = tmp_path_factory.mktemp("program")
-        built.append(House(directory, broker, kind, settings, module="tests.compat.program"))
+        built.append(Cluster(directory, broker, kind, settings, module="tests.compat.program"))
         return built[-1]
 
     yield build
-    for house in built:
-        house.close()
+    for cluster in built:
+        cluster.close()
 
 
 @pytest.fixture

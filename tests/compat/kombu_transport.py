@@ -14,7 +14,7 @@ from typing import Any
 import celery
 import pytest
 
-import onejob.celery.transport  # noqa: F401 - kombu knows the URL
+import onejob.celery.transport.connection  # noqa: F401 - kombu knows the URL
 from onejob.celery.app_state import app_state_of
 from onejob.stores import migrate
 from tests.compat.kombu_suite import POSTGRES

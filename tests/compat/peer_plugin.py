@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -18,16 +19,16 @@ from onejob.compat import celery_once, celery_singleton
 
 pytest_plugins = ["celery.contrib.pytest"]
 
-celery_singleton.install()
-celery_once.install()
+sharing = os.environ["PEER_MODE"] == "sharing"
+celery_singleton.install(share_old_locks=sharing)
+celery_once.install(share_old_locks=sharing)
+logging.getLogger("onejob.jobs").setLevel(logging.WARNING)
 _settings: Any = config.Settings.from_mapping.__func__  # type: ignore[attr-defined]
 
 
 def _with_a_ledger(cls: Any, conf: Any) -> Any:
     """Read an app's settings; a suite's app knows nothing of a ledger, so this run's Redis is its store."""
-    sharing = os.environ["PEER_MODE"] == "sharing"
-    given = {"onejob_store": os.environ["PEER_REDIS_URL"], "onejob_share_old_locks": sharing, "onejob_log_jobs": False}
-    return _settings(cls, {**{name: conf.get(name) for name in conf}, **given})
+    return _settings(cls, {**{name: conf.get(name) for name in conf}, "onejob_store": os.environ["PEER_REDIS_URL"]})
 
 
 config.Settings.from_mapping = classmethod(_with_a_ledger)  # type: ignore[assignment]

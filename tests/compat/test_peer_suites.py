@@ -59,25 +59,25 @@ def test_both_versions_run_side_by_side(tmp_path: Path) -> None:
     suites = peer_suites.suites().items()
     libraries = [str(peer_suites.fetch(name, suite, SOURCE) / "library") for name, suite in suites]
     server = start_redis(tmp_path)
-    sides = Sides(libraries, server.url, tmp_path)
+    versions = ProgramVersions(libraries, server.url, tmp_path)
     try:
-        old, new = sides.submit("old", "single", "a"), sides.submit("new", "single", "b")
-        assert sides.submit("new", "single", "a") == old
-        assert sides.submit("old", "single", "b") == new
+        old, new = versions.submit("old", "single", "a"), versions.submit("new", "single", "b")
+        assert versions.submit("new", "single", "a") == old
+        assert versions.submit("old", "single", "b") == new
         for first, second in (("old", "new"), ("new", "old")):
-            assert sides.submit(first, "once", first) != "AlreadyQueued"
-            assert sides.submit(second, "once", first) == "AlreadyQueued"
-        assert len(sides.locks.keys()) == 4
-        sides.run_all("new", 4)
-        rolled_back = sides.submit("new", "single", "c")
-        assert sides.submit("old", "single", "c") == rolled_back
-        sides.run_all("old", 5)
+            assert versions.submit(first, "once", first) != "AlreadyQueued"
+            assert versions.submit(second, "once", first) == "AlreadyQueued"
+        assert len(versions.locks.keys()) == 4
+        versions.run_all("new", 4)
+        rolled_back = versions.submit("new", "single", "c")
+        assert versions.submit("old", "single", "c") == rolled_back
+        versions.run_all("old", 5)
     finally:
-        sides.locks.close()
+        versions.locks.close()
         server.stop()
 
 
-class Sides:
+class ProgramVersions:
     """One program with the libraries themselves (`old`) and with the shims (`new`), on one broker."""
 
     def __init__(self, libraries: list[str], url: str, folder: Path) -> None:
@@ -86,23 +86,28 @@ class Sides:
         self.ran = folder / "ran"
         self.ran.touch()
 
-    def environment(self, side: str) -> dict[str, str]:
-        paths = [*(self.libraries if side == "old" else []), str(ROOT / "src"), str(ROOT)]
-        return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "SIDE": side, "URL": self.url, "RAN": str(self.ran)}
+    def environment(self, version: str) -> dict[str, str]:
+        paths = [*(self.libraries if version == "old" else []), str(ROOT / "src"), str(ROOT)]
+        return os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "VERSION": version,
+            "URL": self.url,
+            "RAN": str(self.ran),
+        }
 
-    def submit(self, side: str, task: str, key: str) -> str:
-        """Submit in a process of a side, and return the task's id, or `AlreadyQueued`."""
-        command = [sys.executable, "-m", "tests.compat.two_sides", task, key]
-        environment = self.environment(side)
+    def submit(self, version: str, task: str, key: str) -> str:
+        """Submit in a process of a version, and return the task's id, or `AlreadyQueued`."""
+        command = [sys.executable, "-m", "tests.compat.two_versions", task, key]
+        environment = self.environment(version)
         done = subprocess.run(command, cwd=self.folder, env=environment, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
-    def run_all(self, side: str, runs: int) -> None:
-        """Let a worker of a side run what is queued, until so many have run in all and no lock is left."""
-        command = [sys.executable, "-m", "celery", "-A", "tests.compat.two_sides", "worker", "-c", "1"]
+    def run_all(self, version: str, runs: int) -> None:
+        """Let a worker of a version run what is queued, until so many have run in all and no lock is left."""
+        command = [sys.executable, "-m", "celery", "-A", "tests.compat.two_versions", "worker", "-c", "1"]
         with (self.folder / "worker.log").open("ab") as log:
             worker = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment(side), stdout=log, stderr=log, start_new_session=True
+                command, cwd=self.folder, env=self.environment(version), stdout=log, stderr=log, start_new_session=True
             )
         try:
             eventually(lambda: len(self.ran.read_text().splitlines()) == runs and not self.locks.keys())

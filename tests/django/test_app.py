@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test.utils import get_runner
 from django.conf import settings
 from onejob.django.conf import app_state
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from shop.tasks import count, greet
 def submitted():
     greet.apply_async(("ann",), ignore_result=True)

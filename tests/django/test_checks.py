@@ -82,7 +82,10 @@ BACKEND = {"onejob.W001", "onejob.W002"}
 
 @for_each("step, name, value, found", [
     ("checks", "CELERY_ONEJOB_STORE", None, {"onejob.E001": "has no store"}),
-    ("checks", "CELERY_ONEJOB_LEASE", 1, {"onejob.E001": "lease"}),
+    ("checks", "CELERY_ONEJOB_LEASE", 0, {"onejob.E001": "lease"}),
+    ("checks", "CELERY_ONEJOB_HEARTBEAT", 5, {"onejob.E001": "CELERY_ONEJOB_HEARTBEAT: a worker renews a lease"}),
+    ("checks", "ONEJOB_HEARTBEAT", 5,
+     {"onejob.E003": "no setting ONEJOB_HEARTBEAT: a worker renews a lease", "onejob.W007": ""}),
     ("checks", "CELERY_ONEJOB_STORE", "django://", {"onejob.E002": "write django://default"}),
     ("checks", "CELERY_ONEJOB_STORE", "django://other", {"onejob.E002": "DATABASES has default"}),
     ("checks", "CELERY_ONEJOB_STORE", "django://odd", {"onejob.E002": "the engine of this database is django.db.back"}),

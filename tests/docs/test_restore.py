@@ -1,4 +1,4 @@
-"""What docs/backup.md says of a restored ledger, on SQLite."""
+"""What docs/operations/backup.md says of a restored ledger, on SQLite."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from onejob.jobs.lifecycle import State, Transition
-from tests.contract.support import LEASE, ManualClock, StoreAddress, change, claim, end, get, run, start, submit
 from tests.services import client_program
+from tests.stores.support import LEASE, ManualClock, StoreAddress, change, claim, end, get, run, start, submit
 from website.navigation import DOCS
 
 
@@ -50,7 +50,7 @@ def test_a_restored_ledger_repeats_what_had_not_ended(tmp_path: Path) -> None:
 def test_a_backup_replaces_what_a_killed_worker_left(tmp_path: Path) -> None:
     """The commands of the page back up a ledger in use, and restore it where a killed worker left newer commits."""
     program = client_program("sqlite3")
-    page = (DOCS / "backup.md").read_text(encoding="utf-8")
+    page = (DOCS / "operations" / "backup.md").read_text(encoding="utf-8")
     backup, restore = (
         line.removeprefix("sqlite3") for line in re.findall(r"^sqlite3 ledger\.db .*", page, re.MULTILINE)
     )

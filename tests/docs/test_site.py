@@ -13,12 +13,13 @@ REPOSITORY = "https://github.com/onejob/onejob"
 
 
 @for_each("target, expected", [
-    ("../identity.md#types", "../identity.md#types"), ("../README.md", "../index.md"), ("#here", "#here"),
+    ("../concepts/identity.md#types", "../concepts/identity.md#types"), ("#here", "#here"),
+    ("../README.md", "../index.md"),
     ("../../src/onejob/errors.py", f"{REPOSITORY}/blob/main/src/onejob/errors.py"),
-    ("../../examples", f"{REPOSITORY}/tree/main/examples"), ("../../README.md#identity", "../overview.md#identity"),
-    ("../home.md", "../index.md"), ("../decisions", "../decisions/0001-redis-keys.md"), (REPOSITORY, REPOSITORY),
-    (f"{REPOSITORY}/blob/main/docs/lifecycle.md", "../lifecycle.md"),
-    (f"{REPOSITORY}#transactions", "../overview.md#transactions"), ("https://example.org/a#b", "https://example.org/a#b"),
+    ("../../examples", f"{REPOSITORY}/tree/main/examples"), ("../../README.md#limits", "../index.md#limits"),
+    ("../decisions", "../decisions/0001-redis-keys.md"), (REPOSITORY, REPOSITORY),
+    (f"{REPOSITORY}/blob/main/docs/concepts/lifecycle.md", "../concepts/lifecycle.md"),
+    (f"{REPOSITORY}#limits", "../index.md#limits"), ("https://example.org/a#b", "https://example.org/a#b"),
 ])  # fmt: skip
 def test_links_lead_to_pages_or_to_the_repository(target: str, expected: str) -> None:
     """A link to a page leads to it on the site, and a link to another file leads to the repository."""

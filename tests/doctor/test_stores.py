@@ -12,8 +12,9 @@ import pytest
 import redis as redis_py
 
 from onejob.doctor import examine, ledger
-from onejob.health import postgres, redis, sqlite
+from onejob.health import postgres, redis, sqlite, warnings_of_store
 from onejob.health.finding import Level
+from onejob.stores.migrate import upgrade
 from onejob.stores.schema import HEAD
 from tests.cases import for_each
 from tests.conftest import make_ledger
@@ -121,7 +122,17 @@ def test_an_old_redis_and_failing_writes_are_found(redis_server: RedisServer) ->
         with installed(redis_server.url.replace("//", "//no-info:pw@")) as installation:
             found = [finding for finding in examine(installation) if finding.subject == "redis"]
         client.execute_command("ACL", "DELUSER", "no-info")
-    assert names(found) == {"redis-info-refused"}
+    assert names(found) == {"redis-info-refused", "redis-channels"}
+
+
+def test_a_user_of_redis_without_a_right_is_found(redis_server: RedisServer) -> None:
+    """A user who may not call one of the ledger's commands is found, with the command and the server's reason."""
+    with redis_py.Redis.from_url(redis_server.url) as client:
+        client.execute_command("ACL", "SETUSER", "no-lpos", "on", ">pw", "~*", "&*", "+@all", "-lpos")
+        with installed(redis_server.url.replace("//", "//no-lpos:pw@")) as installation:
+            found = {finding.check: finding.problem for finding in examine(installation)}
+        client.execute_command("ACL", "DELUSER", "no-lpos")
+    assert "may not call lpos as the ledger does" in found["redis-rights"]
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------
@@ -129,11 +140,23 @@ def test_an_old_redis_and_failing_writes_are_found(redis_server: RedisServer) ->
 
 ROLES = """
 create role shop login; create role clerk login; create role reader login; create role stranger login;
-create role hasty login; grant shop to hasty, reader;
+create role hasty login; create role mighty login; create role brief login; grant shop to hasty, reader, brief;
+alter role brief set idle_in_transaction_session_timeout = '2s';
 alter role reader set default_transaction_read_only = on; alter role hasty set synchronous_commit = off;
-alter schema shop owner to shop; grant all on all tables in schema shop to shop;
+alter schema shop owner to shop;
+do $$ declare name text; begin
+  for name in select tablename from pg_tables where schemaname = 'shop' loop
+    execute format('alter table shop.%I owner to shop', name);
+  end loop;
+end $$;
 grant usage on schema shop to clerk; grant select on all tables in schema shop to clerk;
+grant usage on schema shop to mighty; grant all on all tables in schema shop to mighty;
+grant usage on all sequences in schema shop to mighty;
 grant usage on schema guarded, hidden to shop; grant all on all tables in schema guarded, hidden to shop;
+grant usage on all sequences in schema guarded, hidden to shop;
+revoke insert, update, delete on guarded.schema_version, guarded.ledger_info from shop;
+revoke insert, update, delete on hidden.schema_version, hidden.ledger_info from shop;
+revoke update, delete on guarded.audit_log, hidden.audit_log from shop;
 alter table guarded.jobs enable row level security; alter table hidden.schema_version enable row level security;
 """
 
@@ -159,11 +182,13 @@ def url_of(server: PostgresServer, role: str) -> str:
     ("stranger", "shop", {"ledger-unusable", "postgresql-permissions"}, "may not use the schema"),
     ("shop", "nowhere", {"ledger-unusable"}, "migrate up"),
     ("postgres", "shop", {"postgresql-superuser"}, "is a superuser"),
-    ("clerk", "shop", {"postgresql-permissions"}, "may not read and write audit"),
+    ("clerk", "shop", {"postgresql-permissions"}, "may not use audit_log, audit_log_id_seq"),
+    ("mighty", "shop", {"postgresql-surplus-rights"}, "may change audit_log, ledger_info, schema_version"),
     ("shop", "guarded", {"postgresql-row-security"}, "applies to the role shop in jobs"),
     ("shop", "hidden", {"ledger-unusable", "postgresql-row-security"}, "applies to the role shop in schema_version"),
     ("reader", "shop", {"postgresql-read-only"}, "default_transaction_read_only is on"),
     ("hasty", "shop", {"postgresql-synchronous-commit"}, "synchronous_commit is off"),
+    ("brief", "shop", {"postgresql-time-limits"}, "idle_in_transaction_session_timeout of the role brief is 2000 ms"),
 ])  # fmt: skip
 def test_a_role_that_breaks_the_promise_is_found(
     durable_postgres: PostgresServer, role: str, schema: str, expected: set[str], words: str
@@ -173,8 +198,9 @@ def test_a_role_that_breaks_the_promise_is_found(
         findings = [each for each in examine(installation) if each.subject not in {"workers", "jobs"}]
     assert names(findings) == expected
     assert any(words in each.problem for each in findings), findings
+    is_ok = expected <= {"postgresql-superuser", "postgresql-surplus-rights"}
     assert [each.subject for each in findings if each.level is Level.OK] == (
-        [] if "ledger-unusable" in expected else ["ledger", *["postgresql"] * (expected <= {"postgresql-superuser"})]
+        [] if "ledger-unusable" in expected else ["ledger", *["postgresql"] * is_ok]
     )
 
 
@@ -203,6 +229,14 @@ def test_connections_that_run_out_are_found(durable_postgres: PostgresServer) ->
     assert "of 30 connections" in findings[0].problem
 
 
+def test_a_limit_of_transactions_that_is_too_short_is_found(durable_postgres: PostgresServer) -> None:
+    """A limit under ten seconds is found by its name, which a server before PostgreSQL 17 may not have."""
+    facts = postgres.read_facts(url_of(durable_postgres, "shop"), "shop")
+    for limit, expected in ((9_999, {"postgresql-time-limits"}), (10_000, set())):
+        findings = [*postgres.check(replace(facts, row={**facts.row, "time_limits": {"transaction_timeout": limit}}))]
+        assert names(findings) == expected
+
+
 @for_each("pids, expected", [
     ((1, 1, 1), set()), ((9, 1, 1), {"postgresql-pooler"}), ((9, 1, 2), {"postgresql-transaction-pooler"}),
 ])  # fmt: skip
@@ -213,6 +247,20 @@ def test_a_pooler_is_found(durable_postgres: PostgresServer, pids: tuple[int, in
     changed = replace(facts, pids=pids, schema_version=f"{int(HEAD) + 1:04}")
     assert names(postgres.check(changed)) == {"postgresql-schema", *expected}
     assert names(postgres.check(replace(changed, is_pooled=True))) == {"postgresql-schema", "postgresql-polled-waits"}
+
+
+def test_rows_without_their_sequences_are_found(durable_postgres: PostgresServer) -> None:
+    """Rows that were copied without their sequences are found by the doctor, and by each worker that starts."""
+    make_ledger(durable_postgres.url, "copied")
+    with psycopg.connect(durable_postgres.url, autocommit=True) as superuser:
+        superuser.execute("insert into copied.audit_log (id, at, entry) overriding system value values (7, 0, '{}')")
+    with installed(durable_postgres.url, "copied") as installation:
+        found = [each for each in warnings_of_store(installation) if each.check == "postgresql-repairs"]
+        assert [each.problem for each in found] == [
+            "the sequence of copied.audit_log.id is at 0, and the rows go up to 7"
+        ]
+        upgrade(durable_postgres.url, "copied")
+        assert "postgresql-repairs" not in names(warnings_of_store(installation))
 
 
 # --- SQLite ---------------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
+import onejob
 from onejob.doctor import workers
 from onejob.health.finding import Installation, Level
-from onejob.jobs.records import Registration, WorkerInfo
+from onejob.jobs.workers import Registration, WorkerInfo
 from onejob.ledger.stuck import Snapshot
 from onejob.observability.metrics import total_name
 from tests.cases import for_each
@@ -43,6 +45,29 @@ def test_workers_that_are_absent_late_or_different_are_found(
     found = [*workers.check_workers(Snapshot(now, alive), 20.0)]
     assert [finding.check for finding in found] == [expected] * bool(expected)
     assert all(words in finding.problem for finding in found)
+
+
+@for_each("others, app_zone, expected", [
+    (("Europe/Berlin 11 2026f",), "", set()), (("Europe/Berlin ff 2025b",), "", {"zone-rules"}), ((), "", set()),
+    (("Asia/Gaza 11 2026f",), "", set()), (("Europe/Berlin 11 2026f",), "Europe/Berlin", {"zone-rules"}),
+])  # fmt: skip
+def test_hosts_with_other_time_zone_rules_are_found(
+    installation: Installation, others: tuple[str, ...], app_zone: str, expected: set[str]
+) -> None:
+    """Rules of a zone that differ among live workers, or from those of this host, whose windows they are, are found."""
+    for name, zones in (("celery@one", ("Europe/Berlin 11 2026f",)), ("celery@two", others)):
+        mine = Registration(tasks=("shop.daily",), queues=("celery",), zones=zones)
+        installation.ledger.heartbeat(name, lasts=600.0, registration=mine)
+    app = Celery(set_as_current=False)
+    app.conf.onejob_store = "sqlite:///unused.db"
+    window = f"day@{app_zone}" if app_zone else 60
+
+    def daily() -> None: ...
+
+    app.task(base=onejob.Task, shared=False, name="shop.daily", unique_for=window)(daily)
+    found = [*workers.examine(replace(installation, app=app))]
+    assert names(found) == expected
+    assert all("celery@one" in each.problem for each in found if each.check)
 
 
 @for_each("queues, expected", [

@@ -1,4 +1,4 @@
-"""The tutorial's ledger is on SQLite; `tests/contract` has the laws of the stores."""
+"""The tutorial's ledger is on SQLite; `tests/stores` has the laws of the stores."""
 
 from tests.conftest import on_stores
 

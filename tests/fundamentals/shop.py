@@ -3,11 +3,11 @@
 from typing import Any
 from uuid import uuid4
 
-from onejob.jobs.model import Job, Submission
+from onejob.jobs.model import JobRow, Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.uniqueness.identity import Identifier
-from tests.contract.support import accepted
+from tests.stores.support import accepted
 
 
 def invoice(order_id: int) -> str:
@@ -32,6 +32,6 @@ def order(order_id: int, **options: Any) -> Submission:
     )
 
 
-def claimed(ledger: Ledger, job_id: str, node: str = "north") -> Job:
+def claimed(ledger: Ledger, job_id: str, node: str = "north") -> JobRow:
     """Start a run of a job that can be claimed, and return it."""
     return accepted(ledger.claim(job_id, nonce=new_nonce(), node=node))

@@ -6,8 +6,8 @@ from onejob.errors import LeaseLost, StaleTokenError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from tests.contract.support import ManualClock, sweep
 from tests.fundamentals.shop import claimed, order
+from tests.stores.support import ManualClock, sweep
 
 
 def test_a_claim_gives_a_lease_and_a_token(ledger: Ledger) -> None:

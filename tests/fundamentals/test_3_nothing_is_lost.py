@@ -4,10 +4,10 @@ import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
+from onejob.jobs.model import JobRow
 from onejob.ledger.ledger import Ledger, NextRun
-from tests.contract.support import ManualClock, sweep
 from tests.fundamentals.shop import claimed, order
+from tests.stores.support import ManualClock, sweep
 
 
 def test_a_lost_message_is_sent_again(ledger: Ledger, clock: ManualClock) -> None:
@@ -25,7 +25,7 @@ def test_a_lost_message_is_sent_again(ledger: Ledger, clock: ManualClock) -> Non
 def test_a_job_that_is_not_due_is_not_published(ledger: Ledger, clock: ManualClock) -> None:
     """A job with a delay waits in the ledger and is published when it is due."""
     ledger.submit(order(42, delay=3600))
-    sent: list[Job] = []
+    sent: list[JobRow] = []
     clock.advance(3599)
     sweep(ledger, sent.append)
     assert sent == []
@@ -37,14 +37,14 @@ def test_a_job_that_is_not_due_is_not_published(ledger: Ledger, clock: ManualClo
 def test_a_broker_that_fails_does_no_harm(ledger: Ledger, clock: ManualClock) -> None:
     """If publishing fails, the job is due again a few seconds later."""
 
-    def broken(job: Job) -> None:
+    def broken(job: JobRow) -> None:
         raise BrokerUnavailableError(job.id)
 
     ledger.submit(order(42))
     clock.advance(30)
     with pytest.raises(BrokerUnavailableError):
         sweep(ledger, broken)
-    sent: list[Job] = []
+    sent: list[JobRow] = []
     clock.advance(5)
     sweep(ledger, sent.append)
     assert len(sent) == 1

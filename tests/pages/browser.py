@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-import pytest
 from celery import Celery
 from httpx2 import Response
 from starlette.applications import Starlette
@@ -18,10 +17,11 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
+from onejob.api.api_keys import KeyFile
 from onejob.pages import dashboard
-from tests.http.conftest import LOCAL
+from onejob.pages.sessions import Sessions
+from tests.api.conftest import LOCAL
 from tests.pages.sample import Sample
-from tests.tiers import deep
 
 
 @dataclass
@@ -75,13 +75,6 @@ BASE = "/ops"
 """Where the tests mount the dashboard."""
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 
-on_every_store = pytest.mark.parametrize(
-    "fresh_address",
-    ["sqlite", pytest.param("postgresql", marks=deep), pytest.param("redis", marks=deep)],
-    indirect=True,
-)
-"""Run a test that uses `any_sample` on SQLite, and in the deep tier on the other stores."""
-
 
 def mounted(app: Celery, **options: Any) -> ASGIApp:
     return Starlette(routes=[Mount(BASE, dashboard(app, **options))])
@@ -90,6 +83,12 @@ def mounted(app: Celery, **options: Any) -> ASGIApp:
 def browser_of(sample: Sample, role: str = "edit", **options: Any) -> Browser:
     """Return a new browser of ann, who has this role unless options say otherwise."""
     return Browser(mounted(sample.app, **({"authorize": lambda _request: ("ann", role)} | options)))
+
+
+def session_of(sample: Sample, keys: KeyFile, text: str) -> str:
+    """Return a session of a key, whether or not it may have one, as another process would make it."""
+    key = keys.find(text)
+    return Sessions(keys, lambda: sample.ledger).issue(key) if key else ".".join(["0" * 16, "1", "name", "0" * 64])
 
 
 class Browser:

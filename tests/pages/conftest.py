@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from onejob.api.api_keys import KeyFile, Role
-from tests.contract.support import StoreAddress
 from tests.pages.browser import Browser, browser_of
 from tests.pages.sample import Sample, copied_sample, fill, open_sample
+from tests.stores.support import StoreAddress
 
 JOBS_PER_HOUR = 2
 

@@ -16,14 +16,16 @@ import celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import tasks_of
-from onejob.jobs.model import Admission, Job
-from onejob.jobs.records import Query, Registration
+from onejob.celery.submission.options import tasks_of
+from onejob.jobs.model import Admission, JobRow
+from onejob.jobs.query import Query
 from onejob.jobs.submitter import Submitter, submitting_as
+from onejob.jobs.workers import Registration
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.observability.meter import Meter
 from onejob.webhooks.job import webhook_submission
-from tests.contract.support import StoreAddress
+from tests.intervals import set_intervals
+from tests.stores.support import StoreAddress
 from tests.submissions import submission_of
 
 DAY = 86_400.0
@@ -81,9 +83,10 @@ def build_app(store: str, namespace: str, **settings: Any) -> celery.Celery:
     app = celery.Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(
         onejob_store=store, onejob_namespace=namespace,
-        onejob_metrics_interval=0.1, task_routes={"shop.daily_report": {"queue": "reports"}},
+        task_routes={"shop.daily_report": {"queue": "reports"}},
         onejob_retention={"completed": 2 * DAY}, task_default_queue="default", **settings,
     )  # fmt: skip
+    set_intervals(app, metrics=0.1)
     task: Any = app.task  # the published types know no task that a base class gives options
     for body, options in TASKS:
         task(name=f"shop.{body.__name__}", base=onejob.Task, shared=False, **options)(body)
@@ -107,29 +110,29 @@ class Sample:
             submission = submission_of(tasks_of(self.app)[task], kwargs, source="http")
         return self.ledger.submit(submission)
 
-    def start(self, job: Job, node: str = NODES[0]) -> Job:
+    def start(self, job: JobRow, node: str = NODES[0]) -> JobRow:
         claimed = self.ledger.claim(job.id, nonce=f"{self.random.random()}", node=node).job
         assert claimed is not None
         return claimed
 
-    def complete(self, job: Job, seconds: float, result: Any = None, node: str = NODES[0]) -> Job:
+    def complete(self, job: JobRow, seconds: float, result: Any = None, node: str = NODES[0]) -> JobRow:
         run = self.start(job, node)
         self.advance(seconds)
         return self.ledger.complete(run, json.dumps(result))
 
-    def fail(self, job: Job, error: tuple[str, str], seconds: float = 2.0, node: str = NODES[1]) -> Job:
+    def fail(self, job: JobRow, error: tuple[str, str], seconds: float = 2.0, node: str = NODES[1]) -> JobRow:
         run = self.start(job, node)
         self.advance(seconds)
         kind, message = error
         text = {"type": kind, "message": message, "traceback": TRACEBACK.format(error=f"{kind}: {message}")}
         return self.ledger.fail(run, json.dumps(text), f"{kind}: {message}")
 
-    def dead_letter(self, **kwargs: Any) -> Job:
+    def dead_letter(self, **kwargs: Any) -> JobRow:
         """Return a job of `shop.study_plan` that has failed."""
         run = self.start(self.submit("shop.study_plan", "ann@example.org", **kwargs).job)
         return self.ledger.fail(run, json.dumps({"type": "E", "message": "", "traceback": ""}), "E")
 
-    def jobs(self) -> dict[str, Job]:
+    def jobs(self) -> dict[str, JobRow]:
         return {job.id: job for job in self.ledger.find(Query(limit=10_000))}
 
     def audited(self, *fields: str, limit: int = 1) -> list[tuple[Any, ...]]:

@@ -11,10 +11,10 @@ from fastapi import FastAPI
 from playwright.sync_api import ViewportSize, sync_playwright
 
 import onejob
-from tests.contract.support import StoreAddress
-from tests.http.serving import serving
+from tests.api.serving import serving
 from tests.pages.sample import fill, open_sample
 from tests.services import chromium_binary
+from tests.stores.support import StoreAddress
 
 SIZE: ViewportSize = {"width": 1280, "height": 860}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")

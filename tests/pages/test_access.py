@@ -14,14 +14,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
 import onejob
-from onejob.api.api_keys import KeyFile, Role, session_of
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError
-from onejob.pages import User, dashboard
+from onejob.pages import User, dashboard, sessions
+from tests.api.conftest import problem
+from tests.api.serving import asgi_status
 from tests.cases import for_each
-from tests.http.conftest import problem
-from tests.http.serving import asgi_status
-from tests.pages.browser import BASE, Browser, browser_of, mounted
-from tests.pages.sample import Sample
+from tests.pages.browser import BASE, Browser, browser_of, mounted, session_of
+from tests.pages.sample import Sample, open_sample
+from tests.stores.support import StoreAddress
 
 PAGES = ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/schedules", "/palette", "/audit")
 
@@ -64,7 +66,8 @@ def test_any_other_answer_of_a_hook_lets_nobody_in(sample: Sample, authorize: An
     for path in (*PAGES, f"/jobs/{sample.named['failed']}", "/live"):
         assert browser.get(path).status_code in ({403} if refuses else {422, 500}), path
     response = browser.get("/jobs", format="json")
-    assert ("jobs" in response.json(), "hunter2" in response.text) == (False, False)
+    assert "jobs" not in response.json()
+    assert "hunter2" not in response.text
     assert not refuses or sample.audited("actor", "outcome", "source") == [
         (decision[0] if decision else "", "forbidden", "dashboard")
     ]
@@ -145,6 +148,9 @@ class Login:
     def browser(self, **where: Any) -> Browser:
         return Browser(mounted(self.sample.app, keys=self.file.path), **where)
 
+    def session_of(self, text: str) -> str:
+        return session_of(self.sample, self.file, text)
+
     def logged_in(self, role: Role, name: str = "ann") -> Browser:
         browser = self.browser()
         assert browser.post("/login", key=self.file.add(name, role)).status_code == 303
@@ -221,11 +227,12 @@ def test_a_session_is_no_key(login: Login) -> None:
     assert other.post("/login", key=session).status_code == 401
     other.client.cookies.set(SESSION, text, path=BASE)
     assert other.get("/jobs").headers["location"] == f"{BASE}/login"
-    mine, others = (session_of(login.file.add(name, Role.EDIT)) for name in ("bob", "mallory"))
+    mine, others = (login.session_of(login.file.add(name, Role.EDIT)) for name in ("bob", "mallory"))
     headers = {"cookie": f"{SESSION}={mine}; {SESSION}={others}"}
     for format_ in ("html", "json"):
         response = login.browser().get("/jobs", headers, format=format_)
-        assert (response.status_code, "several cookies onejob_session" in response.text) == (400, True)
+        assert response.status_code == 400
+        assert "several cookies onejob_session" in response.text
 
 
 ONE_TASK = frozenset({"shop.send_invoice"})
@@ -247,10 +254,11 @@ def test_another_key_does_not_get_in(login: Login, key: str | dict[str, Any], st
     """A wrong, expired or limited key shows the form with the reason, and is recorded; its cookie is refused, too."""
     browser, text = login.browser(), key if isinstance(key, str) else login.file.add(secrets.token_hex(4), **key)
     response = browser.post("/login", key=text)
-    assert (response.status_code, said in response.text) == (status, True)
+    assert response.status_code == status
+    assert said in response.text
     assert SESSION not in browser.client.cookies
     assert login.sample.audited("action", "outcome") == [("login", "unauthorized" if status == 401 else "forbidden")]
-    browser.client.cookies.set(SESSION, session_of(text), path=BASE)
+    browser.client.cookies.set(SESSION, login.session_of(text), path=BASE)
     for path in ("/", "/jobs", f"/jobs/{login.sample.named['failed']}", "/live"):
         assert browser.get(path).status_code == (303 if status == 401 else 403)
     problem(browser.get("/jobs", format="json"), status, "unauthorized" if status == 401 else "forbidden")
@@ -270,6 +278,87 @@ def test_revocation_ends_the_session(login: Login) -> None:
     assert SESSION not in browser.client.cookies
     Path(login.file.path).write_text("{")
     assert other.get("/jobs").status_code == 503
+
+
+def test_logout_ends_the_session_everywhere(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a logout a copy of the cookie opens nothing, in any process; another session of the key lasts."""
+    monkeypatch.setattr(sessions, "ENDED_SECONDS", 0.0)
+    text = login.file.add("ann", Role.EDIT)
+    browser, other, process = login.browser(), login.browser(), login.browser()
+    for each in (browser, other):
+        assert each.post("/login", key=text).status_code == 303
+    copied = browser.client.cookies[SESSION]
+    for each in (process, copy := login.browser()):
+        each.client.cookies.set(SESSION, copied, path=BASE)
+        assert each.get("/jobs").status_code == 200
+    assert browser.submit(browser.page("/"), "/logout").status_code == 303
+    for each in (process, copy):
+        assert each.get("/jobs").headers["location"] == f"{BASE}/login"
+    assert other.get("/jobs").status_code == 200
+
+
+def test_a_session_lasts_twelve_hours(login: Login) -> None:
+    """The server refuses a session after 12 hours, one of the future, and one whose time or name was changed."""
+    now = 1_800_000_000.0
+    held = sessions.Sessions(login.file, lambda: login.sample.ledger, clock=lambda: now)
+    _, session = held.begin(login.file.add("ann", Role.READ))
+    assert held.key_of(session).name == "ann"
+    prefix, issued, name, mac = session.split(".")
+    others = [
+        (prefix, str(int(issued) + 9), name, mac),
+        (prefix, issued, "name", mac),
+        (prefix, issued, name, "0" * 64),
+    ]
+    for forged in (*map(".".join, others), "", session[:-1], session + ".x", f"{prefix}.\u0661.{name}.{mac}"):
+        with pytest.raises(Problem, match="log in again"):
+            held.key_of(forged)
+    now += sessions.SESSION_SECONDS - 1
+    assert held.key_of(session).name == "ann"
+    for moved in (2, -sessions.SESSION_SECONDS - 60):
+        now += moved
+        with pytest.raises(Problem, match="log in again"):
+            held.key_of(session)
+
+
+def test_a_key_can_end_its_sessions(login: Login) -> None:
+    """`end-sessions` and a rotation end all sessions that a key has opened, and it can open others; so do its heirs."""
+    text = login.file.add("ann", Role.READ)
+    for end in (lambda: login.file.end_sessions("ann"), lambda: login.file.rotate("ann", 3600.0)):
+        browser, unconcerned = login.browser(), login.logged_in(Role.READ, secrets.token_hex(4))
+        assert browser.post("/login", key=text).status_code == 303
+        assert browser.get("/jobs").status_code == 200
+        end()
+        assert browser.get("/jobs").headers["location"] == f"{BASE}/login"
+        assert browser.post("/login", key=text).status_code == 303
+        assert unconcerned.get("/jobs").status_code == 200
+    with pytest.raises(ConfigurationError, match="no key named 'nobody'"):
+        login.file.end_sessions("nobody")
+
+
+def test_a_new_secret_ends_all_sessions(login: Login) -> None:
+    """Without the secret that has signed them in the ledger, no session is accepted by a new process."""
+    browser = login.logged_in(Role.READ)
+    session = browser.client.cookies[SESSION]
+    login.sample.ledger.keep_event(sessions.SECRET_ID, None, keep_for=0.0)
+    assert sessions.Sessions(login.file, lambda: login.sample.ledger).key_of(session).name == "ann"
+    other = open_sample(StoreAddress(f"sqlite:///{login.file.path.with_name('other.db')}", "unused"))
+    with pytest.raises(Problem, match="log in again"):
+        sessions.Sessions(login.file, lambda: other.ledger).key_of(session)
+    other.close()
+
+
+def test_a_page_of_another_origin_gets_no_page(login: Login, browser: Browser) -> None:
+    """A page of another origin gets no page, whoever is logged in, by a hook or a key; it may lead people to one."""
+    keyed, failed = login.logged_in(Role.READ), login.sample.named["failed"]
+    for each in (browser, keyed):
+        for path in (*PAGES, f"/jobs/{failed}", "/live", "/duplicates?task=shop.send_invoice&arguments=1"):
+            for site in ("cross-site", "same-site"):
+                refused = each.get(path, {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"})
+                assert refused.status_code == 403, path
+                assert "a page of another origin" in refused.text, path
+        led = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        assert each.get("/jobs", led).status_code == 200
+        assert each.get("/jobs", {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}).status_code == 200
 
 
 def test_an_aborted_login_is_an_answer(login: Login) -> None:

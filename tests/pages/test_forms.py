@@ -11,14 +11,16 @@ import pytest
 from celery.schedules import crontab, schedule
 
 from onejob.api.checked_request import BODY_LIMIT
-from onejob.celery.beat import Beat
-from onejob.celery.operations import Operation
+from onejob.celery.beat.ticks import Beat
+from onejob.client.operation import Operation
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.pages import actions
 from onejob.pages.access import FIELD_LIMIT
 from tests.cases import for_each
-from tests.pages.browser import SAME_ORIGIN, Browser, HtmlPage, browser_of, on_every_store
+from tests.conftest import on_every_store
+from tests.fundamentals.shop import claimed, order
+from tests.pages.browser import SAME_ORIGIN, Browser, HtmlPage, browser_of
 from tests.pages.sample import Sample
 
 FORM = "application/x-www-form-urlencoded"
@@ -39,6 +41,8 @@ def forms_of(sample: Sample) -> list[tuple[str, dict[str, str]]]:
         (f"/operate/{failed}", {"operation": "redrive"}),
         (f"/edit/{failed}", {"args": "[]", "kwargs": '{"order_id": 5}'}),
         ("/schedules/celery.backend_cleanup", {"operation": "pause"}),
+        ("/blocks", {"kind": "strike", "task": "shop.study_plan"}),
+        ("/blocks/p-1", {"kind": "pause"}),
         ("/bulk/run", {"operation": "delete", "scope": "matching", "filter": "state=failed"}),
     ]
 
@@ -223,6 +227,24 @@ def test_selected_jobs_are_done_and_refused_ones_are_listed(browser: Browser, sa
     assert before.keys() - sample.jobs().keys() == {failed}
 
 
+def test_what_still_needs_a_job_is_shown_before_it_is_deleted(browser: Browser, sample: Sample) -> None:
+    """A job with an idempotency key is not deleted: the page says why, and offers a form that does it all the same."""
+    ledger = sample.ledger
+    kept = ledger.complete(claimed(ledger, ledger.submit(order(4711, key="k")).job.id), "1").id
+    ids = [("id", each) for each in (kept, sample.named["failed"])]
+    preview = browser.posted("/bulk/preview", *ids, operation="delete")
+    assert previewed(preview) == 1
+    assert f"job {kept} cannot be deleted: it is completed, and answers its idempotency key until" in preview.text
+    result = HtmlPage(browser.submit(preview, "/bulk/run").text)
+    assert "1 deleted, 1 refused." in result.text
+    assert ledger.get(kept).id == kept
+    forced = HtmlPage(browser.submit(result, "/bulk/preview").text)
+    assert previewed(forced) == 1
+    assert "1 deleted." in HtmlPage(browser.submit(forced, "/bulk/run").text).text
+    assert ledger.get_or_none(kept) is None
+    assert "operation=force_delete" in sample.audited("detail")[0][0]
+
+
 def test_a_group_of_dead_letters_is_redriven(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buttons of a group redrive or drop exactly its dead letters, in portions, also after its oldest is gone."""
     monkeypatch.setattr(actions, "PORTION", 2)
@@ -344,8 +366,9 @@ def test_the_forms_of_an_entry(scheduled: Sample, browser: Browser) -> None:
     assert browser.post(path, operation="pause").status_code == 303
     assert "nightly/north is paused." in browser.page("/schedules").text
     entries = {each["name"]: each for each in browser.json("/schedules")["entries"]}
-    assert (entries["nightly/north"]["paused"], entries["nightly/north"]["next_tick_at"]) == (True, None)
-    assert entries["wrong"]["error"] == "LookupError: no such moon"
+    assert entries["nightly/north"]["paused"] is True
+    assert entries["nightly/north"]["next_tick_at"] is None
+    assert entries["wrong"]["error"] == "cannot be computed: LookupError: no such moon"
     assert browser.post(path, operation="resume").status_code == 303
     assert "nightly/north goes on." in browser.page("/schedules").text
     jobs = len(scheduled.jobs())

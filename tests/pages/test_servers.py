@@ -24,9 +24,9 @@ from onejob.errors import StoreUnavailableError
 from onejob.pages import live
 from onejob.pages.app import create_app_with_dashboard
 from onejob.pages.endpoints import DELETED, Endpoints
+from tests.api.conftest import problem
+from tests.api.serving import PATIENCE, serving_wsgi
 from tests.cases import for_each
-from tests.http.conftest import problem
-from tests.http.serving import PATIENCE, serving_wsgi
 from tests.pages.browser import BASE, SAME_ORIGIN, Browser, HtmlPage
 from tests.pages.sample import Sample
 

@@ -17,11 +17,17 @@ from checks.project import ROOT
 from onejob import cli
 from onejob.cli.commands import main
 from onejob.errors import StoreError
+from onejob.jobs.broker_messages import NewMessage
+from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS
 from onejob.stores import open_store
 from onejob.stores.migrate import upgrade
+from onejob.stores.protocol import MessageStore
 from tests.cli.command import call
-from tests.contract.support import end, run, submit
 from tests.services import PostgresServer, client_program, eventually, free_port, redis_binary, start_postgres
+from tests.stores.lockstep import LockStep
+from tests.stores.support import ManualClock, StoreAddress, submit
+from tests.stores.test_records import ENTRY
+from tests.stores.test_sequences import SEQUENCES, Script
 from tests.tiers import deep
 
 DEPLOY = ROOT / "deploy"
@@ -69,15 +75,18 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
         examined = CliRunner(env={"ONEJOB_STORE_FILE": str(tmp_path / "store")}).invoke(main, ["doctor", "--json"])
         assert "postgresql-fsync" in examined.output, examined.output
         assert "postgresql-permissions" not in examined.output
-        store = open_store(url)
-        assert submit(store).id == "job-1"
-        end(store, run(store, "job-2", identity="b"))
-        store.close()
+        assert "postgresql-surplus-rights" not in examined.output
+        play_all(StoreAddress(url, "onejob"))
         outside = ("create schema other", "create table public.other ()", "create role other", "create database other",
                    "alter role onejob superuser", "create extension file_fdw schema onejob",
                    "copy (select 1) to program 'true'", "select pg_read_file('/etc/passwd')")  # fmt: skip
         inside = ("create table onejob.other ()", "alter table onejob.jobs add column other int",
-                  "drop table onejob.jobs", "truncate onejob.jobs")  # fmt: skip
+                  "drop table onejob.jobs", "truncate onejob.jobs", "delete from onejob.schema_version",
+                  "update onejob.schema_version set version_num = '9999'", "truncate onejob.audit_log",
+                  "insert into onejob.schema_version values ('9999')", "delete from onejob.ledger_info",
+                  "update onejob.audit_log set entry = '{}'", "delete from onejob.audit_log",
+                  "drop function onejob.trim_audit_log", "insert into onejob.ledger_info values ('other')",
+                  "select setval('onejob.audit_log_id_seq', 1)")  # fmt: skip
         for role, statements in ((owner, outside), (url, outside + inside)):
             with psycopg.connect(role, autocommit=True) as connection:
                 for refused in statements:
@@ -87,6 +96,33 @@ def test_the_roles_have_only_their_ledger(tmp_path: Path) -> None:
                 psycopg.connect(role.removesuffix("/onejob") + "/postgres")
     finally:
         server.remove()
+
+
+def play_all(address: StoreAddress) -> None:
+    """Run the operations of a ledger, with and without an own clock, and trim its audit log."""
+    clock = ManualClock()
+    with address.opened(clock) as store, psycopg.connect(address.url, autocommit=True) as connection:
+        for sequence in SEQUENCES:
+            Script(LockStep(clock, {"postgresql": store})).play(sequence)
+            for table in ("jobs", "keys", "duplicate_sums", "tombstones", "quotas", "duplicate_counts"):
+                connection.execute(f"delete from onejob.{table}".encode())  # noqa: S608 - ours
+    with address.opened() as store:
+        store.increment({"a": 1.0}, recent={"a": 1.0})
+        store.heartbeat("node", lasts=60.0)
+        store.keep_event("event", "body", keep_for=60.0)
+        assert isinstance(store, MessageStore)
+        store.put_messages([NewMessage("m", "", "q", "body")])
+        assert len(store.take_messages(["q"], limit=1, consumer="c", hold=60.0)) == 1
+        with psycopg.connect(address.url, autocommit=True) as connection:
+            for age, count in ((AUDIT_SECONDS + 60, 2), (0, AUDIT_LIMIT)):
+                connection.execute(
+                    "insert into onejob.audit_log (at, entry) "
+                    "select extract(epoch from now()) - %s, '{}' from generate_series(1, %s)", [age, count],
+                )  # fmt: skip
+            for _ in range(3):
+                store.append_audit(ENTRY, keep=1, keep_for=0.0)  # a service cannot delete more than the ledger does
+            left = connection.execute("select count(*), min(id) from onejob.audit_log").fetchone()
+        assert left == (AUDIT_LIMIT, 6)
 
 
 def test_the_roles_of_one_database_leave_the_others_as_they_are(postgres_server: PostgresServer) -> None:

@@ -83,6 +83,16 @@ def test_a_slow_case_fails_a_check(suite: Path) -> None:
     assert "make it faster, or mark it `deep`" in checked
 
 
+def test_a_slow_tier_fails_a_check(suite: Path) -> None:
+    """The end of a run of the first tier says its CPU time; above the budget it warns, and with `--slow` it fails."""
+    with (suite / "conftest.py").open("a") as conftest:
+        conftest.write("tiers.SLOW_SECONDS = 60.0\ntiers.TOTAL_SECONDS = 0.01\n")
+    warned, failed = (pytest_in(suite, "-m", "not deep", *options) for options in ([], ["--slow"]))
+    assert "s of 0.01 s: make tests cheaper" in warned.stdout
+    assert (warned.returncode, failed.returncode) == (0, 1)
+    assert "CPU" not in pytest_in(suite).stdout
+
+
 ERROR = "[2030-01-01 00:00:00,000: ERROR/MainProcess] no\n"
 
 

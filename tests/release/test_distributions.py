@@ -115,7 +115,7 @@ def test_the_metadata_has_absolute_links_only(distributions: dict[str, Path]) ->
     (text,) = (text for name, text in contents(distributions["wheel"]).items() if name.endswith("/METADATA"))
     targets = TARGET.findall(text.decode())
     assert [target for target in targets if not target.startswith("https://")] == []
-    assert f"{RAW}docs/images/bench.svg" in targets
+    assert f"{RAW}docs/images/idea.svg" in targets
 
 
 @pytest.mark.deep

@@ -117,7 +117,7 @@ def charge_bare(order):
         Order.objects.create(customer=f"{order} {onejob.current_job().attempt}")
         try:
             onejob.current_job().progress(1, 1, "charged")
-        except onejob.LeaseLost:
+        except onejob.errors.LeaseLost:
             pass
 
 

@@ -83,7 +83,7 @@ def test_run_job_shows_a_lost_run(jobs: Jobs) -> None:
 
 @for_each("at, task, error, message", [
     ("step:outlin", None, AssertionError, r"lose_worker\(at='after_step:outlin'\).*after_step:outline"),
-    ("somewhere", None, onejob.ConfigurationError, "'somewhere' is no point of a run"),
+    ("somewhere", None, onejob.errors.ConfigurationError, "'somewhere' is no point of a run"),
     ("start", shop.double, AssertionError, r"task=tests\.testing\.shop\.double\)"),
 ])  # fmt: skip
 def test_a_fault_that_does_not_happen_fails_the_test(at: str, task: Any, error: Any, message: str) -> None:
@@ -174,13 +174,13 @@ def test_a_task_that_retries_has_the_points_of_its_retry(matrix: Callable[..., A
 
 def test_effects_that_prove_nothing_are_refused(matrix: Callable[..., Any]) -> None:
     """Effects that no run changes, that stay from run to run, or that a child process cannot show, name a remedy."""
-    with pytest.raises(onejob.ConfigurationError, match=r"effects\(\) did not change.*0 before and after"):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"effects\(\) did not change.*0 before and after"):
         matrix(payments.charge_safely, effects=lambda: 0)
-    with pytest.raises(onejob.ConfigurationError, match=r"is 2 before a run, and was 1.*Pass setup="):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"is 2 before a run, and was 1.*Pass setup="):
         crash_matrix(payments.charge_safely, "ann", effects=payments.gateway.count)
     with pytest.raises(TypeError, match="effects"):
         crash_matrix(payments.charge_safely, "ann")
-    with pytest.raises(onejob.ConfigurationError, match="file or a database"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="file or a database"):
         matrix(payments.charge_in_memory, effects=payments.memory.copy, setup=payments.memory.clear)
     report = matrix(
         payments.charge_in_memory, effects=lambda: len(payments.memory), setup=payments.memory.clear, processes=False

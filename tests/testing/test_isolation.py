@@ -42,7 +42,7 @@ def test_each_block_has_a_ledger_of_its_own_and_leaves_nothing() -> None:
     assert [path.parent.exists() for path in paths] == [False, False]
     assert app.conf.changes == before
     assert shop.app.__dict__.get("_onejob_state") is state
-    with pytest.raises(onejob.JobNotFoundError), isolated(shop.app) as jobs:
+    with pytest.raises(onejob.errors.JobNotFoundError), isolated(shop.app) as jobs:
         jobs.get("no-such-job")
     assert shop.app.connection_for_write().hostname == "broker.invalid"
 
@@ -68,19 +68,19 @@ def test_settings_are_read_anew_in_each_block() -> None:
             assert app_state_of(app).settings.key_retention == seconds
     with isolated(app, key_retention=7, payload_limit=50) as jobs:
         assert jobs.app_state.settings.key_retention == 7
-        with pytest.raises(onejob.InvalidPayloadError, match="past 50 bytes"):
+        with pytest.raises(onejob.errors.InvalidPayloadError, match="past 50 bytes"):
             add.delay("x" * 100)
-        app.conf.onejob_sweep = 9.0
+        app.conf.onejob_crash_limit = 9
     assert app.conf.onejob_key_retention == 120
-    assert app.conf.get("onejob_sweep") is None
+    assert app.conf.get("onejob_crash_limit") is None
     app, add = make_app("sqlite:///unused.db")
     app.finalize()
     reset(app)
     own = app_state_of(app)
     with isolated(app, lease=6) as jobs:
-        assert jobs.get(add.delay(1).id).lease == 6
+        assert jobs.ledger.get(add.delay(1).id).lease == 6
     with isolated(app) as jobs:
-        assert jobs.get(add.delay(1).id).lease == 30
+        assert jobs.ledger.get(add.delay(1).id).lease == 30
     assert (own.settings.lease, own.settings.store) == (30, "sqlite:///unused.db")
 
 
@@ -113,7 +113,7 @@ def test_the_ledger_of_another_app_is_refused(jobs: Jobs, tmp_path: Path) -> Non
     """While an app is isolated, no real ledger of another app is opened: the error says what to do."""
     app, add = make_app(f"sqlite:///{tmp_path / 'real.db'}")
     app.conf.broker_url = "memory://"
-    with pytest.raises(onejob.ConfigurationError, match="isolate this app, too"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="isolate this app, too"):
         add.delay(1)
     with isolated(app):
         add.delay(1)
@@ -133,28 +133,19 @@ def test_two_isolated_apps_run_their_own_jobs(jobs: Jobs) -> None:
 
 def test_a_block_that_cannot_be_is_refused(jobs: Jobs) -> None:
     """A second isolation of one app and settings that cannot work are refused, and do no harm to the next block."""
-    with pytest.raises(onejob.ConfigurationError, match="already"), isolated(shop.app):
+    with pytest.raises(onejob.errors.ConfigurationError, match="already"), isolated(shop.app):
         pass
     app, add = make_app("sqlite:///unused.db")
     app.task(base=onejob.Task, name="settings.short", shared=False, lease=20)(add.run)
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("leese", {"leese": 3}), ("store", {"store": "redis://x"}), ("onejob_lease", {"lease": 0}),
-        ("heartbeat", {"lease": 100, "heartbeat": 30}),
+        ("onejob_heartbeat: a worker renews", {"heartbeat": 30}), ("not.*'webhook_ports'", {"webhook_ports": (80,)}),
     ]  # fmt: skip
     for message, options in wrong:
-        with pytest.raises(onejob.ConfigurationError, match=message), isolated(app, **options):
+        with pytest.raises(onejob.errors.ConfigurationError, match=message), isolated(app, **options):
             pass
     with isolated(app):
         assert add.delay(1).outcome == "admitted"
-
-
-def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
-    """The heartbeat of a short lease is a third of it, unless it was given or that of the app is shorter."""
-    app, _ = make_app("sqlite:///unused.db")
-    options: Any
-    for options, heartbeat in [({"lease": 3}, 1), ({"lease": 45}, 10), ({"lease": 6, "heartbeat": 3}, 3)]:
-        with isolated(app, **options) as jobs:
-            assert jobs.app_state.settings.heartbeat == heartbeat
 
 
 def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:

@@ -36,6 +36,16 @@ def test_assertions_compare_arguments_by_name(jobs: Jobs) -> None:
     assert [each.kwargs for each in jobs.submitted(shop.invoice)] == [{"note": ""}, {"note": "again"}]
 
 
+def test_the_client_operates_on_the_jobs_of_the_test(jobs: Jobs) -> None:
+    """`jobs.client` finds the jobs of the isolated app, changes them, and shows what `jobs.get` shows."""
+    result = shop.double.apply_async((1,), countdown=60)
+    assert [job.id for job in jobs.client.find(state="queued").jobs] == [result.id]
+    assert jobs.client.run_now(result.id) == jobs.get(result.id) == result.job
+    jobs.run_all()
+    assert jobs.get(result.id).result == 2
+    assert result.job.finished_at is not None
+
+
 def test_a_failed_assertion_names_the_nearest_submission(jobs: Jobs) -> None:
     """The message has the expectation, the smallest difference, and what was submitted."""
     shop.invoice.delay(8, note="call first")
@@ -48,9 +58,9 @@ def test_a_failed_assertion_names_the_nearest_submission(jobs: Jobs) -> None:
     assert lines[2:4] == ["submitted:", f"  {shop.invoice.name}(8, note='call first') admitted, job " + lines[3][-36:]]
     with pytest.raises(AssertionError, match=r"double was submitted 0 times, expected 1\nsubmitted:"):
         jobs.assert_submitted(shop.double)
-    with pytest.raises(onejob.ConfigurationError, match="one of admitted"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="one of admitted"):
         jobs.assert_submitted(shop.double, outcome="accepted")
-    with pytest.raises(onejob.ConfigurationError, match="no ledger"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="no ledger"):
         jobs.assert_submitted(shop.plain)
 
 
@@ -74,7 +84,7 @@ def test_countdowns_and_etas_become_due_on_the_clock(jobs: Jobs) -> None:
     jobs.travel(days=2)
     jobs.run_all()
     assert at.get(timeout=0) == 4
-    with pytest.raises(onejob.ConfigurationError, match="does not go back"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="does not go back"):
         jobs.travel(-1)
 
 
@@ -88,7 +98,7 @@ def test_uniqueness_windows_and_retentions_end(jobs: Jobs) -> None:
     assert shop.report.delay("monday").outcome == "admitted"
     jobs.travel(days=2)
     jobs.run_all()
-    with pytest.raises(onejob.JobPurgedError):
+    with pytest.raises(onejob.errors.JobPurgedError):
         jobs.get(first.id)
 
 
@@ -112,7 +122,8 @@ def test_eager_jobs_keep_their_promises(jobs: Jobs) -> None:
         inner = shop.parent.delay(4)
         assert jobs.get(inner.get(timeout=0)).result == 8
         failed = shop.fail.delay("no")
-        assert failed.job.error["message"] == "no"
+        assert failed.job.error is not None
+        assert failed.job.error.message == "no"
         assert shop.double.apply_async((1,), countdown=5).job.state is onejob.State.QUEUED
     assert shop.double.delay(3).job.state is onejob.State.QUEUED
 
@@ -122,7 +133,8 @@ def test_an_eager_app_is_eager_with_a_ledger(celery_app: Any, monkeypatch: pytes
     monkeypatch.setitem(celery_app.conf.changes, "task_always_eager", value=True)
     with isolated(celery_app) as jobs:
         outcomes = [shop.report.delay("tuesday").outcome for _ in range(2)]
-        assert (outcomes, jobs.is_eager) == (["admitted", "replayed"], True)
+        assert outcomes == ["admitted", "replayed"]
+        assert jobs.is_eager
 
 
 def test_an_unavailable_store_raises_where_it_does_in_production(jobs: Jobs) -> None:

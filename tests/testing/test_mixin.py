@@ -38,7 +38,7 @@ def test_outside_of_a_test_the_ledger_is_refused() -> None:
         super(cls, cls).setUpClass()
         try:
             shop.double.delay(1)
-        except onejob.ConfigurationError as error:
+        except onejob.errors.ConfigurationError as error:
             refusals.append(str(error))
 
     result = run_case(setUpClass=classmethod(set_up_class), test_it=lambda self: None)
@@ -57,5 +57,5 @@ def test_what_a_test_case_does_wrong_is_explained() -> None:
     assert ["super().setUp()" in text for _, text in result.errors] == [True, True]
     result = run_case(test_it=lambda self: self.jobs.lose_worker("step:none"))
     assert ["no run has reached this point" in text for _, text in result.errors + result.failures] == [True]
-    with pytest.raises(onejob.ConfigurationError, match=r"class Case\(JobsMixin, TestCase\)"):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"class Case\(JobsMixin, TestCase\)"):
         type("Case", (unittest.TestCase, JobsMixin), {})

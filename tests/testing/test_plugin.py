@@ -69,18 +69,18 @@ PROGRAMS = [
         def test_it(jobs):
             assert jobs.app is shop.app
     """),
-    # the marker has jobs run within their submissions, and gives settings; the nearest wins, and brings its heartbeat
+    # the marker has jobs run within their submissions, and gives settings; the nearest wins
     ("onejob_app = shop:app", 3, """
         import pytest
         from shop import invoice
 
-        pytestmark = pytest.mark.onejob(lease=50, sweep=3)
+        pytestmark = pytest.mark.onejob(lease=50, crash_limit=5)
 
         @pytest.mark.onejob(eager=True, lease=40)
         def test_it(jobs):
             result = invoice.delay(1)
             assert result.get(timeout=0) == "invoice 1, attempt 1"
-            assert (jobs.app_state.settings.lease, jobs.app_state.settings.sweep) == (40, 3)
+            assert (jobs.app_state.settings.lease, jobs.app_state.settings.crash_limit) == (40, 5)
 
         def test_not_eager(jobs):
             assert invoice.delay(1).state == "PENDING"
@@ -88,7 +88,7 @@ PROGRAMS = [
         @pytest.mark.onejob(lease=6)
         def test_a_short_lease(jobs):
             result = invoice.delay(1)
-            assert (jobs.get(result.id).lease, jobs.app_state.settings.heartbeat) == (6, 2)
+            assert jobs.ledger.get(result.id).lease == 6
     """),
     # an app that a fixture of the module isolates is left alone, so that its tests share one ledger
     ("onejob_app = shop:app", 2, """
@@ -165,7 +165,7 @@ def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pyt
         def refuse():
             from shop import app, invoice
             app.conf.update(onejob_store="sqlite:///real.db", broker_url="memory://")
-            with pytest.raises(onejob.ConfigurationError, match="request the fixture `jobs`"):
+            with pytest.raises(onejob.errors.ConfigurationError, match="request the fixture `jobs`"):
                 invoice.delay(1)
             assert not Path("real.db").exists()
 
@@ -187,7 +187,7 @@ def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pyt
 
         def test_after_the_ledger_was_opened():
             from shop import invoice
-            with pytest.raises(onejob.ConfigurationError, match="request the fixture `jobs`"):
+            with pytest.raises(onejob.errors.ConfigurationError, match="request the fixture `jobs`"):
                 invoice.delay(1)
 
         @pytest.mark.onejob

@@ -46,7 +46,9 @@ def test_a_canceled_body_stops_at_its_next_report() -> None:
 def test_a_retry_shows_its_countdown_and_its_cause() -> None:
     """A body that asks for a retry leaves a retrying job, the countdown, and the exception that caused it."""
     run = run_job(shop.fetch, "https://example.com", retries=1)
-    assert (run.state, run.retried, run.retry_in) == (onejob.State.RETRYING, True, 120)
+    assert run.state == onejob.State.RETRYING
+    assert run.retried
+    assert run.retry_in == 120
     assert isinstance(run.error, shop.GatewayDownError)
     with pytest.raises(onejob.OneJobError, match="its job is retrying, to run again in 120 s"):
         _ = run.result
@@ -65,12 +67,12 @@ def test_a_failure_is_raised_by_the_result(eager: bool) -> None:
 
 def test_arguments_and_results_pass_through_json() -> None:
     """What a real job cannot store, a tested one cannot either: arguments are refused, and a result fails the job."""
-    with pytest.raises(onejob.InvalidPayloadError, match="no canonical text"):
+    with pytest.raises(onejob.errors.InvalidPayloadError, match="no canonical text"):
         run_job(shop.plan, object())
-    with pytest.raises(onejob.InvalidArgumentsError, match="does not accept"):
+    with pytest.raises(onejob.errors.InvalidArgumentsError, match="does not accept"):
         run_job(shop.invoice)
     run = run_job(shop.unstorable)
-    assert isinstance(run.error, onejob.InvalidPayloadError)
+    assert isinstance(run.error, onejob.errors.InvalidPayloadError)
 
 
 def test_a_run_is_nobodys_duplicate() -> None:
@@ -89,13 +91,13 @@ def test_a_run_is_nobodys_duplicate() -> None:
 
 def test_options_that_cannot_be_are_refused(jobs: Jobs) -> None:
     """Steps of a first attempt, attempt 0, a task of Celery's own and one of another app are refused with a remedy."""
-    with pytest.raises(onejob.ConfigurationError, match="only an earlier one keeps steps"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="only an earlier one keeps steps"):
         jobs.run_job(shop.plan, "physics", attempt=1, steps={"outline": 1})
-    with pytest.raises(onejob.ConfigurationError, match="count from 1"):
+    with pytest.raises(onejob.errors.ConfigurationError, match="count from 1"):
         jobs.run_job(shop.plan, "physics", attempt=0)
-    with pytest.raises(onejob.ConfigurationError, match=r"base=onejob\.Task"):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"base=onejob\.Task"):
         jobs.run_job(shop.plain, 1)
-    with pytest.raises(onejob.ConfigurationError, match=r"of app 'payments'.*isolated app 'testing_shop'"):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"of app 'payments'.*isolated app 'testing_shop'"):
         jobs.run_job(payments.charge_bare, "ann")
-    with pytest.raises(onejob.ConfigurationError, match=r"crash_matrix runs a task that has base=onejob\.Task"):
+    with pytest.raises(onejob.errors.ConfigurationError, match=r"crash_matrix runs a task that has base=onejob\.Task"):
         jobs.crash_matrix(shop.plain, 1, effects=None)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 import onejob
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from onejob.testing import Jobs, isolated
 from tests.cases import for_each
 from tests.testing import payments
@@ -87,7 +87,7 @@ def test_a_rollback_takes_webhooks_back(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_connection_that_calls_nobody_back_is_refused(till: Jobs) -> None:
     """A plain connection, whose commit a test cannot see, is refused with what to use in its place."""
-    refused = pytest.raises(onejob.ConfigurationError, match="Use a Session in this test")
+    refused = pytest.raises(onejob.errors.ConfigurationError, match="Use a Session in this test")
     with closing(sqlite3.connect(gateway.path)) as plain, refused:
         charge_in_transaction.submit("ann", session=plain)
     till.assert_not_submitted(charge_in_transaction)

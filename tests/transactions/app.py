@@ -18,13 +18,14 @@ from sqlalchemy.pool import NullPool
 
 import onejob
 import tests.celery.app
+from tests.intervals import read_intervals
 
 
-class Stage(tests.celery.app.Stage):
-    """Where the bodies leave marks, wait for gates that the test opens, and write their effects."""
+class Effects(tests.celery.app.Checkpoints):
+    """The checkpoints of bodies, and the effects that they write into the database of the ledger."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config["test_stage"])
+        super().__init__(config["test_directory"])
         self.schema = config["onejob_namespace"]
         self.url = config["onejob_store"]
         self.engine = create_engine(self.url.replace("://", "+psycopg://"), poolclass=NullPool)
@@ -57,10 +58,10 @@ class LostConnection(psycopg.Connection[Any]):
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
 
-BODIES: dict[str, Callable[[Stage, onejob.RunningJob, str], Any]] = {}
+BODIES: dict[str, Callable[[Effects, onejob.RunningJob, str], Any]] = {}
 
 
-def body(function: Callable[[Stage, onejob.RunningJob, str], Any]) -> Any:
+def body(function: Callable[[Effects, onejob.RunningJob, str], Any]) -> Any:
     """Register a body, which tests call by its name with spaces."""
     BODIES[function.__name__.replace("_", " ")] = function
     return function
@@ -68,82 +69,83 @@ def body(function: Callable[[Stage, onejob.RunningJob, str], Any]) -> Any:
 
 @contextmanager
 def completing(
-    stage: Stage, job: onejob.RunningJob, key: str, result: object, connect: Callable[[], Any] | None = None
+    effects: Effects, job: onejob.RunningJob, key: str, result: object, connect: Callable[[], Any] | None = None
 ) -> Iterator[None]:
     """Run a block in a transaction after an effect and the completion of the job."""
-    with job.transaction(connect or stage.session) as session:
-        stage.write(session, key)
+    with job.transaction(connect or effects.session) as session:
+        effects.write(session, key)
         job.complete_in(session, result)
         yield
 
 
 @body
-def commits(stage: Stage, job: onejob.RunningJob, key: str) -> str:
-    with completing(stage, job, key, f"result of {key}"):
+def commits(effects: Effects, job: onejob.RunningJob, key: str) -> str:
+    with completing(effects, job, key, f"result of {key}"):
         return "not looked at"
 
 
 @body
-def commits_without_a_result(stage: Stage, job: onejob.RunningJob, key: str) -> str:
-    with job.transaction(stage.session) as session:
-        stage.write(session, key)
+def commits_without_a_result(effects: Effects, job: onejob.RunningJob, key: str) -> str:
+    with job.transaction(effects.session) as session:
+        effects.write(session, key)
     return "not looked at"
 
 
 @body
-def waits_and_commits(stage: Stage, job: onejob.RunningJob, key: str) -> Any:
-    stage.mark(key, "waits")
-    stage.wait(key)
-    return commits(stage, job, key)
+def waits_and_commits(effects: Effects, job: onejob.RunningJob, key: str) -> Any:
+    effects.mark(key, "waits")
+    effects.wait(key)
+    return commits(effects, job, key)
 
 
 @body
-def raises_inside(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with completing(stage, job, key, "never"):
+def raises_inside(effects: Effects, job: onejob.RunningJob, key: str) -> None:
+    with completing(effects, job, key, "never"):
         raise LookupError(key)
 
 
 @body
-def raises_afterwards(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    commits(stage, job, key)
+def raises_afterwards(effects: Effects, job: onejob.RunningJob, key: str) -> None:
+    commits(effects, job, key)
     raise LookupError(key)
 
 
 @body
-def swallows_its_rollback(stage: Stage, job: onejob.RunningJob, key: str) -> str:
+def swallows_its_rollback(effects: Effects, job: onejob.RunningJob, key: str) -> str:
     with suppress(LookupError):
-        raises_inside(stage, job, key)
+        raises_inside(effects, job, key)
     return f"result of {key}"
 
 
 @body
-def loses_the_answer(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with completing(stage, job, key, f"result of {key}", lambda: LostSession(stage.engine)):
+def loses_the_answer(effects: Effects, job: onejob.RunningJob, key: str) -> None:
+    with completing(effects, job, key, f"result of {key}", lambda: LostSession(effects.engine)):
         pass
 
 
 @body
-def loses_the_answer_plainly(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    with completing(stage, job, key, f"result of {key}", lambda: LostConnection.connect(stage.url)):
+def loses_the_answer_plainly(effects: Effects, job: onejob.RunningJob, key: str) -> None:
+    with completing(effects, job, key, f"result of {key}", lambda: LostConnection.connect(effects.url)):
         pass
 
 
 def build(config: dict[str, Any]) -> celery.Celery:
     app = celery.Celery("transactions", changes=config)
-    stage = Stage(config)
+    read_intervals(app, config)
+    effects = Effects(config)
 
     def effect(key: str, how: str = "commits") -> Any:
-        return BODIES[how](stage, onejob.current_job(), key)
+        return BODIES[how](effects, onejob.current_job(), key)
 
     def note(value: Any, key: str) -> Any:
-        stage.mark(key, "noted")
+        effects.mark(key, "noted")
         return [key, value]
 
     options: dict[str, Any] = {"shared": False, "base": onejob.Task, "unique_on": ["key"]}
-    greedy = {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0}
+    retrying = {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0}
     define: Any = app.task  # the published types know no task that a base class gives options
     define(effect, name="effect", **options)
-    define(effect, name="greedy", **greedy, **options)
+    define(effect, name="retrying", **retrying, **options)
     define(note, name="note", **options)
     for name, conflict_policy in {"newest": "replace", "again": "run_again", "strict": "raise"}.items():
         define(effect, name=name, on_duplicate=conflict_policy, **options)

@@ -1,12 +1,14 @@
 """What the code of docs/guides/transactions.md needs: its blocks continue this file."""
 
 import os
+from collections.abc import Iterator  # noqa: F401 - the blocks use it
+from typing import Annotated  # noqa: F401 - the same
 
 import celery
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI  # noqa: F401 - the same
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker  # noqa: F401 - the same
 from sqlalchemy.pool import NullPool
 
 import onejob  # noqa: F401 - the blocks use it

@@ -12,15 +12,16 @@ import pytest
 from sqlalchemy.orm import Session
 
 import onejob
-from onejob import ConfigurationError, InvalidArgumentsError
+from onejob.celery import run as runs
 from onejob.celery.current_job import RunningJob
-from onejob.jobs.policy import Limits
+from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.jobs.text_limits import TextLimits
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
 from onejob.transactions.fence import TABLE
 from tests.cases import for_each
-from tests.contract.races import together
-from tests.contract.support import start, submission, submit
+from tests.stores.races import together
+from tests.stores.support import start, submission, submit
 from tests.transactions.owners import connect_psycopg2, engine_of
 
 CONNECT: dict[str, Callable[[str], Any]] = {
@@ -70,7 +71,7 @@ def guarded(bare: Guarded) -> Guarded:
 def running_job(tmp_path: Path) -> Iterator[RunningJob]:
     with closing(open_store(f"sqlite:///{tmp_path / 'ledger.db'}")) as store:
         submit(store)
-        yield RunningJob(start(store), Ledger(store), Limits())
+        yield RunningJob(runs.Run(start(store), Ledger(store), TextLimits()))
 
 
 @pytest.fixture
@@ -113,19 +114,21 @@ def test_a_sqlite_connection_in_autocommit_is_refused(
     with pytest.raises(ConfigurationError, match="autocommit mode"):
         onejob.fence(plain_sqlite, Run())
     plain_sqlite.execute("begin")
-    assert [onejob.fence(plain_sqlite, job) for job in (running_job, running_job.job)] == [True, False]
+    assert [onejob.fence(plain_sqlite, job) for job in (running_job, running_job._run.job)] == [True, False]
     plain_sqlite.execute("rollback")
 
 
 def test_effect_keys_never_change(running_job: RunningJob) -> None:
     """The key of an effect is the same in every release, process and attempt, and other for another job or name."""
     assert running_job.effect_key("charge") == "onejob-fed8cfb0-8eb8-533a-9dcc-a40ab913435b"
-    ledger = running_job._ledger
-    ledger.crash(running_job.job, "lost", "{}")
+    run: runs.Run = running_job._run
+    ledger = run._ledger
+    ledger.crash(run.job, "lost", "{}")
     keys = [running_job.effect_key(name) for name in ("charge", "mail", "Charge", "1:charge")]
     for job_id in ("job-1", "job-2", "job-1:1"):
         ledger.submit(submission(job_id))
-        keys.append(RunningJob(start(ledger.store, job_id), ledger, Limits()).effect_key("charge"))
+        run = runs.Run(start(ledger.store, job_id), ledger, TextLimits())
+        keys.append(RunningJob(run).effect_key("charge"))
     assert (keys.count(keys[0]), len(set(keys))) == (2, len(keys) - 1)
 
 

@@ -11,18 +11,23 @@ import psycopg
 import pytest
 import redis
 from celery import _state
+from fastapi import Depends
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import RunningJob, set_current_job
+from onejob.celery.messages.payload import decode
+from onejob.celery.run import Run, set_current_run
 from onejob.jobs.lifecycle import State
 from onejob.stores.migrate import upgrade
 from onejob.transactions.fence import TABLE
-from tests.contract.support import not_none
 from tests.services import PostgresServer, RedisServer
+from tests.stores.support import not_none
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
+COMMITTING = ("/orders", "/orders/dependency")
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -82,22 +87,48 @@ def messages(guide: Any) -> list[str]:
 def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
     app_state = app_state_of(guide.app)
     job = not_none(app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job)
-    with set_current_job(RunningJob(job, app_state.ledger, app_state.settings.limits)):
+    with set_current_run(Run(job, app_state.ledger, app_state.settings.limits)):
         task(*args)
 
 
-@pytest.mark.parametrize("path", ["/orders", "/orders/async"])
+@pytest.mark.parametrize("path", ["/orders", "/orders/async", "/orders/dependency"])
 def test_an_order_and_its_job_are_atomic(guide: Any, path: str) -> None:
     """A request commits an order with its job, which is published, and whose end is committed with the invoice."""
     with TestClient(guide.api) as client:
-        answer = client.post(path, params={"customer": "ann"}).json()
-    assert answer["job"] in messages(guide)
-    run(guide, answer["job"], guide.invoice, answer["order"])
-    number = f"R-{answer['order']:06}"
-    job = app_state_of(guide.app).ledger.get(answer["job"])
+        job_id = client.post(path, params={"customer": "ann"}).json()["job"]
+    assert job_id in messages(guide)
+    (order,) = decode(app_state_of(guide.app).ledger.get(job_id).payload).args
+    run(guide, job_id, guide.invoice, order)
+    number = f"R-{order:06}"
+    job = app_state_of(guide.app).ledger.get(job_id)
     assert (job.state, job.result) == (State.COMPLETED, f'"{number}"')
     with guide.sessions() as session:
-        assert session.get_one(guide.Order, answer["order"]).invoice == number
+        assert session.get_one(guide.Order, order).invoice == number
+
+
+def test_a_response_follows_the_commit(guide: Any) -> None:
+    """A commit that fails is an error of the request; a dependency of FastAPI's default scope has answered by then."""
+    depends = Depends(guide.get_session)
+
+    def late(session: Session = depends) -> dict[str, str]:
+        return {"job": guide.invoice.submit(0, session=session).id}
+
+    def fail(_session: Session) -> None:
+        raise RuntimeError("the database has gone")
+
+    guide.api.post("/orders/late")(late)
+    event.listen(guide.sessions, "before_commit", fail)
+    try:
+        client = TestClient(guide.api, raise_server_exceptions=False)
+        statuses = [client.post(path, params={"customer": "eve"}).status_code for path in COMMITTING]
+        promised = client.post("/orders/late")
+    finally:
+        event.remove(guide.sessions, "before_commit", fail)
+    assert statuses == [500] * len(COMMITTING)
+    assert promised.status_code == 200, "FastAPI's default: the guide says so"
+    assert app_state_of(guide.app).ledger.get_or_none(promised.json()["job"]) is None
+    with guide.sessions() as session:
+        assert session.query(guide.Order).filter_by(customer="eve").count() == 0
 
 
 def test_effects_elsewhere_are_guarded(guide: Any) -> None:
@@ -107,8 +138,8 @@ def test_effects_elsewhere_are_guarded(guide: Any) -> None:
     app_state = app_state_of(guide.app)
     app_state.ledger.crash(app_state.ledger.get(job.id), "lost before its end was recorded", "{}")
     app_state.ledger.claim(job.id, nonce="again", node="test")
-    again = RunningJob(app_state.ledger.get(job.id), app_state.ledger, app_state.settings.limits)
-    with set_current_job(again):
+    again = Run(app_state.ledger.get(job.id), app_state.ledger, app_state.settings.limits)
+    with set_current_run(again):
         guide.book(7)
     with guide.books() as session:
         assert (session.query(guide.Entry).count(), list(guide.CHARGES.values())) == (1, [7])

@@ -11,4 +11,4 @@ fresh_address = on_stores("sqlite")
 
 @pytest.fixture
 def settings() -> WebhookSettings:
-    return WebhookSettings.from_mapping(SETTINGS, namespace="tests")
+    return WebhookSettings.from_mapping(SETTINGS)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from standardwebhooks import WebhookVerificationError
 
+from onejob.jobs.ledger_settings import RETENTION, LedgerSettings
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Job
-from onejob.jobs.policy import RETENTION, Policy
+from onejob.jobs.model import JobRow
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -21,11 +21,12 @@ from onejob.stores.protocol import Store
 from onejob.webhooks import client
 from onejob.webhooks.client import FairSlots, WebhookClient
 from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, Delivery
-from onejob.webhooks.job import LEASE, MEDIA_TYPE, webhook_submission
-from onejob.webhooks.settings import SCHEDULE, WebhookSettings
+from onejob.webhooks.job import LEASE, MEDIA_TYPE, SCHEDULE, webhook_submission
+from onejob.webhooks.settings import WebhookSettings
 from tests.cases import for_each
-from tests.conftest import every_store
-from tests.contract.support import (
+from tests.conftest import on_every_store
+from tests.services import free_port
+from tests.stores.support import (
     ManualClock,
     apply,
     assert_legal,
@@ -39,7 +40,6 @@ from tests.contract.support import (
     submit,
     sweep,
 )
-from tests.services import free_port
 from tests.webhooks.receiver import OLDER, SECRET, Got, Receiver
 
 ERROR = '{"type": "ValueError", "message": "no", "traceback": "a secret path"}'
@@ -55,16 +55,18 @@ class Setup:
     def __post_init__(self) -> None:
         self.delivery = self.delivery_with()
 
-    def delivery_with(self, **settings: Any) -> Delivery:
+    def delivery_with(
+        self, *, namespace: str = "tests", schedule: tuple[float, ...] = SCHEDULE, **settings: Any
+    ) -> Delivery:
         used = replace(self.settings, **settings)
-        return Delivery(self.ledger, used, WebhookClient(used), "node-1")
+        return Delivery(self.ledger, used, WebhookClient(used), "node-1", namespace=namespace, schedule=schedule)
 
-    def follow(self, path: str = "/ok", job_id: str = "job-1", url: str = "", **values: str) -> Job:
+    def follow(self, path: str = "/ok", job_id: str = "job-1", url: str = "", **values: str) -> JobRow:
         """Create the webhook that reports the end of a job to a path of the receiver, or to a URL."""
         new = webhook_submission(url or self.receiver.url(path), self.ledger.get(job_id), **values)
         return not_none(self.ledger.follow(new, follows_id=job_id))
 
-    def ended(self, path: str = "/ok", job_id: str = "job-1", **values: str) -> Job:
+    def ended(self, path: str = "/ok", job_id: str = "job-1", **values: str) -> JobRow:
         end(self.ledger.store, run(self.ledger.store, job_id))
         return self.follow(path, job_id, **values)
 
@@ -73,11 +75,11 @@ class Setup:
         sweep(self.ledger, _no_broker, dispatchers={WEBHOOK_TASK: self.delivery.deliver})
         return self.receiver.got()
 
-    def read(self, job: Job) -> Job:
+    def read(self, job: JobRow) -> JobRow:
         return self.ledger.get(job.id)
 
 
-def _no_broker(job: Job) -> None:
+def _no_broker(job: JobRow) -> None:
     if job.task == WEBHOOK_TASK:
         msg = "a webhook was published"
         raise AssertionError(msg)
@@ -91,7 +93,7 @@ def setup(ledger: Ledger, settings: WebhookSettings, receiver: Receiver, clock: 
 # --- the event ---------------------------------------------------------------------------------------------------
 
 
-@every_store
+@on_every_store
 @pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON])
 def test_each_end_is_reported(setup: Setup, store: Store, event: Transition) -> None:
     """The next sweep after any kind of end sends one signed event with the public view of the job."""
@@ -202,7 +204,9 @@ def test_a_retry_says_why_and_when(setup: Setup, path: str | None, wait: float, 
     setup.sweep()
     job = setup.read(webhook)
     assert 0.9 * wait <= job.run_at - setup.clock() <= 1.1 * wait
-    assert (reason in job.reason, job.reason.isprintable(), len(job.reason) < 200) == (True, True, True)
+    assert reason in job.reason
+    assert job.reason.isprintable()
+    assert len(job.reason) < 200
 
 
 def test_the_event_outlives_the_job(setup: Setup, store: Store) -> None:
@@ -221,7 +225,7 @@ def test_the_event_outlives_the_job(setup: Setup, store: Store) -> None:
             submit(store, "another", identity=f"identity-of-{change}")
             assert read(store, change).duplicate_count == 1
         setup.clock.advance(6.0)
-        setup.delivery_with(source="urn:other").deliver(setup.read(webhook))
+        setup.delivery_with(namespace="other").deliver(setup.read(webhook))
         first, second = setup.receiver.got(path)
         assert (first.body, first.id) == (second.body, second.id)
         assert setup.read(webhook).state is State.COMPLETED
@@ -239,7 +243,7 @@ def test_what_is_gone_is_a_failed_attempt(setup: Setup, store: Store) -> None:
     assert "the event of job ended is no longer stored" in setup.read(sent).reason
 
 
-@every_store
+@on_every_store
 def test_gone_is_final(setup: Setup, store: Store) -> None:
     """After a 410 the webhook is a dead letter at once; redriven, it sends the same event until it is purged."""
     webhook = setup.ended("/status/410")
@@ -289,7 +293,7 @@ def test_a_lost_worker_loses_no_webhook(setup: Setup, store: Store) -> None:
 @pytest.mark.parametrize("first", ["killed", "failed"])
 def test_a_short_retention_loses_no_webhook(setup: Setup, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """However shortly ended jobs are kept, an event outlives a killed worker's lease, and the pause before a retry."""
-    setup.ledger = Ledger(setup.ledger.store, Policy(retention=dict.fromkeys(FINAL, 1.0)))
+    setup.ledger = Ledger(setup.ledger.store, LedgerSettings(retention=dict.fromkeys(FINAL, 1.0)))
     setup.delivery = setup.delivery_with(schedule=SCHEDULE[-1:])
     webhook = setup.ended("/times/1" if first == "failed" else "/ok")
     with monkeypatch.context() as patch:
@@ -344,7 +348,7 @@ def test_a_webhook_before_the_end_is_postponed(
     assert len(setup.sweep()) == 1
 
 
-@every_store
+@on_every_store
 def test_the_event_is_stored_once(setup: Setup, store: Store) -> None:
     """The webhooks of a job share one stored event: none of their rows and steps contains the result."""
     result = json.dumps("r" * 10_000)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, Submission
+from onejob.jobs.model import JobRow, Submission
 from onejob.jobs.transitions import new_job
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -29,8 +29,8 @@ from onejob.webhooks.delivery import (
 from onejob.webhooks.job import WebhookPayload, webhook_submission
 from onejob.webhooks.settings import WebhookSettings
 from tests.cases import for_each
-from tests.contract.support import end, not_none, run, sweep
 from tests.services import eventually
+from tests.stores.support import end, not_none, run, sweep
 from tests.webhooks.receiver import Receiver
 
 HOSTS = 2 * THREADS
@@ -47,7 +47,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def queue(ledger: Ledger, settings: WebhookSettings) -> Iterator[DeliveryQueue]:
-    delivery = Delivery(ledger, settings, WebhookClient(settings), "node-1")
+    delivery = Delivery(ledger, settings, WebhookClient(settings), "node-1", namespace="tests")
     queue = DeliveryQueue(delivery.deliver)
     yield queue
     queue.close(40)
@@ -100,13 +100,13 @@ def test_slow_resolvers_delay_no_other_submitter(
 # --- the queue, without a network ------------------------------------------------------------------------------------
 
 
-def webhook_to(number: int, host: str, submitter: str = "", retries: int = 0) -> Job:
+def webhook_to(number: int, host: str, submitter: str = "", retries: int = 0) -> JobRow:
     """Return the job of a webhook to a host; it is in no ledger."""
     submission = Submission(
         id=str(number), task=WEBHOOK_TASK, identity="", fingerprint="", nonce="", lease=1.0, submitter=submitter,
         retries=retries, payload=json.dumps({"kwargs": WebhookPayload("job", f"https://{host}/")._asdict()}),
     )  # fmt: skip
-    return new_job(submission, now=0.0, wake_after=0.0)
+    return new_job(submission, now=0.0, wake_after=0.0, is_sent=False)
 
 
 class Gate:
@@ -119,7 +119,7 @@ class Gate:
         self.started: list[str] = []
         self.delivered: list[str] = []
 
-    def __call__(self, job: Job) -> None:
+    def __call__(self, job: JobRow) -> None:
         host = WebhookPayload.from_job(job).url.split("/")[2]
         with self._lock:
             self.started.append(host)
@@ -231,7 +231,7 @@ def test_an_internal_error_ends_no_thread(caplog: pytest.LogCaptureFixture) -> N
     """A delivery that raises is logged, and the next one proceeds."""
     delivered = []
 
-    def deliver(job: Job) -> None:
+    def deliver(job: JobRow) -> None:
         if job.id == "0":
             raise ZeroDivisionError
         delivered.append(job.id)

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from onejob.webhooks.job import build_headers
 from tests.cases import for_each
-from tests.contract.support import not_none
+from tests.stores.support import not_none
 from tests.webhooks.receiver import OLDER, SECRET
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "webhooks.md"

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.webhooks.settings import (
-    SCHEDULE,
     URL_LIMIT,
     WebhookSettings,
     WebhookUrl,
@@ -27,21 +26,17 @@ from tests.webhooks.receiver import OLDER, SECRET
 
 def read(**given: Any) -> WebhookSettings:
     conf = {f"onejob_webhook_{name}": value for name, value in given.items()}
-    return WebhookSettings.from_mapping(conf, namespace="shop")
+    return WebhookSettings.from_mapping(conf)
 
 
 def test_settings_are_read() -> None:
-    """Each setting is read by its name; by default there are ten attempts in three and a half days, on port 443."""
-    assert read() == WebhookSettings(source="urn:onejob:shop", ports=(443,), schedule=SCHEDULE)
-    assert (len(SCHEDULE), 75 * 3600 < sum(SCHEDULE) < 84 * 3600) == (9, True)
-    given: dict[str, Any] = {
-        "secrets": [SECRET], "source": "https://shop.example", "ports": [443, 80], "allow": ["192.0.2.0/24"],
-        "schedule": [0, 1.5],
-    }  # fmt: skip
-    settings = read(**given)
+    """Each setting is read by its name; by default webhooks go to port 443 only."""
+    assert read() == WebhookSettings(ports=(443,))
+    settings = read(secrets=[SECRET], ports=[443, 80], allow=["192.0.2.0/24"])
     assert settings.secrets == (SECRET,)
-    assert (settings.source, settings.ports, settings.allows_http) == ("https://shop.example", (443, 80), True)
-    assert ([str(network) for network in settings.networks], settings.schedule) == (["192.0.2.0/24"], (0, 1.5))
+    assert settings.ports == (443, 80)
+    assert settings.allows_http
+    assert [str(network) for network in settings.networks] == ["192.0.2.0/24"]
 
 
 @for_each("given", [
@@ -53,8 +48,7 @@ def test_settings_are_read() -> None:
     {"submitter_secrets": {"shop": [SECRET, "whsec_x"]}}, {"submitter_secrets": {"shop": []}},
     {"submitter_secrets": {"": [SECRET]}}, {"submitter_secrets": {7: [SECRET]}}, {"ports": 443}, {"ports": [0]},
     {"ports": [65536]}, {"ports": ["443"]}, {"ports": [True]}, {"allow": "127.0.0.0/8"},
-    {"allow": ["127.0.0.1/8"]}, {"allow": ["localhost"]}, {"allow": [None]}, {"schedule": 5}, {"schedule": [-1]},
-    {"schedule": ["5"]}, {"schedule": [float("inf")]}, {"source": "two words"}, {"source": 7},
+    {"allow": ["127.0.0.1/8"]}, {"allow": ["localhost"]}, {"allow": [None]},
 ])  # fmt: skip
 def test_an_invalid_value_is_refused(given: dict[str, Any]) -> None:
     """An invalid value is refused with the name of its setting."""

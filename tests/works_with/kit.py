@@ -21,12 +21,13 @@ def make_app(make: type[celery.Celery] = celery.Celery, **settings: Any) -> cele
     app.conf.update(
         onejob_store=os.environ["SHOP_LEDGER"],
         onejob_namespace=os.environ["SHOP_NAMESPACE"],
-        onejob_sweep=0.2,
-        onejob_heartbeat=0.5,
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
         **settings,
     )
+    from onejob.celery.app_state import Intervals, app_state_of
+
+    app_state_of(app).intervals = Intervals(sweep=0.2, heartbeat=0.5)
     return app
 
 

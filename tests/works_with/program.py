@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from onejob.ledger.ledger import Ledger
-from tests.contract.support import StoreAddress
 from tests.release.environments import ROOT
 from tests.services import Daemon, eventually
+from tests.stores.support import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import JobRow
 
 on_both_brokers = pytest.mark.parametrize("direct", [False, True], ids=["redis", "onejob"])
 """Run a test with a Redis as the broker, and with the ledger itself."""
@@ -111,13 +111,13 @@ class Program:
         eventually(lambda: len(self.marks) >= number)
         return self.marks
 
-    def jobs(self, task: str | None = None) -> list[Job]:
+    def jobs(self, task: str | None = None) -> list[JobRow]:
         """Return the jobs of the ledger, or those of a task, oldest first."""
         address = StoreAddress(self.variables["SHOP_LEDGER"], self.variables["SHOP_NAMESPACE"])
         with address.opened() as store:
             return Ledger(store).find(Query(task=task))[::-1]
 
-    def await_states(self, *states: str, task: str | None = None) -> list[Job]:
+    def await_states(self, *states: str, task: str | None = None) -> list[JobRow]:
         """Wait until the jobs have these states, oldest first, and return the jobs."""
         eventually(lambda: [job.state for job in self.jobs(task)] == [*states])
         return self.jobs(task)

@@ -40,7 +40,7 @@ async def job(number): pass
 
 try:
     app.finalize()
-except onejob.ConfigurationError as error:
+except onejob.errors.ConfigurationError as error:
     answer = str(error)
 """
 

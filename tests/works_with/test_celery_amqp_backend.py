@@ -39,7 +39,7 @@ try:
     failing.get(timeout=20)
 except ValueError as error:
     answer.append(repr(error))
-except onejob.JobFailedError as error:
+except onejob.errors.JobFailedError as error:
     answer.append(str(error))
 """
 

@@ -36,7 +36,7 @@ def batch(requests): pass
 
 try:
     app.finalize()
-except onejob.ConfigurationError as error:
+except onejob.errors.ConfigurationError as error:
     answer = str(error)
 """
 

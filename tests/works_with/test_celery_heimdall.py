@@ -46,7 +46,7 @@ def both(number): pass
 
 try:
     app.finalize()
-except onejob.ConfigurationError as error:
+except onejob.errors.ConfigurationError as error:
     answer = str(error)
 """
 

@@ -43,7 +43,7 @@ class Behind(onejob.Task, celery_longterm_scheduler.Task):
 
 try:
     app.task(base=Behind, name="behind")(body).delay(1)
-except onejob.ConfigurationError as error:
+except onejob.errors.ConfigurationError as error:
     answer = str(error)
 """
 

@@ -51,7 +51,7 @@ def both(number): pass
 
 try:
     app.finalize()
-except onejob.ConfigurationError as error:
+except onejob.errors.ConfigurationError as error:
     answer = str(error)
 """
 

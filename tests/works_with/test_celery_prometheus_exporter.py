@@ -14,7 +14,7 @@ ROW = Row(
     holds="Each run is counted once by its end; a duplicate is not.",
     do="`worker -E`.",
     fails="It takes a broker's URL and no app, so it cannot read `onejob://`. Waiting jobs without a message, "
-    "duplicates and dead letters are not there: [metrics](../observability.md#metrics).",
+    "duplicates and dead letters are not there: [metrics](../operations/observability.md#metrics).",
 )
 APP = """
 from kit import *

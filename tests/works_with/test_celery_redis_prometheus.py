@@ -13,7 +13,8 @@ ROW = Row(
     ran="`celery prometheus` beside a worker, with jobs that complete, fail, wait and are duplicates; Redis, "
     "`onejob://`",
     holds="Runs and their ends are counted once; a duplicate is none.",
-    do="`worker -E`. What waits in the ledger, duplicates and dead letters: [metrics](../observability.md#metrics).",
+    do="`worker -E`. What waits in the ledger, duplicates and dead letters: "
+    "[metrics](../operations/observability.md#metrics).",
     fails="",
 )
 APP = """

@@ -11,7 +11,7 @@ ROW = Row(
     needs=("dnspython==2.9.2",),
     ran="`health_check.contrib.celery.Ping` with a worker that runs a job, and without one; Redis, `onejob://`",
     holds="The check passes while a worker is there, busy or not, and fails without one.",
-    do="Readiness of the ledger is [another question](../observability.md).",
+    do="Readiness of the ledger is [another question](../operations/observability.md).",
     fails="",
 )
 APP = """

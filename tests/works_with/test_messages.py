@@ -48,6 +48,6 @@ def test_a_message_may_be_packed(program: MakeProgram, serializer: str, compress
 def test_an_unknown_compression_is_refused_at_the_submission(program: MakeProgram) -> None:
     """A compression that kombu does not have is an error of the submission, which names those that it has."""
     shop = program(APP, SERIALIZER="json", COMPRESSION="lz4")
-    refused = "try: store.delay('', 1)\nexcept onejob.InvalidArgumentsError as error: answer = str(error)"
+    refused = "try: store.delay('', 1)\nexcept onejob.errors.InvalidArgumentsError as error: answer = str(error)"
     assert "application/zstd" in shop.run(refused)
     assert not shop.jobs()

@@ -45,7 +45,7 @@ answer = [len({task.delay(call).id for call in calls}) for task in (whole, by_id
 FAIL = """
 try:
     by_id.delay({"id": "x"}).get(timeout=20)
-except onejob.JobFailedError as error:
+except onejob.errors.JobFailedError as error:
     answer = str(error)
 """
 

@@ -33,6 +33,6 @@ def show_job(job_id: str) -> tuple[dict[str, Any], int]:
     result = send_invoice.AsyncResult(job_id)
     try:
         job = result.job
-    except onejob.JobNotFoundError:
+    except onejob.errors.JobNotFoundError:
         return {"error": "there is no such job"}, 404
     return {"state": job.state, "result": result.get() if job.state == "completed" else None}, 200

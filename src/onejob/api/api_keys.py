@@ -1,4 +1,4 @@
-"""API keys: 256 random bits each. The key file stores only a hash of each key, with its name and what it may do."""
+"""API keys: 256 random bits each. The key file stores only a hash of each key, with its name and permissions."""
 
 import hashlib
 import hmac
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Collection, Iterator
@@ -22,13 +23,13 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NO_QUOTAS, Quotas, check_name
 
 PREFIX = "onejob_"
-"""Every key begins with this, so that people and secret scanners recognize one."""
+"""The beginning of every key, by which people and secret scanners recognize it."""
 WRITABLE_BY_OTHERS = 0o022
 Version: TypeAlias = tuple[int, ...]
 
 
 class Role(StrEnum):
-    """A role of an API key. Each role includes those before it."""
+    """A role of an API key. Each role includes the roles before it."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -43,23 +44,25 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key as the file stores it: times are since the epoch."""
+    """An API key as the file stores it; times are seconds since the epoch."""
 
     name: str
     role: Role
     sha256: str
-    """The hexadecimal digest of the text of its sessions, `session_of`, which is a digest of the key."""
+    """The hexadecimal digest of the key."""
     created_at: float
     expires_at: float | None = None
-    """When it stops working; None: never."""
+    """The time at which the key stops working; None: never."""
     own_jobs: bool = False
     tasks: frozenset[str] | None = None
-    """The only tasks that it may submit and see; None: all."""
+    """The tasks that the key may submit and whose jobs it may see; None: all."""
     quotas: Quotas = NO_QUOTAS
+    sessions_ended: int = 0
+    """How often the key's dashboard sessions were ended; each session is signed with this number."""
 
     @property
     def expired(self) -> bool:
-        """Whether it no longer works."""
+        """Whether the key no longer works."""
         return self.expires_at is not None and self.expires_at <= time.time()
 
     @property
@@ -73,6 +76,7 @@ class Key:
             "name": self.name, "role": self.role, "sha256": self.sha256, "created_at": self.created_at,
             "expires_at": self.expires_at, "own_jobs": self.own_jobs or None,
             "tasks": None if self.tasks is None else sorted(self.tasks), **self.quotas.texts(),
+            "sessions_ended": self.sessions_ended or None,
         }  # fmt: skip
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -85,23 +89,22 @@ class KeyFile:
         self._loaded: tuple[Version, tuple[Key, ...]] | None = None
         """The keys, and the version of the file that they were read from."""
 
-    def read(self) -> tuple[Key, ...]:
-        """Return the keys. Raises `ConfigurationError` if the file is unreadable, invalid or writable by others."""
+    def read(self, *, manages: bool = False) -> tuple[Key, ...]:
+        """Return the keys. Raises `ConfigurationError` if the file is unreadable or invalid, or others may change it.
+
+        `manages`: read for an operator, who as root manages the files of all users; a server trusts only some users.
+        """
         try:
             loaded = self._loaded
             if loaded is None or loaded[0] != _version_of(self.path.stat()):
-                loaded = self._loaded = _load(self.path)
+                loaded = self._loaded = _load(self.path, any_owner=manages and os.geteuid() == 0)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(f"the API keys in {self.path} cannot be used: {error}") from error
         return loaded[1]
 
     def find(self, text: str) -> Key | None:
-        """Return the key with this text, None if there is none."""
-        return self.find_session(session_of(text))
-
-    def find_session(self, session: str) -> Key | None:
-        """Return the key whose session has this text, None if there is none. The comparison takes constant time."""
-        digest = _digest(session)
+        """Return the key with this text, None if there is none. The comparison takes constant time."""
+        digest = _digest(text)
         matching = [key for key in self.read() if hmac.compare_digest(key.sha256, digest)]
         return matching[0] if matching else None
 
@@ -115,7 +118,7 @@ class KeyFile:
         own_jobs: bool = False,
         tasks: Collection[str] | None = None,
     ) -> str:
-        """Add a key and return its text, which the file does not store. The fields are those of `Key`.
+        """Add a key and return its text, which the file does not store. The parameters are fields of `Key`.
 
         Raises `ConfigurationError` for a name that is already in use, and for quotas of a role that cannot submit jobs.
         """
@@ -133,8 +136,10 @@ class KeyFile:
     def rotate(self, name: str, overlap: float, expires_at: float | None = None) -> str:
         """Replace a key by a new one with the same name and permissions, and return its text.
 
-        The former key works for `overlap` more seconds. The new one expires at `expires_at`, or else after as long a
-        time as the former one was valid for. Raises `ConfigurationError` if there is no key of this name.
+        The former key works for `overlap` more seconds; its sessions of the dashboard end now. The new key expires at
+        `expires_at`; without it, the new key is valid for as long as the former one was.
+
+        Raises `ConfigurationError` if there is no key of this name.
         """
         now = time.time()
         with self._changing() as keys:
@@ -145,27 +150,34 @@ class KeyFile:
             if expires_at is None and latest.expires_at is not None:
                 expires_at = now + latest.expires_at - latest.created_at
             ends = [now + overlap if key.expires_at is None else min(key.expires_at, now + overlap) for key in former]
-            ending = [replace(key, expires_at=end) for key, end in zip(former, ends, strict=True)]
+            ending = [_without_sessions(replace(key, expires_at=end)) for key, end in zip(former, ends, strict=True)]
             keys[:] = [key for key in keys if key.name != name] + [key for key in ending if not key.expired]
             return _append(keys, replace(latest, created_at=now, expires_at=expires_at))
 
     def revoke(self, name: str) -> None:
-        """Remove a key, and its former ones. Raises `ConfigurationError` if there is none of this name."""
+        """Remove all keys of a name, also former ones. Raises `ConfigurationError` if no key has this name."""
         with self._changing() as keys:
             remaining = [key for key in keys if key.name != name]
             if len(remaining) == len(keys):
                 raise self._no_key(name)
             keys[:] = remaining
 
+    def end_sessions(self, name: str) -> None:
+        """End all dashboard sessions of a key. Raises `ConfigurationError` if no key has this name."""
+        with self._changing() as keys:
+            if all(key.name != name for key in keys):
+                raise self._no_key(name)
+            keys[:] = [_without_sessions(key) if key.name == name else key for key in keys]
+
     @contextmanager
     def _changing(self) -> Iterator[list[Key]]:
         """Yield the keys, and store the changed list, while no other process changes the file."""
-        target = Path(os.path.realpath(self.path))  # a symbolic link stays one
-        lock = target.with_name(f".{target.name}.lock")  # another file, since a change replaces the file itself
+        target = Path(os.path.realpath(self.path))  # a symbolic link remains a symbolic link
+        lock = target.with_name(f".{target.name}.lock")  # a separate file, since a change replaces the key file itself
         try:
             with FileLock(lock, mode=0o600):
                 _copy_owner(target, lock)
-                keys = list(self.read()) if target.exists() else []
+                keys = list(self.read(manages=True)) if target.exists() else []
                 yield keys
                 replace_file(target, json.dumps([key.row() for key in keys], indent=2))
         except OSError as error:
@@ -177,29 +189,58 @@ class KeyFile:
 
 def _append(keys: list[Key], key: Key) -> str:
     text = PREFIX + secrets.token_urlsafe(32)
-    keys.append(replace(key, sha256=_digest(session_of(text))))
+    keys.append(replace(key, sha256=_digest(text)))
     return text
 
 
-def _version_of(stat: os.stat_result) -> Version:
-    return stat.st_dev, stat.st_ino, stat.st_nlink, stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+def _without_sessions(key: Key) -> Key:
+    return replace(key, sessions_ended=key.sessions_ended + 1)
 
 
-def _load(path: Path) -> tuple[Version, tuple[Key, ...]]:
+def _version_of(found: os.stat_result) -> Version:
+    return (
+        found.st_dev, found.st_ino, found.st_nlink, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    )  # fmt: skip
+
+
+def _load(path: Path, *, any_owner: bool) -> tuple[Version, tuple[Key, ...]]:
     with path.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        if stat.st_mode & WRITABLE_BY_OTHERS:
+        found = os.fstat(file.fileno())
+        if found.st_mode & WRITABLE_BY_OTHERS:
             raise ValueError(f"it is writable by other users: run chmod 600 {path}")
-        if not stat.st_nlink:
+        _check_place(path, 0 if any_owner else found.st_uid)
+        if not found.st_nlink:
             raise ValueError("it was replaced, and only the former file is mounted here: mount its directory instead")
-        return _version_of(stat), tuple(_key_from(row) for row in json.loads(file.read()))
+        return _version_of(found), tuple(_key_from(row) for row in json.loads(file.read()))
+
+
+def _check_place(path: Path, owner: int) -> None:
+    """Raise `ValueError` if a user whom the server has no reason to trust owns the file, or may replace it.
+
+    Root, the user of the server, and the owner of the folder are trusted: the latter can always replace the file.
+    """
+    folders = {path.parent, Path(os.path.realpath(path)).parent}  # the folders of a symbolic link and of the file
+    trusted = {0, os.geteuid()}
+    for folder in folders:
+        found = folder.stat()
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise ValueError(f"everybody may replace it, since its folder is writable by all: run chmod o-w {folder}")
+        trusted.add(found.st_uid)
+    if owner not in trusted:
+        raise ValueError(
+            f"it belongs to the user {owner}, who is neither root, nor the user of this process ({os.geteuid()}), nor "
+            f"the owner of its folder: run chown root {path}, and let the group of the server read it"
+        )
 
 
 def _key_from(row: dict[str, Any]) -> Key:
     tasks, own_jobs, expires_at = row.get("tasks"), row.get("own_jobs", False), row.get("expires_at")
+    sessions_ended = row.get("sessions_ended", 0)
     check_name("the name of an API key", row["name"])
     if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
         raise TypeError(f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names")
+    if not isinstance(sessions_ended, int) or isinstance(sessions_ended, bool) or sessions_ended < 0:
+        raise TypeError(f"sessions_ended of {row['name']!r} must be a count, not {sessions_ended!r:.100}")
     times = [float(each) for each in (row["created_at"], expires_at) if each is not None]
     if not all(map(math.isfinite, times)):
         raise ValueError(f"the times of {row['name']!r} must be numbers of seconds since the epoch")
@@ -207,17 +248,14 @@ def _key_from(row: dict[str, Any]) -> Key:
         row["name"], Role(row["role"]), bytes.fromhex(row["sha256"]).hex(), times[0],
         expires_at=None if expires_at is None else times[1], own_jobs=own_jobs,
         tasks=None if tasks is None else frozenset(tasks),
-        quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")),
+        quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")), sessions_ended=sessions_ended,
     )  # fmt: skip
 
 
-def session_of(text: str) -> str:
-    """Return the text that stands for a key in the session of a browser: it is no key, nor leads to one."""
-    return hashlib.sha256(b"onejob session " + text.encode("utf-8", "replace")).hexdigest()
-
-
-def _digest(session: str) -> str:
-    return hashlib.sha256(session.encode("utf-8", "replace")).hexdigest()
+def _digest(text: str) -> str:
+    """Return the digest of a key, which is the same in key files of all versions of this module."""
+    inner = hashlib.sha256(b"onejob session " + text.encode("utf-8", "replace")).hexdigest()
+    return hashlib.sha256(inner.encode()).hexdigest()
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -244,7 +282,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def _copy_owner(path: Path, other: Path) -> None:
-    """Give another file the owner of this one, if it exists, so that the user who owns this one can use that, too."""
+    """Give `other` the owner of the file `path`, if that exists, so that its owner can use both."""
     if not path.exists():
         return
     wanted, present = path.stat(), other.lstat()

@@ -6,10 +6,10 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from threading import Event
 from types import GenericAlias
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from celery import Celery
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -21,10 +21,12 @@ from onejob.api import response_models as models
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
 from onejob.api.auth import DirectRoutes, Guard, check_local, guarded, route_for
+from onejob.api.caller_limits import CHECKS_PER_MINUTE, BodyLimits
 from onejob.api.callers import May, caller_dependency, check_operator
 from onejob.api.job_reads import WAITS_PER_CALLER
 from onejob.api.problems import MEDIA_TYPE, SCHEMA, Headers, Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
+from onejob.api.routes.blocks import BlockRoutes
 from onejob.api.routes.jobs import JobRoutes
 from onejob.api.routes.ledger import LedgerRoutes
 from onejob.api.routes.operate import OperateRoutes, empty_body
@@ -32,14 +34,34 @@ from onejob.api.routes.submit import check_endpoint, submit_endpoint
 from onejob.celery.app_state import app_state_of
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
-from onejob.jobs.public_view import JobView
+from onejob.jobs.blocks import BLOCK_LIMIT
+from onejob.jobs.public_view import Job
 from onejob.jobs.submitter import Quotas
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOGS_KEPT
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
+
+
+def _problem(description: str, *headers: str) -> dict[str, Any]:
+    declared = {name: {"schema": {"type": "string"}} for name in headers}
+    content = {MEDIA_TYPE: {"schema": SCHEMA}}
+    return {"description": f"{description} (RFC 9457)", "content": content} | ({"headers": declared} if headers else {})
+
+
 PROBLEM_RESPONSES: Responses = {
-    status: {"description": "A problem (RFC 9457)", "content": {MEDIA_TYPE: {"schema": SCHEMA}}}
-    for status in ("4XX", "5XX")
+    "429": _problem("A quota or a limit of the caller is used up", "Retry-After"),
+    "500": _problem("An unexpected error, which the server's log has"),
+    "503": _problem("The ledger is unavailable, or the server is overloaded", "Retry-After"),
+    "4XX": _problem("A problem"),
+    "5XX": _problem("A problem"),
 }
+UNAUTHORIZED: Responses = {"401": _problem("No valid API key", "WWW-Authenticate")}
+API_KEY = HTTPBearer(auto_error=False, description="An API key: `onejob keys add NAME --role ROLE --file keys.json`.")
+PURPOSE = "Equal jobs run once. Undeclared query parameters are refused with 422."
+WITHOUT_KEYS = (
+    "This server has no API keys: it answers every request of its own machine, under a local name and through no "
+    "proxy, and any other with 403."
+)
 SUBMIT_RESPONSES: Responses = {
     200: {
         "model": models.SubmitResponse | models.ValidatedSubmission,
@@ -63,16 +85,16 @@ STREAM_RESPONSES: Responses = {
 }
 CANCEL_RESPONSES: Responses = {
     200: {"description": "The job is canceled"},
-    202: {"model": JobView, "description": "Cancellation of the run was requested"},
+    202: {"model": Job, "description": "Cancellation of the run was requested"},
 }
 REQUIRED_BODY = {"requestBody": {"required": True}}
 """A JSON body is required even if it is empty, since an HTML form of another site cannot send one."""
 
 
 class JobConvertor(PathConvertor):
-    """The id of a job at the end of a path: it may have slashes, but does not end like the path of another route."""
+    """Converts a job's id at the end of a path; the id may have slashes, but does not end like another route's path."""
 
-    regex = "(?!.*/(?:cancel|redrive|edit|run-now|events|duplicates|history|explanation)$).+"
+    regex = "(?!.*/(?:cancel|redrive|edit|run-now|events|duplicates|history|logs|explanation)$).+"
 
 
 register_url_convertor("job", JobConvertor())
@@ -96,14 +118,15 @@ def router(
     caller: Callable[..., Any] | None = None,
     may: May | None = None,
     waits_per_caller: int = WAITS_PER_CALLER,
+    checks_per_minute: int = CHECKS_PER_MINUTE,
 ) -> APIRouter:
     """Return the HTTP API of a Celery app, for a FastAPI app: `app.include_router(router(celery_app))`.
 
-    Somebody has to authenticate its clients: `keys`, the file of API keys (`onejob keys add`); or `caller`; or
-    `dependencies`, such as `[Depends(your_own_check)]`, which precede every route but those of health checks. With none
-    of them only requests from this machine to a local host name are accepted, whatever `include_router` adds, which the
-    router cannot see. `open=True` accepts every request: for an app whose middleware, or whose dependencies of
-    `include_router`, authenticate. Raises `ConfigurationError` for an app that is unsafe to expose.
+    One of these has to authenticate the clients: `keys`, the file of API keys (`onejob keys add`); or `caller`; or
+    `dependencies`, such as `[Depends(your_own_check)]`, which precede every route but those of health checks. Without
+    any of these, only requests from this machine to a local host name are accepted, whatever `include_router` adds,
+    which the router cannot see. `open=True` accepts every request: for an app whose middleware, or whose dependencies
+    of `include_router`, authenticate. Raises `ConfigurationError` for an app that is unsafe to expose.
 
     `caller`: a function that returns the authenticated user of your app for a request, as a name or as a `Caller`. It
     is a FastAPI dependency: it may be async, and have dependencies of its own. A user who is given as a name sees only
@@ -115,7 +138,8 @@ def router(
     the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
 
     `waits_per_caller`: how many event streams and long polls may be open at once in this process, per API key or
-    caller; without either per address of a client.
+    caller; without either per address of a client. `checks_per_minute`: how many checks (`POST /duplicates/check`, and
+    submissions with `validate_only`) this process answers, counted alike; one with a large body counts as several.
     """
     if caller is None and may is not None:
         raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
@@ -134,11 +158,12 @@ def router(
     key_file = None if keys is None else KeyFile(keys)
     is_local = not (open or checks or key_file)
     guard = Guard(keys=key_file, quotas=quotas, is_local=is_local)
-    return _build_router(celery_app, guard, prefix, checks, waits_per_caller=waits_per_caller)
+    limits = BodyLimits(checks_per_minute)
+    return _build_router(celery_app, guard, limits, prefix, checks, waits_per_caller=waits_per_caller)
 
 
 def _build_router(
-    celery_app: Celery, guard: Guard, prefix: str = "", checks: Sequence[Any] = (), **waits: Any
+    celery_app: Celery, guard: Guard, limits: BodyLimits, prefix: str = "", checks: Sequence[Any] = (), **waits: Any
 ) -> APIRouter:
     """Return the router; `checks`: dependencies that authenticate a request, and may set its caller."""
     check_serializers(celery_app)
@@ -150,12 +175,14 @@ def _build_router(
     security = list(checks)
     if guard.keys is not None:
         guard.keys.read()
-        security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
+        security.append(Depends(API_KEY))
     route = guarded(replace(guard, audit=RequestAudit(ledger)))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=PROBLEM_RESPONSES)
-    for place, role, endpoint, shared in _routes_of(celery_app, tasks, jobs):
+    for place, role, endpoint, shared in _routes_of(celery_app, tasks, jobs, limits):
         options, (method, path) = {**shared}, place.split()
         options["route_class_override"] = route_for(route, role, options.pop("direct", None))
+        if role is not None and guard.keys is not None:
+            options["responses"] = UNAUTHORIZED | options.get("responses", {})
         options["dependencies"] = [] if role is None else [*security, *options.get("dependencies", ())]
         api.add_api_route(path, endpoint, methods=[method], **options)
         if method == "GET" and options.get("response_class") is not StreamingResponse:
@@ -164,60 +191,80 @@ def _build_router(
     return api
 
 
-def _routes_of(app: Celery, tasks: Mapping[str, Task], jobs: JobRoutes) -> Iterable[tuple[str, Role | None, Any, Any]]:
-    """Return the method and path, the role, the endpoint, and the options of each route, in the order of matching.
-
-    The role is the lowest that may call the endpoint; None: no API key is required.
-    """
-    operate, ledger = OperateRoutes(app, jobs), LedgerRoutes(app, jobs.ledger)
-    submit, submit_directly = submit_endpoint(app, tasks)
-    empty = {"dependencies": [Depends(empty_body)], "openapi_extra": REQUIRED_BODY}
-    of_all = {"dependencies": [Depends(check_operator)]}
-    operated = empty | {"dependencies": [Depends(check_operator), Depends(empty_body)]}
-    submitted, page = _returns(models.SubmitResponse, status_code=202), _returns(models.JobPage)
-    job, entry = _returns(JobView, **empty), _returns(models.ScheduleEntryView, **operated)
-    found = _returns(JobView, responses=NOT_MODIFIED, direct=jobs.get_job_directly)
-    explanation = _returns(models.ExplanationView, **of_all)
-    stream = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
-    return (
-        ("POST /jobs", Role.SUBMIT, submit, submitted | {"responses": SUBMIT_RESPONSES, "direct": submit_directly}),
-        ("POST /duplicates/check", Role.READ, check_endpoint(app, tasks), _returns(models.DuplicateCheckView)),
-        # This one is before the routes of one job, whose id may be any text.
-        ("POST /jobs/bulk", Role.OPERATE, operate.operate_many, {}),
-        ("POST /jobs/{job_id:path}/cancel", Role.OPERATE, operate.cancel, job | {"responses": CANCEL_RESPONSES}),
-        ("POST /jobs/{job_id:path}/redrive", Role.OPERATE, operate.redrive, job | {"status_code": 202}),
-        ("POST /jobs/{job_id:path}/edit", Role.EDIT, operate.edit, submitted),
-        ("POST /jobs/{job_id:path}/run-now", Role.OPERATE, operate.run_now, job),
-        ("DELETE /jobs/{job_id:job}", Role.OPERATE, operate.delete, {"status_code": 204, "response_class": Response}),
-        ("POST /dead/redrive", Role.OPERATE, operate.redrive_many, {}),
-        ("GET /jobs", Role.READ, jobs.list_jobs, page),
-        ("GET /jobs/{job_id:job}", Role.READ, jobs.get_job, found),
-        ("GET /jobs/{job_id:path}/events", Role.READ, jobs.stream_events, stream),
-        ("GET /jobs/{job_id:path}/duplicates", Role.READ, jobs.list_duplicates, _lists(models.DuplicateView)),
-        ("GET /jobs/{job_id:path}/history", Role.READ, jobs.list_history, _lists(models.HistoryEntryView)),
-        ("GET /jobs/{job_id:path}/explanation", Role.OPERATE, jobs.explain_job, explanation),
-        ("GET /duplicates/summary", Role.READ, jobs.summarize_duplicates, _lists(models.DuplicateStatsView)),
-        ("GET /dead", Role.OPERATE, jobs.list_dead_letters, page),
-        ("GET /dead/groups", Role.OPERATE, jobs.group_dead_letters, _returns(models.FailureGroupsView)),
-        ("GET /schedules", Role.READ, ledger.list_schedules, _lists(models.ScheduleEntryView, **of_all)),
-        ("POST /schedules/{entry:path}/pause", Role.OPERATE, ledger.pause_schedule, entry),
-        ("POST /schedules/{entry:path}/resume", Role.OPERATE, ledger.resume_schedule, entry),
-        ("POST /schedules/{entry:path}/run", Role.OPERATE, ledger.run_schedule, operated),
-        ("GET /audit", Role.OPERATE, ledger.list_audit, _lists(models.AuditEntryView, **of_all)),
-        ("GET /queues", Role.READ, ledger.list_queues, _lists(models.QueueLoadView, **of_all)),
-        ("GET /activity", Role.READ, ledger.get_activity, _returns(models.ActivityView, **of_all)),
-        ("GET /healthz", None, ledger.healthz, {}),
-        ("GET /readyz", None, ledger.readyz, {}),
-        ("GET /metrics", Role.READ, ledger.metrics, {"response_class": PlainTextResponse, **of_all}),
-    )
-
-
 def _returns(model: Any, **options: Any) -> dict[str, Any]:
     return {"response_model": model, **options}
 
 
-def _lists(model: Any, **options: Any) -> dict[str, Any]:
-    return _returns(GenericAlias(list, model), **options)
+def _lists(model: Any, limit: int | None = None, **options: Any) -> dict[str, Any]:
+    """Return the options of a route that returns a list; `limit`: the most items; None: the list is always complete."""
+    returned: Any = GenericAlias(list, model)
+    return _returns(returned if limit is None else Annotated[returned, models.at_most(limit)], **options)
+
+
+EMPTY = {"dependencies": [Depends(empty_body)], "openapi_extra": REQUIRED_BODY}
+OF_ALL: dict[str, Any] = {"dependencies": [Depends(check_operator)]}
+OPERATED = EMPTY | {"dependencies": [Depends(check_operator), Depends(empty_body)]}
+JOB, ENTRY = _returns(Job, **EMPTY), _returns(models.ScheduleEntryView, **OPERATED)
+BLOCKED = _returns(models.BlockView, status_code=201, **OF_ALL)
+UNBLOCKED: dict[str, Any] = OF_ALL | {"status_code": 204, "response_class": Response}
+SUBMITTED, PAGE = _returns(models.SubmitResponse, status_code=202), _returns(models.JobPage)
+EXPLANATION = _returns(models.ExplanationView, **OF_ALL)
+DUPLICATES = _lists(models.DuplicateView, DUPLICATE_LIMIT)
+LOGS = _lists(models.RunLogView, LOGS_KEPT, **OF_ALL)
+HISTORY = _lists(models.HistoryEntryView, HISTORY_LIMIT)
+SAVED, COSTS = _lists(models.DuplicateStatsView, models.PAGE_LIMIT), _lists(models.CostView, models.PAGE_LIMIT)
+STREAM = {"response_class": StreamingResponse, "responses": STREAM_RESPONSES}
+
+
+def _routes_of(
+    app: Celery, tasks: Mapping[str, Task], jobs: JobRoutes, limits: BodyLimits
+) -> Iterable[tuple[str, Role | None, Any, Any]]:  # fmt: skip
+    """Return the method and path, the role, the endpoint, and the options of each route, in the order of matching.
+
+    The role is the lowest role that may call the endpoint; None: no API key is required.
+    """
+    operate, ledger, blocks = OperateRoutes(app, jobs), LedgerRoutes(app, jobs.ledger), BlockRoutes(app, jobs.ledger)
+    submit, submit_directly = submit_endpoint(app, tasks, limits)
+    found = _returns(Job, responses=NOT_MODIFIED, direct=jobs.get_job_directly)
+    return (
+        ("POST /jobs", Role.SUBMIT, submit, SUBMITTED | {"responses": SUBMIT_RESPONSES, "direct": submit_directly}),
+        ("POST /duplicates/check", Role.READ, check_endpoint(app, tasks, limits), _returns(models.DuplicateCheckView)),
+        # This route stands before the routes of one job, whose id may be any text.
+        ("POST /jobs/bulk", Role.OPERATE, operate.operate_many, {}),
+        ("POST /jobs/{job_id:path}/cancel", Role.OPERATE, operate.cancel, JOB | {"responses": CANCEL_RESPONSES}),
+        ("POST /jobs/{job_id:path}/redrive", Role.OPERATE, operate.redrive, JOB | {"status_code": 202}),
+        ("POST /jobs/{job_id:path}/edit", Role.EDIT, operate.edit, SUBMITTED),
+        ("POST /jobs/{job_id:path}/run-now", Role.OPERATE, operate.run_now, JOB),
+        ("DELETE /jobs/{job_id:job}", Role.OPERATE, operate.delete, {"status_code": 204, "response_class": Response}),
+        ("POST /dead/redrive", Role.OPERATE, operate.redrive_many, {}),
+        ("GET /jobs", Role.READ, jobs.list_jobs, PAGE),
+        ("GET /jobs/{job_id:job}", Role.READ, jobs.get_job, found),
+        ("GET /jobs/{job_id:path}/events", Role.READ, jobs.stream_events, STREAM),
+        ("GET /jobs/{job_id:path}/duplicates", Role.READ, jobs.list_duplicates, DUPLICATES),
+        ("GET /jobs/{job_id:path}/history", Role.READ, jobs.list_history, HISTORY),
+        ("GET /jobs/{job_id:path}/logs", Role.OPERATE, jobs.list_logs, LOGS),
+        ("GET /jobs/{job_id:path}/explanation", Role.OPERATE, jobs.explain_job, EXPLANATION),
+        ("GET /duplicates/summary", Role.READ, jobs.summarize_duplicates, SAVED),
+        ("GET /costs", Role.READ, jobs.list_costs, COSTS),
+        ("GET /dead", Role.OPERATE, jobs.list_dead_letters, PAGE),
+        ("GET /dead/groups", Role.OPERATE, jobs.group_dead_letters, _returns(models.FailureGroupsView)),
+        ("GET /schedules", Role.READ, ledger.list_schedules, _lists(models.ScheduleEntryView, **OF_ALL)),
+        ("POST /schedules/{entry:path}/pause", Role.OPERATE, ledger.pause_schedule, ENTRY),
+        ("POST /schedules/{entry:path}/resume", Role.OPERATE, ledger.resume_schedule, ENTRY),
+        ("POST /schedules/{entry:path}/run", Role.OPERATE, ledger.run_schedule, OPERATED),
+        ("GET /pauses", Role.READ, blocks.list_pauses, _lists(models.BlockView, BLOCK_LIMIT, **OF_ALL)),
+        ("POST /pauses", Role.OPERATE, blocks.pause, BLOCKED),
+        ("DELETE /pauses/{block_id}", Role.OPERATE, blocks.resume, UNBLOCKED),
+        ("GET /strikes", Role.READ, blocks.list_strikes, _lists(models.BlockView, BLOCK_LIMIT, **OF_ALL)),
+        ("POST /strikes", Role.OPERATE, blocks.strike, BLOCKED),
+        ("DELETE /strikes/{block_id}", Role.OPERATE, blocks.lift, UNBLOCKED),
+        ("GET /audit", Role.OPERATE, ledger.list_audit, _lists(models.AuditEntryView, models.PAGE_LIMIT, **OF_ALL)),
+        ("GET /queues", Role.READ, ledger.list_queues, _lists(models.QueueLoadView, **OF_ALL)),
+        ("GET /activity", Role.READ, ledger.get_activity, _returns(models.ActivityView, **OF_ALL)),
+        ("GET /healthz", None, ledger.healthz, {}),
+        ("GET /readyz", None, ledger.readyz, {}),
+        ("GET /metrics", Role.READ, ledger.metrics, {"response_class": PlainTextResponse, **OF_ALL}),
+    )
 
 
 def create_app(
@@ -227,25 +274,29 @@ def create_app(
     quota: str | None = None,
     identity_quota: str | None = None,
     waits_per_caller: int = WAITS_PER_CALLER,
+    checks_per_minute: int = CHECKS_PER_MINUTE,
 ) -> FastAPI:
     """Return the HTTP API of a Celery app as a standalone ASGI app.
 
     Without a file of `keys` it accepts only requests from the same machine, through no proxy and addressed to a local
-    name, whatever address the server is bound to. Quotas, waits and errors are as for `router`.
+    name, whatever address the server is bound to. `router` explains quotas, waits, checks and errors.
     """
     app = FastAPI(
         title="onejob",
-        description="Equal jobs run once. Undeclared query parameters are refused with 422.",
+        description=" ".join([PURPOSE, *([WITHOUT_KEYS] if keys is None else [])]),
         openapi_url=None,  # replaced below by a guarded route, since the document names the exposed tasks
         redirect_slashes=False,
     )
     app.state.closing = Event()
     key_file = None if keys is None else KeyFile(keys)
     guard = Guard(keys=key_file, quotas=Quotas.parse(quota, identity_quota), standalone=True)
-    api = _build_router(celery_app, guard, closing=app.state.closing, waits_per_caller=waits_per_caller)
+    limits = BodyLimits(checks_per_minute)
+    api = _build_router(celery_app, guard, limits, closing=app.state.closing, waits_per_caller=waits_per_caller)
 
-    def openapi_document() -> dict[str, Any]:
-        return app.openapi()
+    def openapi_document(request: Request) -> dict[str, Any]:
+        root_path = request.scope.get("root_path", "")
+        security: dict[str, Any] = {"security": []} if keys is None else {}
+        return app.openapi() | security | ({"servers": [{"url": root_path}]} if root_path else {})
 
     route = route_for(api.route_class, Role.READ)
     api.add_api_route(
@@ -260,14 +311,14 @@ def create_app(
 
 
 def accepts_html(scope: Scope) -> bool:
-    """Return whether a request is a browser's for a page: it accepts HTML by name."""
+    """Return whether a browser requests a page: the request accepts HTML by name."""
     return any(name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"])
 
 
 class ProtectionMiddleware:
-    """Adds `headers`, and the security headers, that a response does not set itself, such as a 404 of the app.
+    """Adds `headers` and the security headers to each response that does not set them, such as a 404 of the app.
 
-    `is_local`: it refuses all requests but those from this machine, through no proxy, to a local host name.
+    `is_local`: accept only requests from this machine, through no proxy, to a local host name.
     """
 
     def __init__(self, app: ASGIApp, headers: Headers = (), *, is_local: bool) -> None:

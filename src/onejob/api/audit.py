@@ -11,24 +11,24 @@ from starlette.concurrency import run_in_threadpool
 
 from onejob.api.api_keys import Role
 from onejob.api.problems import PROBLEM_TYPES
-from onejob.jobs.records import ACCESS, ACTION, OWN, AuditEntry
+from onejob.jobs.audit_entries import ACCESS, ACTION, OWN, AuditEntry
+from onejob.ledger.job_filters import audit_text
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import audit_text
 from onejob.observability.logs import record_audit
 
 SOURCE = "http"
 DONE = "done"
 ANSWERS = {DONE, *(slug for slug, kind in PROBLEM_TYPES.items() if kind.status in {409, 410})} - {"duplicate-job"}
-"""The outcomes of an operation on a job. Whoever got one was permitted to ask, and each has an entry of its own.
+"""The outcomes of an operation on a job for a caller with the permission; each has an entry of its own.
 
-Equal ones that change nothing, and all equal ones of a caller with own jobs, are counted.
+Equal operations that change nothing are counted, as are all equal operations of a caller with own jobs.
 """
-UNCERTAIN = frozenset({"store-unavailable", "internal"})
+UNCERTAIN = frozenset({"store-unavailable", "store-unusable", "internal"})
 """The outcomes of an operation that may have changed jobs."""
 REFUSALS = frozenset({"unauthorized", "forbidden", "refused"})
-"""The outcomes that are counted for any request. Of a known caller others are counted, too."""
+"""The outcomes that are counted for any request; for a known caller, other outcomes are counted, too."""
 HIDDEN = "job-not-found"
-"""Counted for requests with an API key: a job that does not exist looks like one that the key may not see."""
+"""The outcome that is counted for requests with an API key: the job does not exist, or the key may not see it."""
 REFUSAL_WINDOW = 600.0
 """Seconds for which further equal requests are only counted."""
 WINDOW_LIMIT = 1000
@@ -38,7 +38,7 @@ OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
 
 
 class Refusals:
-    """Decides which requests have an entry of their own, and counts the others: equal ones make one per window."""
+    """Decides which requests have an entry of their own, and counts the others; equal requests share one per window."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], tuple[float, int]] = {}
@@ -47,9 +47,10 @@ class Refusals:
     def classify(
         self, actor: str, outcome: str, *, is_action: bool, asked: str, has_own_jobs: bool = False
     ) -> tuple[str, int]:  # fmt: skip
-        """Return the kind of the entry of a request, and how many requests it stands for: 0 for no entry.
+        """Return the kind of a request's entry, and how many requests the entry stands for: 0 for no entry.
 
-        `actor`: "" for an unknown caller. `is_action`: it would change jobs. `asked`: action, target and fields.
+        `actor`: "" for an unknown caller. `is_action`: the request would change jobs. `asked`: action, target and
+        fields.
         """
         if is_action and (outcome in ANSWERS or (actor and outcome in UNCERTAIN)):
             kind = OWN if has_own_jobs else ACTION
@@ -60,7 +61,7 @@ class Refusals:
         return ACCESS, 0
 
     def count(self, actor: str, outcome: str) -> int:
-        """Count a request; return how many a new entry stands for, 0 if there is one for this window already."""
+        """Count a request; return how many requests a new entry stands for, 0 if this window has an entry already."""
         now = time.monotonic()
         began_at, counted = self._windows.get((actor, outcome), (-math.inf, 0))
         if now < began_at + REFUSAL_WINDOW:
@@ -85,8 +86,8 @@ class RequestAudit:
     ) -> None:
         """Record a request, if it is an operator's action or refused. Never raises, and takes no time otherwise.
 
-        `role`: the one that the endpoint requires. `outcome`: "done", or the slug of the problem. `fields`: those of
-        the body.
+        `role`: the role that the endpoint requires. `outcome`: "done", or the slug of the problem. `fields`: the fields
+        of the body.
         """
         is_action = role in OPERATORS and request.method in CHANGES
         if outcome != DONE or is_action:
@@ -100,7 +101,7 @@ class RequestAudit:
                 await self._append(request, action, outcome, kind, count, "" if kind == ACCESS else shown)
 
     async def record_login(self, request: Request, outcome: str) -> None:
-        """Record who has logged in, or has not: counted, since anybody may repeat it."""
+        """Record a login or a failed login; equal ones are counted, since anybody may repeat them."""
         if count := self._refusals.count(_actor_of(request), f"login {outcome}"):
             await self._append(request, "login", outcome, ACCESS, count)
 
@@ -116,8 +117,9 @@ class RequestAudit:
 
 
 def _target_of(request: Request) -> str:
-    """Return the id of the job, or the name of the schedule entry, in the path of a request; "" without one."""
-    return str(request.path_params.get("job_id") or request.path_params.get("entry", ""))
+    """Return the id of the job or block, or the name of the schedule entry, in the path of a request; or ""."""
+    names = ("job_id", "entry", "block_id")
+    return str(next((request.path_params[name] for name in names if request.path_params.get(name)), ""))
 
 
 def _actor_of(request: Request) -> str:

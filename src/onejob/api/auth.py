@@ -1,7 +1,5 @@
 """Checks before every endpoint: API key, role, framing, content type, size of the body and query parameters."""
 
-import ipaddress
-import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,35 +16,37 @@ from onejob.api.api_keys import Key, KeyFile, Role
 from onejob.api.audit import DONE, RequestAudit, fields_of_json
 from onejob.api.callers import Caller, caller_in_context, set_caller
 from onejob.api.checked_request import CheckedRequest, QueryCheck
+from onejob.api.fetch_metadata import foreign_site
 from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NO_QUOTAS, Quotas
 from onejob.jobs.timestamps import format_timestamp
+from onejob.observability.request_origin import LOCAL_NAMES, is_loopback, without_port
 
 Handler: TypeAlias = Callable[[CheckedRequest], Awaitable[Response]]
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 FORWARDING = (
-    b"x-forwarded-", b"forwarded", b"x-real-ip", b"via", b"cf-connecting-ip", b"true-client-ip", b"x-client-ip",
-    b"x-cluster-client-ip", b"x-original-", b"fly-client-ip", b"fastly-client-ip",
+    b"x-forwarded-", b"forwarded", b"x-real-ip", b"x-scheme", b"x-original-", b"via", b"client-ip", b"true-client-ip",
+    b"x-client-ip", b"x-cluster-client-ip", b"cdn-loop", b"cf-", b"fastly-client-ip", b"fly-client-ip", b"tailscale-",
+    b"x-envoy-", b"x-azure-", b"x-amzn-trace-id", b"x-cloud-trace-context",
 )  # fmt: skip
-"""How the headers begin that proxies add: the client of such a request is elsewhere."""
+"""The beginnings of headers that proxies add: a request with such a header comes from another machine."""
 ACCEPTED = 204
-"""The status with which dependencies accept a request once more: no refusal has it."""
+"""The status by which dependencies accept a request again; no refusal has this status."""
 SEND_KEY = "send an API key, with the header authorization: Bearer KEY"
 CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """How the requests of one API are authenticated: without keys everybody is, or this machine alone."""
+    """The authentication of one API's requests: by keys; without keys everybody is accepted, or only this machine."""
 
     keys: KeyFile | None = None
     quotas: Quotas = NO_QUOTAS
-    """Those of the submitter of the context, where there are no keys."""
+    """The quotas of the context's submitter, if there are no keys."""
     is_local: bool = False
     """Whether only requests from this machine are accepted."""
     standalone: bool = False
-    """Whether no other app can have added dependencies, so that requests with a `handler` may bypass FastAPI."""
+    """Whether no other app can have added dependencies, so that requests for a direct route may bypass FastAPI."""
     audit: RequestAudit | None = None
 
 
@@ -55,11 +55,11 @@ class GuardedRoute(APIRoute):
 
     guard: ClassVar[Guard]
     allowed: ClassVar[defaultdict[str, set[str]]]
-    """The methods of each path of the router, of which a route has one."""
+    """The methods of each path of the router; each route has one method."""
     role: ClassVar[Role | None] = Role.OPERATE
     handler: ClassVar[Handler | None] = None
     direct: Handler | None = None
-    """Equivalent to the route, checks included; None: only FastAPI may call the route."""
+    """A handler that is equivalent to the route, checks included; None: only FastAPI may call the route."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond, or refuse a method that no route of this path has."""
@@ -108,21 +108,21 @@ class GuardedRoute(APIRoute):
 
 
 def guarded(guard: Guard) -> type[GuardedRoute]:
-    """Return the class of the routes of one router, which are guarded so."""
+    """Return the class of the routes of one router, which checks requests by `guard`."""
     return type("GuardedRoute", (GuardedRoute,), {"guard": guard, "allowed": defaultdict(set)})
 
 
 def route_for(base: type[APIRoute], role: Role | None, handler: Handler | None = None) -> type[APIRoute]:
     """Return the class of a route that requires a role; None: no API key is required. The default is `operate`.
 
-    `handler`: equivalent to the endpoint, it handles requests where FastAPI adds nothing, which takes longer to turn a
-    request into arguments than the rest of a submission takes.
+    `handler` is equivalent to the endpoint, and handles requests to which FastAPI adds nothing. FastAPI takes longer to
+    turn a request into arguments than the rest of a submission takes.
     """
     return type("GuardedRoute", (base,), {"role": role, "handler": handler and staticmethod(handler)})
 
 
 def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedRequest) -> Caller | None:
-    """Return the caller, None if no API key is required. Raises `Problem` without a valid key of this role.
+    """Return the caller; None if no API key is required. Raises `Problem` without a valid key of the role.
 
     Each call reads a key file that has changed, so that a repeated call refuses a key that was revoked meanwhile.
     """
@@ -139,7 +139,7 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
 
 
 def find_key(find: Callable[[str], Key | None], text: str, hint: str = SEND_KEY) -> Key:
-    """Return the key that `find` finds. Raises `Problem`, with the hint, for an unknown one."""
+    """Return the key that `find` finds. Raises `Problem`, with the hint, for an unknown key."""
     try:
         key = find(text)
     except ConfigurationError as error:
@@ -159,7 +159,7 @@ def check_expiry(key: Key) -> None:
 def repeated_check(dependencies: Sequence[Any]) -> Callable[[Request], Awaitable[bool]]:
     """Return a function that asks dependencies of FastAPI whether they still accept the request of an open stream.
 
-    They may set the caller of the request anew. What they raise refuses it.
+    The dependencies may set the caller of the request anew. An exception of a dependency refuses the request.
     """
 
     async def accept() -> Response:
@@ -176,20 +176,25 @@ def repeated_check(dependencies: Sequence[Any]) -> Callable[[Request], Awaitable
         try:
             await check(dict(request.scope), request.receive, send)
         except Exception as error:  # noqa: BLE001 - the dependencies are the app's
-            problem_from(error)  # which logs an unexpected one
+            problem_from(error)  # logs an unexpected error
         return bool(sent) and sent[0].get("status") == ACCEPTED
 
     return is_accepted
 
 
 def check_local(scope: Scope) -> None:
-    """Raise `Problem` unless a request is from this machine, through no proxy, to a local name: no DNS rebinding."""
+    """Raise `Problem` unless a request is from this machine, through no proxy, to a local name: no DNS rebinding.
+
+    A request from a page of another origin is refused, too.
+    """
     headers = scope["headers"]
     client = (scope.get("client") or ("",))[0]
     reason = _foreign_because(client, tuple(value for name, value in headers if name == b"host"))
     proxied = next((name.decode("latin-1") for name, _ in headers if name.startswith(FORWARDING)), None)
-    if proxied is not None:  # which also tells why the host is another one
+    if proxied is not None:  # the proxy explains the foreign host, too
         reason = f"it has the header {proxied}, as a proxy adds it"
+    elif not reason and (site := foreign_site(scope.get("method", ""), headers)):
+        reason = f"a page of another origin has sent it (sec-fetch-site: {site})"
     if reason:
         raise Problem("forbidden", f"{LOCAL_ONLY} This request is refused because {reason}. {LET_OTHERS_IN}")
 
@@ -206,30 +211,22 @@ LET_OTHERS_IN = (
 
 @lru_cache(maxsize=256)
 def _foreign_because(client: str, hosts: tuple[bytes, ...]) -> str:
-    """Return why a request may not be one of this machine; "" if it is."""
+    """Return the reason why a request may come from another machine; "" if it comes from this one."""
     if not is_loopback(client):
         return f"it is from {client or 'an unknown address'}"
-    names = {re.sub(r":\d+$", "", host.decode("latin-1")).lower() for host in hosts}
+    names = {without_port(host.decode("latin-1")) for host in hosts}
     others = sorted(names - LOCAL_NAMES)
     if others:
         return f"its header host is {others[0][:100]!r}"
     return "" if names else "it has no header host"
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's loopback interface."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 TELEMETRY = "fastapi.telemetry"
-"""In the scope of a request that FastAPI traces; its router tells the tracer the route."""
+"""The key in a request's scope that FastAPI's tracing sets; its router then reports the route to the tracer."""
 
 
 class DirectRoutes:
-    """Passes requests for a direct route to it, and all others to the app, whose answers would be the same.
+    """Passes a request for a direct route to the route's handler, others to the app; the app would answer the same.
 
     FastAPI takes longer to find a route, and to prepare a call of its endpoint, than the rest of a submission takes.
     """

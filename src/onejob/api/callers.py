@@ -1,4 +1,4 @@
-"""The caller of a request: its name, which jobs it sees, and what it may do."""
+"""The caller of a request: its name, the jobs that it sees, and its permissions."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from fastapi import Depends, Request
 
 from onejob.api.problems import Problem
-from onejob.jobs.model import Admission, Job
+from onejob.jobs.model import Admission, JobRow
 from onejob.jobs.submitter import SUBMITTER, Quotas, Submitter, check_name
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader, Visibility
@@ -19,9 +19,9 @@ from onejob.ledger.reader import JobReader, Visibility
 class Caller:
     """An authenticated client.
 
-    `own_jobs`: it sees, cancels and redrives only the jobs that it has submitted, and its submissions are equal only to
-    its own. `tasks`: the names of the only tasks that it may submit, and whose jobs it sees; None: all. `quota`,
-    `identity_quota`: limits on its new jobs ("1000/day"); None: those of the router or of the settings.
+    `own_jobs`: the client sees, cancels and redrives only jobs that it has submitted, and only its own submissions are
+    equal to each other. `tasks`: the names of the tasks that it may submit and whose jobs it sees; None: all. `quota`,
+    `identity_quota`: limits on its new jobs ("1000/day"); None: the limits of the router or of the settings.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Caller:
         return _submitter(self.name, self.own_jobs, self.quota, self.identity_quota)
 
 
-May: TypeAlias = Callable[[Caller, str, Job | str | None], bool]
-"""Decides whether a caller may do something: the action, and the job or the name of the task that it concerns."""
+May: TypeAlias = Callable[[Caller, str, JobRow | str | None], bool]
+"""A function that permits an action: of a caller, the action's name, and the job or task name that it concerns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the caller of one request sees and may do."""
+    """The permissions of the caller of one request, and the jobs that it sees."""
 
     caller: Caller
     may: May | None = None
@@ -59,13 +59,13 @@ class Permissions:
         """Return a reader of the jobs that the caller sees."""
         return JobReader(ledger.store, self.visibility) if self.visibility.limited else ledger
 
-    def allows(self, action: str, target: Job | str | None) -> bool:
-        """Return whether the caller may do something to a job that it sees, or submit a task."""
+    def allows(self, action: str, target: JobRow | str | None) -> bool:
+        """Return whether the caller may perform an action on a job that it sees, or submit a task."""
         tasks = self.caller.tasks
         return (not isinstance(target, str) or tasks is None or target in tasks) and self._allows(action, target)
 
-    def check(self, action: str, target: Job | str | None = None) -> None:
-        """Raise `Problem` unless the caller may do this."""
+    def check(self, action: str, target: JobRow | str | None = None) -> None:
+        """Raise `Problem` unless the caller may perform the action."""
         if not self.allows(action, target):
             what = f"{action} jobs of the task {target}" if isinstance(target, str) else action
             raise Problem("forbidden", f"{self.caller.name!r} is not permitted: {what}")
@@ -73,14 +73,14 @@ class Permissions:
     def check_answer(self, admission: Admission) -> None:
         """Raise `Problem` if an existing job that the caller does not see answers its submission.
 
-        Only `may` can hide such a job: an equal one has the same task, and that of a caller with own jobs is its own.
+        Only `may` can hide such a job: equal jobs have the same task, and a caller with own jobs shares no identity.
         """
         job = admission.job
         if self.may is not None and not admission.outcome.makes_job and not self.visibility.includes(job):
             detail = f"an equal job of {job.task} exists, which {self.caller.name!r} is not permitted to read"
             raise Problem("duplicate-job", detail, outcome=admission.outcome)
 
-    def _allows(self, action: str, target: Job | str | None) -> bool:
+    def _allows(self, action: str, target: JobRow | str | None) -> bool:
         return self.may is None or self.may(self.caller, action, target) is True
 
 
@@ -91,12 +91,17 @@ def permissions_of(request: Request) -> Permissions:
 
 
 async def check_operator(request: Request) -> None:
-    """Refuse a caller that is limited to some jobs: a dependency of the endpoints that are about all of them."""
+    """Refuse a caller that is limited to some jobs: a dependency of the endpoints that are about all jobs."""
     permissions = permissions_of(request)
     caller = permissions.caller
     if caller.own_jobs or caller.tasks is not None:
         raise Problem("forbidden", f"{caller.name!r} is limited to some jobs, and this is about all of them")
     permissions.check("statistics")
+
+
+def share_of(request: Request) -> str:
+    """Return the key by which requests are counted together: the caller's name, or else the client's address."""
+    return request.state.caller.name or f"address {request.client.host if request.client else ''}"
 
 
 def set_caller(request: Request, caller: Caller, may: May | None = None) -> None:

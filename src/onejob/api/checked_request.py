@@ -6,39 +6,49 @@ parameters are refused, since a mistyped filter would silently return everything
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
+from anyio import CapacityLimiter, to_thread
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyQuery
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from onejob.api.problems import Problem
-from onejob.celery.payload import deeper_than
+from onejob.celery.messages.payload import levels_of
+from onejob.concurrency.batching import PerEventLoop
 
 BODY_LIMIT = 256 * 1024
 """The maximum size of a body, in bytes."""
 INLINE_BYTES = 16 * 1024
 """The size of a body, in bytes, up to which it is parsed in the event loop. A larger one is parsed in a thread."""
 DEPTH_LIMIT = 100
-"""The maximum nesting depth of a body. `onejob_depth_limit` limits that of the arguments in it."""
+"""The maximum nesting depth of a body. `TextLimits.depth` limits that of the arguments in it."""
+VALUE_LIMIT = 20_000
+"""The maximum number of values in a body, since each one costs far more time than its bytes do."""
+PARSED_AT_ONCE = 2
+"""The number of larger bodies that are parsed at once, since all threads share one interpreter."""
+_parsers = PerEventLoop(lambda: CapacityLimiter(PARSED_AT_ONCE))
 
 
 def parse_json(body: bytes) -> Any:
     """Return the value of a JSON text. Raises `Problem` for a text that two parsers could interpret differently."""
+    if len(body) >= 2 * VALUE_LIMIT:
+        _check_separators(body)
     try:
         value = _decoder.decode(body.decode())
-        if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT and deeper_than(value, DEPTH_LIMIT):
-            raise _too_deep()
+        containers = body.count(b"[") + body.count(b"{")
+        if containers > DEPTH_LIMIT or containers + body.count(b",") >= VALUE_LIMIT:
+            _check_shape(value)
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8
     except RecursionError:
@@ -48,6 +58,31 @@ def parse_json(body: bytes) -> Any:
     except ValueError as error:
         raise Problem("bad-json", f"the body is not JSON: {error}") from None
     return value
+
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.?)*"?', re.DOTALL)
+
+
+def _check_separators(body: bytes) -> None:
+    """Raise `Problem` for a body with more than twice `VALUE_LIMIT` marks: it has too many values to parse quickly.
+
+    A mark is a comma or the beginning of a container: at most one stands before each value, and a container has one
+    more.
+    """
+    bare = _STRING.sub(b"", body)
+    if sum(map(bare.count, (b",", b"[", b"{"))) >= 2 * VALUE_LIMIT:
+        raise _too_many()
+
+
+def _check_shape(value: Any) -> None:
+    """Raise `Problem` for a value that is too deep, or has too many values in it."""
+    count = 0
+    for depth, level in enumerate(levels_of(value)):
+        count += len(level)
+        if depth > DEPTH_LIMIT:
+            raise _too_deep()
+        if count > VALUE_LIMIT:
+            raise _too_many()
 
 
 def _unique_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -73,20 +108,28 @@ _decoder = json.JSONDecoder(
 )
 
 
+def _too_many() -> Problem:
+    detail = (
+        f"the body has more than {VALUE_LIMIT} JSON values, counting those in arrays and objects: store the data "
+        "elsewhere and pass a reference, or pass it as one text"
+    )
+    return Problem("too-large", detail)
+
+
 def _too_deep() -> Problem:
     return Problem("bad-json", f"the body is nested deeper than {DEPTH_LIMIT} levels")
 
 
 COOKIE_LIMIT = 8 * 1024
-"""The bytes of all cookies of a request at most: as many as usual proxies accept in a header."""
+"""The maximum bytes of all cookies of a request: as many as usual proxies accept in a header."""
 BACKSLASH_LIMIT = 256
-"""The backslashes in them at most: Python before 3.11.10 and 3.12.6 searches the rest of a cookie for each one."""
+"""The maximum backslashes in cookies: Python before 3.11.10 and 3.12.6 searches the rest of a cookie for each."""
 
 
 class CheckedRequest(Request):
     """A request whose body is read within a limit, and parsed strictly.
 
-    `header_values`: the values of its headers by name, since every check looks for some.
+    `header_values`: the values of its headers by name, which every check looks up.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -108,10 +151,12 @@ class CheckedRequest(Request):
     async def json(self) -> Any:
         """Return the parsed body. Raises `Problem`."""
         body = await self.body()
-        return parse_json(body) if len(body) <= INLINE_BYTES else await run_in_threadpool(parse_json, body)
+        if len(body) <= INLINE_BYTES:
+            return parse_json(body)
+        return await to_thread.run_sync(parse_json, body, limiter=_parsers.current())
 
     async def read_body(self, limit: int = BODY_LIMIT) -> None:
-        """Read the body. Raises `Problem` for one of more than `limit` bytes, without reading the rest of it."""
+        """Read the body. Raises `Problem` for more than `limit` bytes, without reading the rest."""
         length = next(iter(self.texts(b"content-length")), "")
         if length.isdecimal() and int(length[:20]) > limit:
             raise _too_large(limit)
@@ -129,9 +174,9 @@ class CheckedRequest(Request):
         self.checked_body = b"".join(chunks)
 
     def check_framing(self) -> None:
-        """Refuse both Content-Length and Transfer-Encoding, which allows request smuggling (RFC 9112, 6.1).
+        """Refuse Content-Length together with Transfer-Encoding, which allows request smuggling (RFC 9112, 6.1).
 
-        And hostile cookies, which FastAPI would parse.
+        Hostile cookies are refused here, too, since FastAPI would parse them.
         """
         if b"cookie" in self.header_values:
             check_cookies(self.header_values[b"cookie"])
@@ -163,7 +208,7 @@ def _too_large(limit: int) -> Problem:
 
 
 PARAMETER_LIMIT = 50
-"""How many query parameters a request may have, since each unknown one is compared with the declared ones."""
+"""The maximum query parameters of a request, since each unknown name is compared with all declared names."""
 COLLECTIONS = (list, tuple, set, frozenset)
 NAME_LIMIT = 100
 """The number of characters of an unknown name that are compared and reported."""
@@ -178,7 +223,7 @@ class QueryCheck:
         self._declared: Mapping[str, bool] = {}
 
     def __call__(self, request: Request) -> None:
-        """Raise `RequestValidationError` for an undeclared parameter, and for a repeated one that is not a list."""
+        """Raise `RequestValidationError` for an undeclared parameter, or a repeated parameter that is not a list."""
         if request.scope["query_string"].count(b"&") >= PARAMETER_LIMIT:
             raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
         # The dependant of the app which the router is mounted in includes the dependencies of the app.
@@ -203,8 +248,12 @@ class QueryCheck:
             )
 
 
+def _without_metadata(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
 def _declared_parameters(dependant: Dependant) -> dict[str, bool]:
-    """Return, by the name of each declared query parameter, whether it may be repeated."""
+    """Return the declared query parameters by name, each with whether it may be repeated."""
     declared: dict[str, bool] = {}
     for parameter in dependant.query_params:
         hint = parameter.field_info.annotation
@@ -212,7 +261,8 @@ def _declared_parameters(dependant: Dependant) -> dict[str, bool]:
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             fields = hint.model_fields
         for name, each in fields.items():
-            types = (get_origin(part) or part for part in (each.annotation, *get_args(each.annotation)))
+            parts = map(_without_metadata, (each.annotation, *get_args(each.annotation)))
+            types = (get_origin(part) or part for part in parts)
             declared[name] = any(isinstance(kind, type) and issubclass(kind, COLLECTIONS) for kind in types)
     if isinstance(dependant.call, APIKeyQuery):  # of the app
         declared[dependant.call.model.name] = False

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from onejob import errors
-from onejob.celery.routing import is_unpublishable
+from onejob.celery.messages.routing import is_unpublishable
 
 logger = logging.getLogger("onejob.api")
 
@@ -33,7 +33,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Every response carries these: no scripts, framing, sniffing or embedding elsewhere, and no caching by default."""
+"""The headers of every response: no scripts, framing, sniffing or embedding elsewhere, and no caching by default."""
 _RAW_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
@@ -41,7 +41,7 @@ Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 
 def add_security_headers(headers: Headers, more: Headers = ()) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a response plus each of `more`, and of `SECURITY_HEADERS`, that it does not set itself."""
+    """Return a response's headers, plus those of `more` and `SECURITY_HEADERS` that the response does not set."""
     given, own = list(headers), dict(_RAW_HEADERS) | dict(more)
     names = {name for name, _ in given}
     return [*given, *((name, value) for name, value in own.items() if name not in names)]
@@ -64,6 +64,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "not-found": ProblemType(404, "Path not found", "No route has this path."),
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
     "schedule-not-found": ProblemType(404, "Schedule entry not found", "The beat schedule has no entry of this name."),
+    "block-not-found": ProblemType(404, "Pause or strike not found", "It was ended, or its time is over."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
     "request-timeout": ProblemType(408, "Request too slow", "Its headers or its body did not arrive in time."),
     "duplicate-job": ProblemType(
@@ -73,12 +74,15 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "job-not-ended": ProblemType(409, "Job not ended", "Only a job that has ended can be deleted: cancel it first."),
     "not-waiting": ProblemType(409, "Job not waiting", "It runs, has ended, or waits for the end of `follows_id`."),
     "window-open": ProblemType(409, "Uniqueness window open", "It answers duplicates until `until`: delete it then."),
+    "job-needed": ProblemType(
+        409, "Job needed", "`needed_by` says what needs it; `force=true` deletes it all the same."
+    ),
     "not-a-dead-letter": ProblemType(409, "Not a dead letter", "Only a failed job can be redriven."),
     "not-resubmittable": ProblemType(409, "Not resubmittable", "The dead letter cannot be edited: `detail` says why."),
     "identity-held": ProblemType(409, "Identity held", "The job can be redriven when the job `holder_id` has ended."),
     "superseded": ProblemType(409, "Superseded", "The later job `newer_id` has newer arguments: drop the dead letter."),
     "job-purged": ProblemType(410, "Job purged", "`state` is its final state, `finished_at` the time it ended."),
-    "too-large": ProblemType(413, "Body too large", "Store the data elsewhere and pass a reference."),
+    "too-large": ProblemType(413, "Body too large", "It has too many bytes or values: pass a reference."),
     "wrong-content-type": ProblemType(415, "Unsupported media type", "Send `content-type: application/json`."),
     "invalid-request": ProblemType(422, "Validation failed", "`errors` lists each place and reason."),
     "invalid-arguments": ProblemType(422, "Invalid arguments", "They cannot be hashed, serialized or passed on."),
@@ -86,10 +90,12 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "key-reused": ProblemType(422, "Idempotency key reused", "It belongs to `job_id`, with different arguments."),
     "too-many-webhooks": ProblemType(422, "Too many webhooks", "The job `job_id` answers, without this `webhook_url`."),
     "quota-exceeded": ProblemType(429, "Quota exceeded", "`quota` and `limit` show which; it resets at `reset_at`."),
+    "too-many-requests": ProblemType(429, "Too many requests", "Too many large ones of this caller wait."),
     "too-many-waits": ProblemType(429, "Too many waits", "Close an event stream or a long poll of this API key."),
     "refused": ProblemType(403, "Refused by the app", "The app that mounts this API refused it, with its own status."),
     "internal": ProblemType(500, "Internal error", "The server's log has the details."),
     "store-unavailable": ProblemType(503, "Ledger unavailable", "Retry with the same idempotency key."),
+    "store-unusable": ProblemType(503, "Ledger unusable", "An operator must act: the server's log says what to do."),
     "keys-unreadable": ProblemType(503, "API keys unreadable", "An operator must repair the key file."),
     "overloaded": ProblemType(503, "Too many requests at once", "Retry after the seconds of `Retry-After`."),
     "not-ready": ProblemType(503, "Not ready", "`checks` shows what is unavailable, or no required worker runs."),
@@ -116,7 +122,7 @@ class Problem(HTTPException):
         return Response(content, self.status_code, {**SECURITY_HEADERS, **(self.headers or {})}, MEDIA_TYPE)
 
     def page(self) -> Response:
-        """Return the problem as a page that needs no other file, for a browser that may get none."""
+        """Return the problem as an HTML page that needs no other file, for a browser without access to any."""
         title, detail = html.escape(PROBLEM_TYPES[self.slug].title), html.escape(str(self.detail))
         text = f'<!doctype html><html lang="en"><title>{title}</title><h1>{title}</h1><p>{detail}</p></html>'
         content = text.encode("ascii", "xmlcharrefreplace")
@@ -130,12 +136,12 @@ def wrong_method(allowed: Iterable[str]) -> Problem:
 
 
 class Report(NamedTuple):
-    """How an error is reported: as which problem, with which attributes as members, and with a detail of its own."""
+    """The report of an error: the slug of its problem, the attributes that become members, and its detail."""
 
     slug: str
     members: str = ""
     detail: str = ""
-    """With the attributes in braces; "" for the text of the error."""
+    """A text with attributes of the error in braces; "" for the text of the error."""
 
 
 REPORTS: dict[type[Exception], Report] = {
@@ -151,15 +157,18 @@ REPORTS: dict[type[Exception], Report] = {
     errors.NoDeadLetterError: Report("not-a-dead-letter", "job_id state follows_id"),
     errors.NotResubmittableError: Report("not-resubmittable", "job_id"),
     errors.UniquenessWindowError: Report("window-open", "job_id state until"),
+    errors.JobNeededError: Report("job-needed", "job_id state needed_by"),
     errors.TooManyWebhooksError: Report("too-many-webhooks", "job_id"),
     errors.JobPurgedError: Report("job-purged", "job_id state finished_at purged_at"),
     errors.JobNotFoundError: Report("job-not-found"),
     errors.ScheduleEntryNotFoundError: Report("schedule-not-found"),
+    errors.BlockNotFoundError: Report("block-not-found"),
+    errors.InvalidBlockError: Report("invalid-arguments"),
     errors.KeyRequiredError: Report("key-required"),
     errors.InvalidArgumentsError: Report("invalid-arguments"),
     errors.InvalidPayloadError: Report("invalid-arguments"),
 }
-"""The errors of the caller, by their classes; the class itself precedes those that it derives from."""
+"""The reports of the caller's errors by class; a class precedes its base classes."""
 
 
 def problem_from(error: Exception) -> Problem:
@@ -170,7 +179,7 @@ def problem_from(error: Exception) -> Problem:
         case ClientDisconnect():
             return Problem("bad-request", "the client disconnected")  # the response is never read
         case RequestValidationError():
-            # The values, which may be large or secret, are left out.
+            # The invalid values, which may be large or secret, are left out.
             places = [
                 {"at": [str(part) for part in each["loc"]], "why": str(each["msg"]), "kind": str(each["type"])}
                 for each in error.errors()[:MAX_ERRORS]
@@ -197,6 +206,10 @@ def _problem_of_failure(error: Exception) -> Problem:
             logger.warning("the store is unavailable: %s", error)
             detail = "the store did not respond: the request may or may not have taken effect"
             return Problem("store-unavailable", detail, headers={"retry-after": "1"})
+        case errors.StoreUnusableError():
+            logger.error("the store is unusable until an operator acts: %s", error)
+            detail = "the store refused, and will until an operator acts"
+            return Problem("store-unusable", detail, headers={"retry-after": "30"})
     report = next((REPORTS[each] for each in type(error).__mro__ if each in REPORTS), None)
     if report is None:
         logger.error("a request failed", exc_info=error)

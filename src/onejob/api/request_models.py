@@ -26,14 +26,13 @@ from pydantic import (
     create_model,
 )
 from pydantic_core import CoreSchema
-from starlette.concurrency import run_in_threadpool
-from typing_extensions import TypedDict  # pydantic requires this one up to Python 3.11
+from typing_extensions import TypedDict  # pydantic requires this `TypedDict` up to Python 3.11
 
-from onejob.api.checked_request import INLINE_BYTES, CheckedRequest, parse_json
+from onejob.api.checked_request import parse_json
 from onejob.api.problems import MAX_ERRORS, Problem
 from onejob.celery.app_state import app_state_of
-from onejob.celery.option_names import TAG_COUNT, TAG_LENGTH
-from onejob.celery.options import body_of, tasks_of
+from onejob.celery.option_declarations import TAG_COUNT, TAG_LENGTH
+from onejob.celery.submission.options import body_of, tasks_of
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.submitter import NAME_LIMIT
@@ -43,21 +42,21 @@ MAX_DELAY = 366 * 86_400.0
 """The longest time until a job is due, in seconds."""
 KEY = "A name of this submission, which makes it safe to repeat. The header `Idempotency-Key` may carry it instead."
 KEY_PATTERN = r"^[ -~]*$"
-"""Printable ASCII: what the header can carry, too."""
+"""Printable ASCII, which the header can carry, too."""
 KEY_SCHEMA = {
     "type": "string", "minLength": 1, "maxLength": NAME_LIMIT, "pattern": KEY_PATTERN, "description": KEY,
 }  # fmt: skip
 PUBLIC_URL = r"^https://([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}([/?][A-Za-z0-9._~/?&=-]*)?$"
-"""URLs that the default configuration of webhooks accepts, if not all of them."""
+"""A pattern of URLs that the default configuration of webhooks accepts; it accepts others, too."""
 TAG_PATTERN = r"^[!-~]([ -~]*[!-~])?$"
-"""Printable ASCII. Any other printable character is accepted, too, but no pattern has them all."""
+"""Printable ASCII. Any other printable character is accepted, too, but no pattern expresses them all."""
 Tag = Annotated[str, Field(min_length=1, max_length=TAG_LENGTH, json_schema_extra={"pattern": TAG_PATTERN})]
 WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
-"""Takes 7.0 as 7, which it is in JSON Schema. Arguments of tasks are passed on, so there it is not an integer."""
+"""Takes 7.0 as 7, as JSON Schema does. In arguments of tasks, which are passed on unchanged, 7.0 is no integer."""
 CALL_OPTIONS = frozenset({"countdown", "eta", "priority", "tags"})
 """The fields that are options of `apply_async`."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-"""Any earlier time is as much in the past, and is not further away than a job's times may be."""
+"""The time that replaces any earlier time: as much in the past, and within the limits of a job's times."""
 make_typed_dict: Any = TypedDict  # a type checker does not support names and types computed at run time
 literal: Any = Literal  # the same
 _arguments: WeakKeyDictionary[Task, tuple[Any, bool]] = WeakKeyDictionary()
@@ -101,7 +100,7 @@ class SubmitRequest(CallRequest):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON Schema, with what depends on the app, and what concerns more than one field."""
+        """Return the JSON Schema, with the parts that depend on the app, and rules for more than one field."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         schema["not"] = {
             "required": ["countdown", "eta"],
@@ -146,13 +145,11 @@ class RequestReader:
             return f": did you mean {nearest[0]!r}? A task is exposed by expose=True in its definition"
         return ": a task is exposed by expose=True in its definition"
 
-    async def read(self, request: CheckedRequest) -> Any:
-        """Return the submission or call of a request. Raises `Problem` and `RequestValidationError`."""
-        body = await request.body()
-        return self.parse(body) if len(body) <= INLINE_BYTES else await run_in_threadpool(self.parse, body)
-
     def parse(self, body: bytes) -> Any:
-        """Return the submission or call of a body, or say which exposed task may be meant. Raises as `read`."""
+        """Return the submission or call of a body; the error for an unknown task names a similar exposed task.
+
+        Raises `Problem` and `RequestValidationError`.
+        """
         value = parse_json(body)
         try:
             submission = self._adapter.validate_json(body, strict=True)
@@ -181,8 +178,10 @@ def check_arguments(name: str, task: Task, args: Sequence[Any], kwargs: Mapping[
     except RequestValidationError as error:
         places = (f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
         raise InvalidArgumentsError("; ".join(places)) from None
-    except Problem:
-        return  # a value such as NaN, which no submission accepts, and says so
+    except Problem as problem:
+        if problem.slug == "too-large":
+            raise InvalidArgumentsError(str(problem.detail)) from None
+        return  # a value such as NaN, for which the submission raises an error
 
 
 def _build_model(name: str, task: Task, base: type[CallRequest]) -> type[BaseModel]:
@@ -199,7 +198,7 @@ def _build_model(name: str, task: Task, base: type[CallRequest]) -> type[BaseMod
 
 
 def _arguments_of(task: Task) -> tuple[Any, bool]:
-    """Return the type of a task's arguments, and whether it has a required one; submissions and checks share it."""
+    """Return the type of a task's arguments, and whether any is required; submissions and checks share the type."""
     found = _arguments.get(task)
     if found is None:
         try:

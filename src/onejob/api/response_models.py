@@ -1,8 +1,6 @@
 """Response bodies: jobs with their state and result, without their arguments, which may be secret."""
 
 import hashlib
-import re
-import struct
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -12,24 +10,33 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_core import to_json
 
 from onejob.api.problems import Problem
-from onejob.celery.beat import ScheduleEntry
-from onejob.celery.operations import DuplicateCheck
+from onejob.client.jobs import DuplicateCheck
+from onejob.client.schedules import ScheduleEntry
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.jobs.blocks import Block, BlockKind
+from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Duplicate, Job, Outcome
-from onejob.jobs.public_view import JobView, job_to_dict
-from onejob.jobs.records import AuditEntry, Entry, Period
+from onejob.jobs.metric_buckets import Period
+from onejob.jobs.model import Duplicate, JobRow, Outcome
+from onejob.jobs.public_view import Job, job_to_dict
+from onejob.jobs.run_log import RunLog
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.dead_letters import FailureGroup
+from onejob.ledger import cursor as cursors
+from onejob.ledger.cursor import CURSOR_LIMIT, CURSOR_PATTERN
+from onejob.ledger.dead_letters import GROUP_LIMIT, FailureGroup
 from onejob.ledger.schedules import Missed
 from onejob.ledger.stats import QueueLoad
 
-CURSOR_PATTERN = r"^([0-4][0-9a-f]{15}([0-9a-f]{2})*)?\.[0-9]{1,9}$"
-"""The form of a cursor: the bits of a time, and the bytes of an id; and how many jobs to skip after that one.
+PAGE_LIMIT = 200
+"""The maximum number of jobs or other rows of a page."""
+BULK_LIMIT = 1000
+"""The maximum number of jobs that one request operates on."""
 
-Every text of this form is the cursor of some position, so the OpenAPI document can say which ones are accepted.
-"""
-CURSOR_LIMIT = 2100
-"""Characters of a cursor: an id has at most 255 characters, of four bytes at most."""
+
+def at_most(count: int) -> Any:
+    """Return the annotation of a list with at most `count` items; it documents the limit, and the server keeps it."""
+    return Field(json_schema_extra={"maxItems": count})
+
 
 CursorText = Annotated[str, Field(max_length=CURSOR_LIMIT, json_schema_extra={"pattern": CURSOR_PATTERN})]
 Time = Annotated[datetime, BeforeValidator(to_datetime)]
@@ -40,7 +47,7 @@ class SubmitResponse(BaseModel):
     """The outcome of a submission, and its job."""
 
     outcome: Outcome
-    job: JobView
+    job: Job
 
 
 class ValidatedSubmission(BaseModel):
@@ -51,8 +58,8 @@ class ValidatedSubmission(BaseModel):
     fingerprint: str
 
 
-@dataclass(kw_only=True)
-class ListedJob(JobView):
+@dataclass(frozen=True, kw_only=True)
+class ListedJob(Job):
     """A job in a list, which has `progress` and `result` only if requested."""
 
     progress: Any = None
@@ -63,7 +70,7 @@ class PageEnd(BaseModel):
     """The end of a page. `next` is the cursor of the next page, which may be empty; null if there is none.
 
     `total` and `by_state` are the numbers of all matching jobs, returned only if requested. With `total_is_capped` they
-    are those of the newest 10,000, and there may be more.
+    count only the newest 10,000 matching jobs, and there may be more.
     """
 
     next: str | None
@@ -75,24 +82,24 @@ class PageEnd(BaseModel):
 class JobPage(PageEnd):
     """A page of jobs, newest first. It has at most `limit` jobs, and fewer if these are large: follow `next`."""
 
-    jobs: list[ListedJob]
+    jobs: Annotated[list[ListedJob], at_most(PAGE_LIMIT)]
 
 
 class BulkView(BaseModel):
     """The ids of the jobs to which an operation was applied, and the reason for each refused one, by id."""
 
     dry_run: bool
-    done: list[str]
+    done: Annotated[list[str], at_most(BULK_LIMIT)]
     refused: dict[str, str]
 
 
 class BulkPage(BulkView):
-    """The result for one portion of the jobs. `next` is the cursor of the next one; null if there is none."""
+    """The result for one portion of the jobs. `next` is the cursor of the next portion; null if there is none."""
 
     next: str | None
 
 
-def view_of(kind: Any, name: str, description: str, *, without: Collection[str] = (), **others: Any) -> Any:
+def view_of(kind: Any, name: str, description: str, /, *, without: Collection[str] = (), **others: Any) -> Any:
     """Return the model of a dataclass of the ledger: its fields, times as text; `others` have another type."""
     types = {each.name: each.type for each in fields(kind) if each.name not in without}
     times = {each: Time for each, hint in types.items() if hint == "float" and each.endswith("at")}
@@ -104,6 +111,7 @@ DuplicateView = view_of(
     Duplicate, "DuplicateView", "A submission that was answered by an existing job.",
     without={"job_id", "submission_nonce", "fingerprint"},
 )  # fmt: skip
+RunLogView = view_of(RunLog, "RunLogView", "The log of one attempt of a job: the last 65,536 characters.")
 HistoryEntryView = view_of(Entry, "HistoryEntryView", "An entry in the history of a job.")
 AuditEntryView = view_of(
     AuditEntry, "AuditEntryView",
@@ -112,7 +120,7 @@ AuditEntryView = view_of(
 DuplicateCheckView = view_of(
     DuplicateCheck, "DuplicateCheckView",
     "How a submission would be answered now, and by which job; `hashed_text` is what the identity is the hash of.",
-    existing=JobView | None,
+    existing=Job | None,
 )  # fmt: skip
 QueueLoadView = view_of(
     QueueLoad, "QueueLoadView",
@@ -125,6 +133,13 @@ ScheduleEntryView = view_of(
     "`next_tick_at`: null for a paused entry, for one that no worker has looked at yet, and without further ticks.\n"
     "`error`: why it cannot be computed.",
     missed=Missed, last_tick_at=Time | None, next_tick_at=Time | None,
+)  # fmt: skip
+
+
+BlockView = view_of(
+    Block, "BlockView",
+    "A pause or a strike: it matches the jobs of a task, of a queue (empty: any), and with these values of arguments.",
+    kind=BlockKind, where=dict[str, str], until=Time | None,
 )  # fmt: skip
 
 
@@ -145,11 +160,15 @@ FailureGroupView: Any = view_of(
 
 
 class FailureGroupsView(BaseModel):
-    """The groups in which jobs failed last, at most 100, and how many others there are, with how many jobs."""
+    """The groups in which jobs failed last, at most 100; how many other groups there are, and how many jobs they have.
 
-    groups: list[FailureGroupView]
+    `searched_to`: dead letters that were submitted before this time were not reached in time; null if all were.
+    """
+
+    groups: Annotated[list[FailureGroupView], at_most(GROUP_LIMIT)]
     other_groups: int
     other_jobs: int
+    searched_to: datetime | None
 
 
 class DuplicateStatsView(BaseModel):
@@ -166,8 +185,21 @@ class DuplicateStatsView(BaseModel):
     redelivered: int
 
 
+class CostView(BaseModel):
+    """The amounts that the jobs of one task, submitter, tag or day have spent and saved, in one unit.
+
+    Amounts are exact decimal numbers, as texts. Each duplicate that did not run has saved the cost of the job that
+    answered it.
+    """
+
+    name: str
+    unit: str
+    spent: str
+    saved: str
+
+
 class DurationsView(BaseModel):
-    """How many durations were observed, their sum and about their quantiles, in seconds; null without observations."""
+    """The number of observed durations, their sum, and estimated quantiles, in seconds; null without observations."""
 
     count: int
     sum: float
@@ -177,11 +209,11 @@ class DurationsView(BaseModel):
 
 
 class FiguresView(BaseModel):
-    """Submissions by outcome and runs by end, without those that did not occur, and how long they took and waited.
+    """Submissions by outcome and runs by end, without zeros; how long runs took, and how long jobs waited for them.
 
-    `seconds_saved`: how long the prevented duplicates would have run, at the mean run time of the newest
-    completed jobs of each task; null if no task has any. `failed_share`: of the runs that ended, those that failed or
-    were lost; null without runs.
+    `seconds_saved`: how long the prevented duplicates would have run, at the mean run time of the newest completed jobs
+    of each task; null if no task has any. `failed_share`: the share of ended runs that failed or were lost; null
+    without runs.
     """
 
     submissions: dict[Outcome, int]
@@ -213,7 +245,7 @@ class SlotView(TotalsView):
 
 
 class ActivityView(BaseModel):
-    """What happened from `begin` to `end`: in total, by task, and by minute or hour, oldest first."""
+    """The activity from `begin` to `end`: in total, by task, and by minute or hour, oldest first."""
 
     period: Period
     begin: datetime
@@ -229,12 +261,12 @@ class EntryRun(BaseModel):
     job_id: str
 
 
-def job_json(job: Job) -> bytes:
-    """Return the JSON of a `JobView`, without building it."""
+def job_json(job: JobRow) -> bytes:
+    """Return the JSON of a `Job`, without building it."""
     return to_json(job_to_dict(job), inf_nan_mode="null")
 
 
-def submit_response(outcome: Outcome, job: Job) -> bytes:
+def submit_response(outcome: Outcome, job: JobRow) -> bytes:
     """Return the JSON of a `SubmitResponse`, without building it."""
     return to_json({"outcome": outcome, "job": job_to_dict(job)}, inf_nan_mode="null")
 
@@ -250,29 +282,9 @@ def etag_matches(header: str | None, etag: str) -> bool:
     return etag in etags or "*" in etags
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """The position after a job: its `created_at` and id, None for the beginning of the list; and how many to skip."""
-
-    before: float | None
-    before_id: str | None
-    offset: int = 0
-
-    def encode(self) -> str:
-        """Return the cursor as text of the form `CURSOR_PATTERN`."""
-        position = b"" if self.before is None else struct.pack(">d", self.before) + (self.before_id or "").encode()
-        return f"{position.hex()}.{self.offset}"
-
-
 def decode_cursor(cursor: str | None) -> dict[str, Any]:
     """Return the fields of a `Query` that begins at a cursor. Raises `Problem` for a text of another form."""
-    if cursor is None:
-        return {}
-    if len(cursor) > CURSOR_LIMIT or re.fullmatch(CURSOR_PATTERN, cursor) is None:
-        raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page")
-    position, _, offset = cursor.partition(".")
-    before = before_id = None
-    if position:
-        (before,) = struct.unpack(">d", bytes.fromhex(position[:16]))
-        before_id = bytes.fromhex(position[16:]).decode(errors="replace").replace("\0", "")
-    return {"before": before, "before_id": before_id, "offset": int(offset)}
+    try:
+        return cursors.decode_cursor(cursor)
+    except ValueError as error:
+        raise Problem("invalid-request", str(error)) from None

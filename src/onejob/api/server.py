@@ -20,11 +20,13 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from onejob.api.app import Keys
-from onejob.api.auth import is_loopback
 from onejob.api.checked_request import BODY_LIMIT
 from onejob.api.problems import Problem
+from onejob.api.root_path import RootPath, check_root_path
 from onejob.errors import ConfigurationError
-from onejob.observability.logs import API_KEY, REDACTED
+from onejob.observability.logs import API_KEY
+from onejob.observability.request_origin import is_loopback
+from onejob.stores.urls import REDACTED
 
 HEAD_LIMIT = 64 * 1024
 """The maximum number of bytes of a request besides its body: the limit of h11, uvicorn's other parser, for headers."""
@@ -33,13 +35,13 @@ FRAMING_ALLOWANCE = 16
 UNREAD_BODY_LIMIT = 2 * BODY_LIMIT
 """The size of a body, in bytes, at which the connection is closed. The app refuses a smaller one with a problem."""
 PIPELINE_LIMIT = 16
-"""How many requests of one connection wait for the response to an earlier one."""
+"""How many requests of one connection may wait for the response to an earlier request."""
 SPARE_CONNECTIONS = 100
-"""How many connections above the limit are accepted, for health checks and for the responses that refuse a request."""
+"""How many connections above the limit are accepted, for health checks and for responses that refuse a request."""
 LINGER, LINGER_LIMIT = 2.0, 8 * 1024 * 1024
-"""For how many seconds, and bytes, a refused client may send on: a reset would take the response from it."""
-LIVENESS_PATH = b"/healthz"
-"""A request for it is never refused for the number of others: restarting a busy server makes it busier."""
+"""The seconds and the bytes for which a refused client may go on sending: a reset would discard the response."""
+LIVENESS_PATH = "/healthz"
+"""The path that is served also under overload: restarting a busy server makes it busier."""
 TOO_LONG = Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
 RETRY_AFTER = {"retry-after": "1", "connection": "close"}
 OVERLOADED: ASGIApp = Problem("overloaded", "the server handles too many requests", headers=RETRY_AFTER).response()
@@ -52,11 +54,11 @@ class Limits:
 
     connections: int = 1000
     head: float = 10.0
-    """From the first byte of a request to the end of its headers."""
+    """Seconds from the first byte of a request to the end of its headers."""
     body: float = 30.0
-    """From there to the end of the body."""
+    """Seconds from the end of the headers to the end of the body."""
     response: float = 60.0
-    """How long a client may leave a full buffer unread."""
+    """Seconds for which a client may leave a full buffer unread."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -65,9 +67,10 @@ DEFAULT_LIMITS = Limits()
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on time, on bytes besides the body, on pipelined requests and on connections."""
 
-    def __init__(self, limits: Limits, **arguments: Any) -> None:
+    def __init__(self, limits: Limits, root_path: str = "", **arguments: Any) -> None:
         super().__init__(**arguments)
         self._limits = limits
+        self._liveness = {path.encode() for path in (LIVENESS_PATH, root_path + LIVENESS_PATH)}
         self._running: Any = None
         """The cycle of the request whose response is sent; `cycle` is that of the latest one, which may wait for it."""
         self._request = 0
@@ -89,14 +92,14 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- connections --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as in the base class
-        """Begin to wait for a request; abort a connection that is too many even for a response."""
+        """Begin to wait for a request; abort the connection if there are too many even for a response."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections + SPARE_CONNECTIONS:
             transport.abort()
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadlines, and tell the app that its client has gone."""
+        """Cancel the deadlines, and tell the app that the client has disconnected."""
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -111,7 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._response_deadline = self.loop.call_later(self._limits.response, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Cancel the limit: the client has read."""
+        """Cancel the time limit: the client has read its buffer."""
         super().resume_writing()
         self._cancel_response_deadline()
 
@@ -123,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse the received bytes, and refuse the request if too many of them are not of its body."""
+        """Parse the received bytes; refuse the request if too many of them are not part of its body."""
         if self._lingers:
             self._overhead += len(data)
             if self._overhead > LINGER_LIMIT:
@@ -140,9 +143,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_deadline()
 
     def eof_received(self) -> bool:  # type: ignore[override] # as in asyncio
-        """Return whether a client that has ended its side gets the response: to a POST, since others may wait for long.
+        """Return whether a client that has closed its sending side gets the response: only to a POST.
 
-        What waits hears in this way alone that its client has gone.
+        Other requests may wait for long, and learn in this way alone that their client has disconnected.
         """
         cycle = self.cycle
         if not self._received_all or self.pipeline or cycle.response_complete or cycle.scope["method"] != "POST":
@@ -151,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        """Reset the counts for a new request, unless too many wait already."""
+        """Reset the counts for a new request, unless too many requests wait already."""
         if len(self.pipeline) >= PIPELINE_LIMIT:
             self._raise(Problem("bad-request", f"more than {PIPELINE_LIMIT} requests wait for a response"))
         self._begin_request()
@@ -173,7 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._raise(TOO_LONG)
         self._received_head = True
         busy = max(len(self.connections), len(self.tasks)) > self._limits.connections
-        self.app = OVERLOADED if busy and self.url != LIVENESS_PATH else self.config.loaded_app
+        self.app = OVERLOADED if busy and self.url not in self._liveness else self.config.loaded_app
         super().on_headers_complete()
         if not self.pipeline:
             self._running = self.cycle
@@ -201,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- refusing -----------------------------------------------------------------------------------------------------
 
     def _set_deadline(self) -> None:
-        """Set the deadline for what the client has to send next, unless it is set; cancel it if there is nothing."""
+        """Set the deadline for the client's next bytes, unless it is set; cancel it if no bytes are expected."""
         awaited = None if self._received_all else (self._request, self._received_head)
         if awaited == self._awaited:
             return
@@ -225,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(self._problem or Problem("bad-request", msg))
 
     def _refuse(self, problem: Problem) -> None:
-        """Close the connection, after a response if the client cannot take it for that to an earlier request."""
+        """Close the connection; respond first, unless the client could take that for an earlier request's response."""
         if self._lingers or self.transport.is_closing():
             return
         cycle = self.cycle
@@ -281,11 +284,17 @@ class RedactURLs(logging.Filter):
 
 
 SHUTDOWN_SECONDS = 5
-"""How long open requests may continue after a signal to stop, since streams and waits can be long."""
+"""Seconds for which open requests may continue after a signal to stop, since streams and waits can be long."""
 
 
-def check_host(host: str, keys: Keys) -> None:
-    """Raise `ConfigurationError` for a host that others can reach, unless there are API keys."""
+def check_host(host: str, keys: Keys, root_path: str = "") -> None:
+    """Raise `ConfigurationError` for a host that other machines can reach, or a proxy, unless there are API keys."""
+    if keys is None and root_path:
+        raise ConfigurationError(
+            "--root-path is the path of a proxy, which makes every client one of this machine, so the server needs "
+            "API keys: create one with `onejob keys add NAME --role submit --file keys.json`, and serve with --keys "
+            "keys.json"
+        )
     if keys is None and not is_loopback(host):
         raise ConfigurationError(
             f"without API keys the server binds to loopback only, not to {host}: create a key with "
@@ -300,13 +309,19 @@ def serve(
     port: int = 8000,
     log_json: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    root_path: str = "",
 ) -> None:
-    """Serve an app of `create_app` until SIGINT or SIGTERM. `check_host` tells whether it may be bound to the host."""
+    """Serve an app of `create_app` until SIGINT or SIGTERM. `check_host` tells whether it may be bound to the host.
+
+    `root_path`: the path below which a proxy publishes it. Raises `ConfigurationError` for an invalid one.
+    """
+    if root_path:
+        check_root_path(root_path, app)
     config = uvicorn.Config(
-        app,
+        RootPath(app, root_path) if root_path else app,
         host=host,
         port=port,
-        http=partial(BoundedProtocol, limits),  # type: ignore[arg-type] # called with keyword arguments only
+        http=partial(BoundedProtocol, limits, root_path),  # type: ignore[arg-type] # called with keyword arguments only
         ws="none",
         log_level="info",
         log_config=log_config(as_json=log_json),
@@ -324,5 +339,5 @@ def serve(
             super().handle_exit(sig, frame)
 
     gc.collect()
-    gc.freeze()  # else each full collection, which a large body causes, visits all that was imported: 0.2 s
+    gc.freeze()  # else each full collection, which a large body causes, visits all imported objects: 0.2 s
     Server(config).run()

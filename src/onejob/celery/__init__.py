@@ -2,10 +2,10 @@
 
 from onejob.celery.app_state import install as hide_settings
 from onejob.celery.current_job import RunningJob, current_job
-from onejob.celery.receivers import connect as connect_receivers
-from onejob.celery.result_backend import install as install_result_backend
+from onejob.celery.results.result_backend import install as install_result_backend
 from onejob.celery.task import Task
-from onejob.celery.transport import install as install_transport
+from onejob.celery.transport.connection import install as install_transport
+from onejob.celery.worker.receivers import connect as connect_receivers
 
 hide_settings()
 install_result_backend()

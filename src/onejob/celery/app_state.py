@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import proxy
@@ -11,56 +13,98 @@ from weakref import proxy
 from celery import Celery
 from celery.app import utils
 
-from onejob.celery.context import Contexts
-from onejob.celery.option_names import check_setting_names
-from onejob.celery.publisher import Publisher
-from onejob.celery.routing import Routing
+from onejob.celery.messages.context import Contexts
+from onejob.celery.messages.publisher import Publisher
+from onejob.celery.messages.routing import Routing
+from onejob.celery.option_declarations import check_setting_names
 from onejob.config import Settings, build_ledger
+from onejob.errors import ConfigurationError
+from onejob.ledger.blocks import BlockCache
+from onejob.ledger.budgets import SpentToday, read_spent
 from onejob.ledger.ledger import Ledger
+from onejob.observability.meter import METRICS_INTERVAL
+from onejob.stores import display_url
 from onejob.stores.django_database import address_of, alias_of
+from onejob.webhooks.job import SCHEDULE
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
-    from onejob.celery.batching import PerEventLoop
     from onejob.celery.slots import Slots
+    from onejob.concurrency.batching import PerEventLoop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """The seconds between two rounds of each work in the background. They are no settings: only tests change them."""
+
+    heartbeat: float = 10.0
+    """The longest interval of heartbeats; a third of the lease is the interval if it is shorter."""
+    sweep: float = 1.0
+    """The interval of a worker's sweeps, and of its looks at the beat schedule."""
+    metrics: float = METRICS_INTERVAL
+    """The interval at which a process adds its counts to the totals in the store."""
+    silence: float = 15.0
+    """The time without a message after which a worker with free slots takes published jobs from the ledger."""
+    webhooks: tuple[float, ...] = SCHEDULE
+    """The pauses between the attempts of a webhook."""
 
 
 T = TypeVar("T")
+BUDGET_SECONDS = 1.0
+"""Seconds after which a process knows what has been spent meanwhile."""
+HEARTBEATS_PER_LEASE = 3
+"""How often a worker renews a lease in the time of that lease."""
 _EAGER = ("task_always_eager", "CELERY_ALWAYS_EAGER")
 _ATTRIBUTE = "_onejob_state"
-"""Where an app has its state, which lives as long as the app."""
+"""The attribute in which an app has its state, which lives as long as the app."""
 
 
 class AppState:
-    """The settings, ledger and publisher of one app. Each is read from the app's configuration at first use."""
+    """The settings, ledger and publisher of one app, each made from the app's configuration at first use."""
 
     def __init__(self, app: Celery) -> None:
         self._app = proxy(app)
+        self.intervals = Intervals()
+        """The intervals of background work. Tests replace them before a worker starts, and before the ledger opens."""
         self.can_kill = False
         """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
         self.warned_tasks: set[str] = set()
-        """The tasks of which a warning was logged that a duplicate's other arguments are not used."""
+        """The tasks for which a warning was logged: a duplicate's other arguments are not used."""
         self.warned_plain_tasks: set[str] = set()
-        """The tasks of which a warning was logged that they have options of `onejob.Task` without its class."""
+        """The tasks for which a warning was logged: they have options of `onejob.Task` without its class."""
         self.warned_of_themselves: set[str] = set()
-        """The tasks of which a warning was logged that a running job is its own duplicate."""
+        """The tasks for which a warning was logged: a running job is its own duplicate."""
         self.knows_of_unknown = False
         """Whether a warning was logged that messages of another ledger's jobs arrive here."""
+        self.blocks = BlockCache(lambda: self.ledger, time.monotonic)
+        """The pauses and strikes, which a claim obeys."""
         self.received: dict[tuple[str, str, int], str] = {}
-        """In a worker's parent: by exchange, routing key and priority, the id of the message received last."""
+        """The ids of the messages received last, by exchange, routing key and priority: in a worker's parent."""
         self.slots: Slots | None = None
-        """In the parent of a worker that takes jobs from the ledger: how many it can run."""
+        """The slots of a worker that takes jobs from the ledger, in its parent: how many more jobs it can run."""
         self._ledger: Ledger | None = None
         self._place: object = None
-        """Where Django had the database of the ledger when it was opened; None for a ledger that stays where it is."""
+        """The address of the ledger's database in Django when the ledger was opened; None: the ledger never moves."""
+        self._read_from: tuple[Any, int, list[tuple[str, Any]]] | None = None
+        """The configuration from which settings were read, how many values it had, and its values for onejob."""
         self._by_loop: dict[Callable[[Celery], object], PerEventLoop[Any]] = {}
 
     @property
     def is_eager(self) -> bool:
-        """Whether tasks run where they are called: `conf.task_always_eager`, which takes much longer to read."""
+        """Whether tasks run where they are called: the value of `conf.task_always_eager`, read much faster."""
         conf: Any = self._app.conf
         if not self._app.configured:  # a look into its mappings would not load it
             return bool(conf.task_always_eager)
+        if self._read_from is not None:  # in each submission: without a call, as long as nothing has changed
+            read_from, count, given = self._read_from
+            changes = conf.changes
+            if read_from is not conf or len(changes) != count:
+                self.refresh()
+            else:
+                for name, value in given:
+                    if changes.get(name) is not value:
+                        self.refresh()  # which reads all of them
+                        break
         prefix = conf.prefix
         names = _EAGER if not prefix else (*_EAGER, f"{prefix}{_EAGER[0]}", f"{prefix}{_EAGER[0]}".upper())
         for mapping in conf.maps:
@@ -70,8 +114,8 @@ class AppState:
         return False
 
     def for_loop(self, make: Callable[[Celery], T]) -> T:
-        """Return what `make` returns for the app: made once for each event loop, and the running one's."""
-        from onejob.celery.batching import PerEventLoop  # imports asyncio
+        """Return the value of `make` for the app and the running event loop; call `make` once per loop."""
+        from onejob.concurrency.batching import PerEventLoop  # imports asyncio
 
         if make not in self._by_loop:
             self._by_loop.setdefault(make, PerEventLoop(partial(make, self._app)))
@@ -81,22 +125,67 @@ class AppState:
     @cached_property
     def settings(self) -> Settings:
         """The app's settings. Raises `ConfigurationError`."""
-        check_setting_names(self._app.conf)
-        return Settings.from_mapping(self._app.conf)
+        conf: Any = self._app.conf
+        self._read_from = _given_in(conf)
+        check_setting_names(conf)
+        return Settings.from_mapping(conf)
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between two heartbeats of a worker whose tasks have no shorter lease than the app."""
+        return min(self.intervals.heartbeat, self.settings.lease / HEARTBEATS_PER_LEASE)
 
     @cached_property
     def webhooks(self) -> WebhookSettings:
         """The app's webhook settings. Raises `ConfigurationError`."""
-        return WebhookSettings.from_mapping(self._app.conf, namespace=self.settings.namespace)
+        return WebhookSettings.from_mapping(self._app.conf)
+
+    @cached_property
+    def spent(self) -> Callable[[], SpentToday]:
+        """Returns the costs of the submitters today, as they were read within the last second. Raises `StoreError`."""
+        from onejob.concurrency.batching import TTLCache  # imports asyncio
+
+        return TTLCache(lambda: read_spent(self.ledger), BUDGET_SECONDS)
+
+    def refresh(self) -> None:
+        """Read the settings again if the app has changed any since: in a hook of the worker, or after a task was bound.
+
+        Raises `ConfigurationError` if a setting has changed while the ledger, which has the old value, is open.
+        """
+        if "settings" not in self.__dict__:
+            return
+        conf: Any = self._app.conf
+        check_setting_names(conf)
+        settings = Settings.from_mapping(conf)
+        pairs: list[tuple[str, Any, Any]] = [("onejob_", self.settings, settings)]
+        if "webhooks" in self.__dict__:
+            webhooks = WebhookSettings.from_mapping(conf)
+            pairs.append(("onejob_webhook_", self.webhooks, webhooks))
+        changed = [each for prefix, old, new in pairs for each in _differing(prefix, old, new)]
+        if changed and self._ledger is not None:
+            raise ConfigurationError(
+                f"{'; '.join(changed)}: the ledger of the app was opened with the earlier value. Set it before the "
+                "first job is submitted or read, where the app is configured, or in celeryd_init or worker_init"
+            )
+        self._read_from = _given_in(conf)
+        if not changed:
+            return
+        for name in ("settings", "webhooks", "publisher", "contexts", "routing", "django_alias"):
+            self.__dict__.pop(name, None)
+        for task in [*self._app._tasks.values()]:  # noqa: SLF001 - `tasks` would define those that nothing has used yet
+            if (resolve := getattr(type(task), "_onejob_resolve", None)) is not None:
+                resolve(self._app)
 
     @property
     def ledger(self) -> Ledger:
-        """The app's ledger; another one after Django moved its database, as in tests. Raises `ConfigurationError`."""
+        """The app's ledger; opened again after Django moved its database, as in tests. Raises `ConfigurationError`."""
         ledger = self._ledger
+        if ledger is None:
+            self.refresh()
         if ledger is None or (self._place is not None and self._place != address_of(self.settings.store)):
             moved, store = ledger, self.settings.store
             self._place = None if alias_of(store) is None else address_of(store)
-            self._ledger = ledger = build_ledger(self.settings, self._has_task)
+            self._ledger = ledger = build_ledger(self.settings, self._has_task, metrics_interval=self.intervals.metrics)
             if moved is not None:
                 moved.close()
         return ledger
@@ -107,17 +196,17 @@ class AppState:
         return alias_of(self.settings.store)
 
     def use(self, ledger: Ledger, publisher: Publisher, django_alias: str | None) -> None:
-        """Use this ledger, in the transactions of Django on `django_alias`, and this publisher, as tests do."""
+        """Replace the ledger, the publisher, and the alias of Django's database whose transactions the ledger joins."""
         self._ledger, self._place, self.publisher, self.django_alias = ledger, None, publisher, django_alias
 
     def close(self) -> None:
-        """Close the ledger, if it was opened; its next use opens another one, in whatever database is there then."""
+        """Close the ledger, if it is open; its next use opens it again, in the database that is configured then."""
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
 
     def owns(self, ledger: Ledger) -> bool:
-        """Return whether this is the app's ledger, without opening that."""
+        """Return whether a ledger is the app's, without opening the app's ledger."""
         return self._ledger is ledger
 
     def _has_task(self, task: str) -> bool:
@@ -134,13 +223,32 @@ class AppState:
 
     @cached_property
     def contexts(self) -> Contexts:
-        """What the app adds to its messages."""
+        """The contexts of the app's submissions: the headers that the app adds to messages."""
         return Contexts(self._app, self.routing, self.settings.limits)
 
     @cached_property
     def routing(self) -> Routing:
-        """How the app's messages are sent."""
+        """The routes of the app's messages."""
         return Routing(self._app, self.settings.limits)
+
+
+def _given_in(conf: Any) -> tuple[Any, int, list[tuple[str, Any]]]:
+    """Return a configuration, how many values the app has set in it, and the set values that belong to onejob."""
+    ours = [(name, conf.changes.get(name)) for name in conf.changes if "onejob_" in str(name).lower()]
+    return conf, len(conf.changes), ours
+
+
+def _differing(prefix: str, old: Any, new: Any) -> Iterator[str]:
+    """Yield a sentence for each difference of two groups of settings, without their secrets."""
+    for field in fields(old):
+        name, values = f"{prefix}{field.name}", [getattr(each, field.name) for each in (old, new)]
+        if values[0] == values[1]:
+            continue
+        if name == "onejob_store":
+            values = [display_url(each) if each else "not set" for each in values]
+        elif _HIDDEN.search(name):
+            values = [MASK, "another value"]
+        yield f"{name} was {values[0]!r:.100} when it was first read, and is {values[1]!r:.100} now"
 
 
 def app_state_of(app: Celery) -> AppState:
@@ -160,7 +268,7 @@ _celery_filter = utils.filter_hidden_settings
 
 
 def filter_hidden_settings(conf: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a configuration for display, as Celery does, with the secrets of onejob hidden, too."""
+    """Return a configuration for display, in place of Celery's filter, with the secrets of onejob hidden, too."""
     hidden: dict[Any, Any] = {
         name: MASK if value and isinstance(name, str) and _HIDDEN.search(name) else value
         for name, value in conf.items()
@@ -170,5 +278,5 @@ def filter_hidden_settings(conf: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def install() -> None:
-    """Replace Celery's filter. Repeating the call changes nothing."""
+    """Replace Celery's filter of displayed settings. Repeating the call changes nothing."""
     utils.filter_hidden_settings = filter_hidden_settings

@@ -1,4 +1,4 @@
-"""How many jobs a worker takes from the ledger: as many as it has free processes, and of short jobs some more.
+"""Counts how many jobs a worker takes from the ledger: as many as it has free processes, and more of short jobs.
 
 So no process waits for the next job, and a job that was taken waits `AHEAD_SECONDS` at most.
 """
@@ -13,7 +13,7 @@ T = TypeVar("T")
 AHEAD_SECONDS = 0.1
 """For how many seconds of work a worker takes jobs that its processes cannot run yet."""
 MAX_AHEAD = 32
-"""How many such jobs it takes at most, for each process."""
+"""How many jobs that cannot run yet a worker takes at most, for each process."""
 MAX_LIMITED = 4
 """How many jobs with a rate limit may wait beside others, for each process."""
 SMOOTHING = 0.5
@@ -21,7 +21,7 @@ SMOOTHING = 0.5
 
 
 def capacity_of(worker: Any) -> int:
-    """Return how many jobs a worker can run at once: with an autoscaler, in the processes that this may start."""
+    """Return how many jobs a worker can run at once; with an autoscaler, in all processes that it may start."""
     scaler = getattr(worker, "autoscaler", None)  # it starts a process for each job that waits in this worker
     return max(_processes_of(worker), getattr(scaler, "max_concurrency", 0))
 
@@ -31,7 +31,7 @@ def _processes_of(worker: Any) -> int:
 
 
 class Slots:
-    """How many more jobs a worker can run. `rate_limited` returns the ids of jobs that wait for their rate limits."""
+    """The slots of a worker for jobs. `rate_limited` returns the ids of jobs that wait for their rate limits."""
 
     def __init__(
         self, worker: Any, rate_limited: Callable[[], set[str]], clock: Callable[[], float] = time.monotonic
@@ -40,7 +40,7 @@ class Slots:
         self._rate_limited = rate_limited
         self._clock = clock
         self._average = 1.0
-        """The seconds of a run, on average, with the time in which its process was idle: at first, as of a long run."""
+        """The average seconds of a run, with the idle time of its process; the first value is that of a long run."""
         self._seen = clock(), _count_runs()
 
     @property
@@ -49,9 +49,9 @@ class Slots:
         return bool(_worker_state().active_requests)
 
     def count_wanted(self, held: Collection[str]) -> int:
-        """Return how many jobs to take; `held`: the ids of those that were taken and may wait for a process.
+        """Return how many jobs to take; `held`: the ids of jobs that were taken and may wait for a process.
 
-        None until half of the window is free, so that short jobs are taken several at once.
+        The number is 0 until half of the window is free, so that several short jobs are taken at once.
         """
         self._observe(_processes_of(self._worker))
         processes = capacity_of(self._worker)
@@ -63,7 +63,7 @@ class Slots:
         return free if used < processes or 2 * free >= processes + ahead else 0
 
     def _observe(self, processes: int) -> None:
-        """Note how long the latest runs took, once each process has had two, or after a second."""
+        """Update the average by the latest runs, once each process has had two runs, or after a second."""
         (since, before), now, count = self._seen, self._clock(), _count_runs()
         if count - before >= 2 * processes or now - since >= 1.0:
             seconds = (now - since) * processes / max(1, count - before)

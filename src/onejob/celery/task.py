@@ -1,4 +1,4 @@
-"""The task class: with `@app.task(base=onejob.Task)`, every call of the task goes through the ledger; its decorator."""
+"""The task class `onejob.Task`, whose calls all go through the ledger, and its decorator `@onejob.task`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Celery, shared_task, states
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import (
+from onejob.celery.messages.typed import check_pydantic
+from onejob.celery.option_declarations import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
+from onejob.celery.results.result import AsyncResult as Result
+from onejob.celery.results.result import EagerResult
+from onejob.celery.run import current_run_or_none
+from onejob.celery.submission.call import (
     Call,
     check_eager,
     check_items,
@@ -20,26 +25,30 @@ from onejob.celery.call import (
     parse_item,
     prepare_items,
 )
-from onejob.celery.current_job import current_job_or_none
-from onejob.celery.option_names import TASK_OPTIONS, TaskDefaults, check_definition_names, check_task_options
-from onejob.celery.options import TaskOptions, resolve_definition
-from onejob.celery.plain_tasks import warn_of_plain_tasks
-from onejob.celery.replacement import replace_run
-from onejob.celery.result import AsyncResult as Result
-from onejob.celery.result import EagerResult
-from onejob.celery.run_end import record_retry
-from onejob.celery.submit import admit, admit_one, all_admitted, result_of, submit
+from onejob.celery.submission.options import TaskOptions, resolve_definition
+from onejob.celery.submission.plain_tasks import warn_of_plain_tasks
+from onejob.celery.submission.replacement import replace_run
+from onejob.celery.submission.submit import admit, admit_one, results_of, submit
 from onejob.celery.task_class import REQUEST, check_class, run_hooks_in_run
-from onejob.celery.typed import check_pydantic
 from onejob.celery.worker.execute import execute_message, trace_message
+from onejob.celery.worker.run_end import record_retry
 from onejob.errors import ConfigurationError
-from onejob.jobs.policy import Limits
+from onejob.jobs.model import Admission
+from onejob.jobs.text_limits import TextLimits
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
-    from onejob.celery.call_types import CallOptions, CeleryTask, Item, Link, Signature, SubmissionOptions, TaskKeywords
+    from onejob.celery.submission.call_types import (
+        CallOptions,
+        CeleryTask,
+        Item,
+        Link,
+        Signature,
+        SubmissionOptions,
+        TaskKeywords,
+    )
 
     P = ParamSpec("P", default=...)
     R_co = TypeVar("R_co", covariant=True, default=Any)
@@ -56,7 +65,7 @@ else:
 
 
 WORKER_STEP = "onejob.celery.worker.bootstep:LedgerStep"
-"""The step of a worker, by its name: a worker imports it, and no other process."""
+"""The name of the step of a worker: only a worker imports it."""
 
 
 class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
@@ -76,14 +85,17 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
       one more is queued after it. `"replace"` also restarts the countdown.
     - `max_wait`: seconds after its first submission until which `"replace"` may delay a job. Default: 60.
     - `permanent_for`: a tuple of exception classes after which the job fails without a retry, whatever `autoretry_for`
-      says. `onejob.PermanentError`, and `onejob.InvalidPayloadError` for a value that cannot be stored, always are.
+      says. `onejob.PermanentError`, and `onejob.errors.InvalidPayloadError` for a value that cannot be stored,
+      always are.
     - `webhook_url`: the URL that is notified when a job ends, over HTTPS and signed. Needs `onejob[webhooks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
     - `typed`: whether dataclasses and pydantic models, where the annotations of the body name them, are arguments and
       results: JSON in the ledger, objects in the code. Default: False; True with `@onejob.task`.
     - `requires_key`: whether a submission without an idempotency key raises `KeyRequiredError`, so that every call can
-      be repeated safely. Default: False. A submission with a `task_id`, such as a canvas member, needs no key.
-
+      be repeated safely. Default: False. A submission with a `task_id`, such as a canvas member, needs no key, and a
+      lone link gets one of the job before it.
+    - `capture_logging`: whether the records of `logging` that the body makes are a part of the log of its run, as the
+      lines of `onejob.current_job().log(...)` are. Default: False.
     - `tags`: words by which people find the jobs, such as `["billing"]`; a call may add more of them.
     - `schedule`: when workers submit it by themselves, with `onejob_beat`: a schedule of Celery (`crontab(hour=3)`), a
       number of seconds, or an entry as in `beat_schedule`, without `task`.
@@ -97,19 +109,24 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
     _onejob_has_own_rule: ClassVar[bool] = False
-    """Whether the ticks of a schedule are duplicates of each other without any option, as in another library."""
+    """Whether ticks of a schedule are duplicates of one another without any option, as in another library."""
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
         """Check the class and its options, and install the worker step that renews leases and sweeps the ledger."""
         bound: Any = super().bind(app)  # calls `on_bound`, which is the user's
-        cls._onejob = _resolve_options(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
+        cls._onejob_resolve(app)
         run_hooks_in_run(cls, Task)
         app.steps["worker"].add(WORKER_STEP)
         app.on_after_finalize.connect(warn_of_plain_tasks, weak=False, dispatch_uid="onejob.plain_tasks")
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
             cast("Any", app).AsyncResult = app.subclass_with_self(Result)
         return bound
+
+    @classmethod
+    def _onejob_resolve(cls, app: Celery) -> None:
+        """Resolve the options with the settings of the app, as they are now. Raises `ConfigurationError`."""
+        cls._onejob = _resolve_options(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
 
     @property
     def _onejob(self) -> TaskOptions:
@@ -130,13 +147,14 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         session: Any = None, idempotency_key: str | None = None, webhook_url: str | None = None,
         on_duplicate: Literal["attach", "raise"] | None = None, **options: Unpack[CallOptions],
     ) -> Result[R_co]:  # fmt: skip
-        """Submit a job, with the options of Celery's `apply_async`; returns the `AsyncResult` of the job that answers.
+        """Submit a job, with the options of Celery's `apply_async`; return the `AsyncResult` of the job that answers.
 
         With a `session` (of SQLAlchemy, Django, psycopg) on the database of the ledger, the job is written in the
         session's transaction, and published after its commit. A rollback leaves no job. Errors are the driver's then.
 
-        `idempotency_key` identifies this submission: a repeated one with it, within `onejob_key_retention` and by the
-        same `onejob.submitter`, gets the same answer, also after the end; with other arguments `KeyReuseMismatchError`.
+        `idempotency_key` identifies this submission: repeated with the same key, within `onejob_key_retention` and by
+        the same `onejob.submitter`, it gets the same answer, also after the end; with other arguments it raises
+        `KeyReuseMismatchError`.
 
         `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
         signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook. Raises
@@ -146,8 +164,8 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         is never rejected. `"replace"` and `"run_again"` are refused: only the task says that its jobs may change.
 
         `tags`: words by which people find the job (`["import", "tenant:7"]`), besides the task's own: at most 10, each
-        of 1 to 64 printable characters. They decide nothing. A duplicate that attaches leaves those of the job as they
-        are; one whose arguments replace the job's replaces them, too.
+        of 1 to 64 printable characters. They decide nothing. A duplicate that attaches leaves the tags of the job as
+        they are; a duplicate whose arguments replace the job's replaces the tags, too.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         `QuotaExceededError` likewise, and `StoreUnavailableError` if the ledger does not answer. A message that cannot
@@ -174,21 +192,21 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
             return EagerResult(*ran.__reduce_args__())  # type: ignore[return-value] # what both results have is typed
-        if task_id is not None and (run := current_job_or_none()) is not None and run.id == task_id:
+        if task_id is not None and (run := current_run_or_none()) is not None and run.id == task_id:
             return Result(record_retry(run, call, session).id, app=self.app)
         if "headers" in given and is_from_beat(given["headers"]):
-            from onejob.celery.beat import find_tick
+            from onejob.celery.beat.beside_beat import find_tick
 
             call = find_tick(call)
         return submit(app_state, call, session=session, producer=producer)
 
     @property
     def _onejob_publish(self) -> Callable[..., Any]:
-        """What publishes a message of this task without a ledger: `apply_async` of the next class."""
+        """The method that publishes a message of this task without a ledger: `apply_async` of the next class."""
         return super().apply_async  # type: ignore[no-any-return]
 
     _onejob_admit = admit_one
-    """`onejob.compat` looks at another library's locks before."""
+    """The function that admits a call; `onejob.compat` looks at another library's locks before."""
 
     @overload
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]: ...
@@ -206,7 +224,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         self, items: Iterable[Item], *, session: Any = None, webhook_url: str | None = None,
         on_duplicate: Literal["attach", "raise"] | None = None, **options: Unpack[CallOptions],
     ) -> list[Result[R_co]]:  # fmt: skip
-        """Submit many jobs in a few round trips per thousand; returns their results in the order of `items`.
+        """Submit many jobs in a few round trips per thousand; return their results in the order of `items`.
 
         Each item is a tuple of positional arguments, a dict of keyword arguments, or a signature (`task.s(...)`, whose
         arguments a type checker checks); equal ones are one job. `options` are those of `apply_async` for all of them.
@@ -214,7 +232,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         is `rejected`, and the others are submitted.
 
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored, and
-        `PartlySubmittedError`, which has the result of each item, if the store admits only some.
+        `PartlySubmittedError`, which has the result or the error of each item, if the store admits only some.
         """
         app_state = app_state_of(self.app)
         call = Call(self, options=options, source="submit_many", on_duplicate=on_duplicate, webhook_url=webhook_url)
@@ -225,9 +243,10 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         calls = list(items)
         with tracing.tracer.submit(str(self.name), "submit_many", count=len(calls)) as span:
             prepared = prepare_items(app_state, call, calls)
-            admissions = all_admitted(admit(app_state, prepared, session=session))
-            span.record(admissions)
-        return [result_of(each, admission, session) for each, admission in zip(prepared, admissions, strict=True)]
+            answers = admit(app_state, prepared, session=session)
+            results = results_of(prepared, answers, session)
+            span.record([each for each in answers if isinstance(each, Admission)])
+        return results
 
     # --- submitting in coroutines -----------------------------------------------------------------------------------
 
@@ -236,42 +255,42 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     @overload
     async def asubmit(self, *args: Any, session: Any, **kwargs: Any) -> Result[R_co]: ...
     async def asubmit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result[R_co]:
-        """Submit a job as `submit` does, without blocking the event loop. The session may be an asynchronous one."""
+        """Submit a job like `submit`, without blocking the event loop. The session may be an asynchronous session."""
         return await self.aapply_async(args, kwargs, session=session)
 
     async def aapply_async(
         self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SubmissionOptions],
     ) -> Result[R_co]:  # fmt: skip
-        """Submit a job as `apply_async` does, with its options, without blocking the event loop. Raises as it does.
+        """Submit a job like `apply_async`, with its options and errors, without blocking the event loop.
 
         Once it has been awaited, the job is submitted, also if the coroutine is canceled meanwhile.
         """
-        from onejob.celery.async_submissions import submit as submit_in_thread
+        from onejob.celery.submission.async_submissions import submit as submit_in_thread
 
         alone = type(self).apply_async is not Task.apply_async
         result: Result[R_co] = await submit_in_thread(self, args, kwargs, options, alone=alone)
         return result
 
     async def asubmit_many(self, items: Iterable[Item], **options: Unpack[SubmissionOptions]) -> list[Result[R_co]]:
-        """Submit many jobs as `submit_many` does, without blocking the event loop."""
-        from onejob.celery.async_submissions import submit_many as submit_many_in_thread
+        """Submit many jobs like `submit_many`, without blocking the event loop."""
+        from onejob.celery.submission.async_submissions import submit_many as submit_many_in_thread
 
         return await submit_many_in_thread(self, items, options)
 
     # --- submitting after Django's commit ---------------------------------------------------------------------------
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Submit as `delay` does, after the commit of Django's open transaction; now if there is none.
+        """Submit a job with these arguments after the commit of Django's open transaction; now without a transaction.
 
-        The method of Celery's task class for Django. If the process dies right after the commit, nothing is submitted:
+        Celery's task class for Django has it. If the process dies right after the commit, nothing is submitted:
         `submit(..., session=connection)` writes the job within the transaction. Raises `ConfigurationError` without
         Django.
         """
         self.apply_async_on_commit(args, kwargs)
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Submit as `apply_async` does, when and as `delay_on_commit` does."""
+        """Submit a job by `apply_async` after the commit of Django's open transaction, like `delay_on_commit`."""
         needed = "delay_on_commit and apply_async_on_commit need Django"
         try:
             from django.core.exceptions import ImproperlyConfigured
@@ -306,7 +325,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         return Result(task_id, app=self.app, **options)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
-        """Retry the job, as Celery's `retry` does; after a permanent error the job fails instead."""
+        """Retry the job, like Celery's `retry`; after a permanent error the job fails instead."""
         cause: BaseException | None = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
         if cause is not None and isinstance(cause, self._onejob.permanent):
             raise cause
@@ -322,17 +341,17 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
     ) -> None:
         """Set a state of your own, with its `meta`: it is stored as the running job's progress, too.
 
-        The result of the job shows them as Celery's does: as its `state` and its `info`. Raises as
+        The result of the job shows them as in Celery: as its `state` and its `info`. Raises as
         `RunningJob.progress`. Celery's own states, and other ids than the running job's, are left to Celery.
         """
-        task_id, run = task_id or self.request.id, current_job_or_none()
+        task_id, run = task_id or self.request.id, current_run_or_none()
         if run is not None and run.id == task_id and state is not None and state not in states.ALL_STATES:
             run.report_state(state, meta)
         super().update_state(task_id, state, meta, **options)
 
     def on_replace(self, sig: Any) -> Any:
         """Let the running job go on as the signature that replaces it, under its id. Raises Celery's `Ignore`."""
-        run = current_job_or_none()
+        run = current_run_or_none()
         send = super().on_replace
         return send(sig) if run is None or self.request.is_eager else replace_run(self, run, sig, send)
 
@@ -340,7 +359,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
 
     @property
     def __trace__(self) -> Any:
-        """What a worker calls for each message: Celery sets its tracer, which runs after the claim."""
+        """The function that a worker calls for each message: Celery sets its tracer, which runs after the claim."""
         return self.__dict__.get("_onejob_trace")
 
     @__trace__.setter
@@ -352,7 +371,7 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         """Run the body: through the ledger for a message, directly when called as a function."""
         request: Any = self.request
         # Celery's mark of a request whose body runs; a pool may keep one request for all runs of a thread.
-        is_in_body = request._protected and (request.is_eager or current_job_or_none() is not None)  # noqa: SLF001
+        is_in_body = request._protected and (request.is_eager or current_run_or_none() is not None)  # noqa: SLF001
         if request.called_directly or is_in_body:
             return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
         within: Any = self._onejob_within
@@ -362,10 +381,10 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         return self._onejob_enter(request, self.run, args, kwargs)  # type: ignore[no-any-return]
 
     _onejob_within: ClassVar[Any] = None
-    """With a `__call__` of its own, a task has all of it in the run: what that of this class does there."""
+    """The rest of `Task.__call__` within a run, for a task whose class has a `__call__` of its own; else None."""
 
     def _onejob_enter(self, request: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the body of what Celery traces: through the ledger for a message, at once for an eager call."""
+        """Run the body of a task that Celery traces: through the ledger for a message, at once for an eager call."""
         typed = self._onejob.typed
         if request.is_eager:
             given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)
@@ -375,11 +394,11 @@ class Task(TaskDefaults, CeleryTask, Generic[P, R_co]):
         return self._onejob_execute(request, body)
 
     _onejob_execute = execute_message
-    """With a `before_start` of its own, a task has that called in the run."""
+    """The function that runs a message; for a task with a `before_start` of its own, one that calls it in the run."""
 
 
 def _resolve_options(cls: type[Task[..., Any]], app: Celery) -> TaskOptions:
-    """Return the options of a task's class. Raises `ConfigurationError` for those that do not exist or cannot work."""
+    """Return the options of a task's class. Raises `ConfigurationError` for options that are unknown or cannot work."""
     check_task_options(str(cls.name), cls, Task, cls._onejob_foreign_options)
     check_class(str(cls.name), cls, Task)
     return TaskOptions.of(cls, app)
@@ -397,7 +416,7 @@ def task(
     app: Celery | None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
 ) -> Callable[[Callable[Body, R]], Task[Body, R]]: ...
 def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) -> Callable[[Any], Any]:
-    """Define a task of class `onejob.Task`, as `@app.task(base=onejob.Task, ...)` does, with types.
+    """Define a task of class `onejob.Task`, like `@app.task(base=onejob.Task, ...)`, with types.
 
     `options` are those of `onejob.Task` and of Celery's `app.task`; `base` may be a subclass of `onejob.Task`. With
     `bind=True` the first parameter of the body is the task. Without an app it is a shared task, as by Celery's
@@ -425,7 +444,7 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
         check_definition_names(name, options, base)
         given = {option: options.get(option, getattr(base, option)) for option in TASK_OPTIONS}
         # Celery binds the task at its first use, and the settings of its app are not known before.
-        resolve_definition(name, SimpleNamespace(**given), body, bound=bind, limits=Limits())
+        resolve_definition(name, SimpleNamespace(**given), body, bound=bind, limits=TextLimits())
         if given["typed"]:
             check_pydantic(name, body)
         return decorator(body)

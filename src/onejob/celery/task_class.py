@@ -1,4 +1,4 @@
-"""What a task's class may have of its own: `before_start` and `__call__`, which are in the run; and what it may not."""
+"""Checks the methods that a task's class overrides, and runs its own `before_start` and `__call__` within the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task as CeleryTask
 from celery.utils.imports import symbol_by_name
 
-from onejob.celery.current_job import current_job_or_none
+from onejob.celery.run import current_run_or_none
 from onejob.celery.worker.execute import execute_prepared
 from onejob.errors import ConfigurationError
 
@@ -24,7 +24,7 @@ def check_class(name: str, cls: Any, base: type) -> None:
     """Check the class of a task against `onejob.Task`, its `base`.
 
     Raises `ConfigurationError` for a `Strategy` or `Request` of another library, by which jobs would run without their
-    claims, and for bases in the wrong order, of which one would never be called.
+    claims, and for bases in the wrong order, so that a method would never be called.
     """
     if cls.Strategy != CeleryTask.Strategy:
         owner = _owner_of(cls, "Strategy").__name__
@@ -58,7 +58,7 @@ def _owner_of(cls: type, name: str) -> type:
 
 
 def _after(cls: type, base: type) -> Iterator[type]:
-    """Yield the classes between `base` and Celery's task in the order of resolution: those that a user has added."""
+    """Yield the classes that a user has added between `base` and Celery's task, in the order of resolution."""
     known = {*base.__mro__}
     yield from (each for each in cls.__mro__[cls.__mro__.index(base) :] if each not in known)
 
@@ -67,7 +67,7 @@ def _after(cls: type, base: type) -> Iterator[type]:
 
 
 def run_hooks_in_run(cls: Any, base: Any) -> None:
-    """Have a class's own `before_start` and `__call__` called in the run, whatever they call themselves."""
+    """Let a class's own `before_start` and `__call__` be called within the run, whatever they call themselves."""
     if cls.before_start is not CeleryTask.before_start and not hasattr(cls.before_start, _IN_RUN):
         cls.before_start = _start_in_run(cls.before_start)
         cls._onejob_execute = execute_prepared
@@ -81,7 +81,7 @@ def _defines_call(classes: Iterable[type]) -> bool:
 
 
 def _run_body(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
-    """Run the body: a class's own `__call__` has called that of `onejob.Task`, which is the last one."""
+    """Run the body, after a class's own `__call__` has called the `__call__` of `onejob.Task`, the last class."""
     request._protected = 1  # noqa: SLF001 - a call of the task in the body is a direct one
     return task.run(*args, **kwargs)
 
@@ -92,11 +92,11 @@ def _call_next(task: Any, base: Any, _request: Any, args: Any, kwargs: Any) -> A
 
 
 def _start_in_run(hook: Callable[..., object]) -> Callable[..., None]:
-    """Return a task's `before_start` as its tracer may call it: it waits until the run has begun, and can be ended."""
+    """Return a task's `before_start` for the tracer: the hook is put off until the run has begun, and can be ended."""
 
     @wraps(hook)
     def before_start(task: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        run, request = current_job_or_none(), task.request
+        run, request = current_run_or_none(), task.request
         if request.called_directly or request.is_eager or (run is not None and run.id == task_id):
             hook(task, task_id, args, kwargs)
 
@@ -105,9 +105,9 @@ def _start_in_run(hook: Callable[..., object]) -> Callable[..., None]:
 
 
 def _call_in_run(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a class's own `__call__` as its tracer may call it: the claim comes first, and then all of it is the body.
+    """Return a class's own `__call__` for the tracer: the claim comes first, and then all of the method is the body.
 
-    So it need not call that of `onejob.Task`: many call `self.run`, as Flask's documentation shows it.
+    So it need not call the `__call__` of `onejob.Task`: many call `self.run`, as in Flask's documentation.
     """
 
     @wraps(own)

@@ -1,4 +1,4 @@
-"""The commands of onejob. This module has what `celery` loads at each of its starts, in apps without onejob, too."""
+"""The commands of onejob. `celery` loads this module at each start, also in apps without onejob, so it is small."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ ABOUT = "Inspect and operate the app's onejob jobs."
 
 
 class LazyCommand(click.Command):
-    """The group `onejob` below `celery`, imported when it is used: others may want to patch Celery before."""
+    """The group `onejob` below `celery`, imported when it is used, since other code may patch Celery before."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

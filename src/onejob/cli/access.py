@@ -1,31 +1,28 @@
-"""The options that several commands have; and the ledger that they work on: of a store's URL, or of a Celery app."""
+"""The options that several commands share, and their ledger, from a store's URL or from a Celery app."""
 
-import getpass
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from onejob import errors
-from onejob.celery.options import BoundTask, tasks_of
+from onejob.celery.submission.options import BoundTask, tasks_of
+from onejob.client.audit import Attempt, recorded
+from onejob.client.operator import Operator
 from onejob.config import NO_STORE, Settings, build_ledger
-from onejob.errors import ConfigurationError, OneJobError, describe
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import AuditEntry, Query
-from onejob.jobs.timestamps import parse_duration, parse_time, seconds_of
+from onejob.jobs.query import Query
+from onejob.jobs.timestamps import parse_day, parse_duration, parse_time, seconds_of
+from onejob.ledger.job_filters import FILTERS
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import FILTERS
-from onejob.observability.logs import record_audit
-from onejob.stores import display_url, kind_of, sqlite_path
-from onejob.stores.django_database import resolve
+from onejob.stores import display_url, missing_file
 
 
 def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -43,7 +40,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 class Parsed(click.ParamType[Any]):
-    """What a function returns for the text of an option; its `ValueError` says what to write instead."""
+    """The type of an option whose value a function parses; its `ValueError` says what to write instead."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -59,7 +56,7 @@ class Parsed(click.ParamType[Any]):
 
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
-    if not seconds > 0:  # nor is NaN
+    if not seconds > 0:  # false for NaN, too
         raise ValueError(f"{text} is not in the range x>0")
     return seconds
 
@@ -72,8 +69,12 @@ TIME = Parsed("time", parse_time)
 """A time with a time zone, in seconds since the epoch, or a duration before or after now, such as `1h`."""
 
 
+DAY = Parsed("day", parse_day)
+"""A day, such as `2026-01-31`."""
+
+
 def filter_options(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator that adds the options that filter jobs, without some; `query_of` makes a query of them."""
+    """Return a decorator that adds the filter options except `without`; `query_of` makes a query of their values."""
     kinds: dict[type, dict[str, Any]] = {
         str: {}, State: {"multiple": True, "type": click.Choice([*map(str, State)])}, float: {"type": TIME},
     }  # fmt: skip
@@ -82,13 +83,14 @@ def filter_options(*without: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def at_times(asked: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the values of the options that were given, "" too, with times before now instead of durations."""
+    """Return the given options, also with the value "", and with times instead of durations before now."""
     return {name: seconds_of(value, now) for name, value in asked.items() if value not in {None, ()}}
 
 
 NEWEST = 1000
-"""How many of the newest jobs are searched for the beginning of an id."""
+"""The number of newest jobs that are searched for a part of an id."""
 SOURCE = "cli"
+ORIGIN = "at the command line"
 logger = logging.getLogger("onejob")
 
 
@@ -99,7 +101,7 @@ class Access:
     bare_app: Any = None
     """The app, whose tasks may not be imported yet."""
     given_store: str | None = None
-    """What `--store` or ONEJOB_STORE has."""
+    """The value of `--store` or ONEJOB_STORE."""
     namespace: str | None = None
     app_name: str = ""
     create: bool = False
@@ -107,9 +109,9 @@ class Access:
 
     @cached_property
     def store(self) -> str | None:
-        """The URL that is given, or else that in the file which ONEJOB_STORE_FILE names, a mounted secret.
+        """The given URL, or else the URL in the file that ONEJOB_STORE_FILE names, such as a mounted secret.
 
-        Raises `ConfigurationError` if that cannot be read. A command that needs no ledger does not read it.
+        Raises `ConfigurationError` if the file cannot be read. A command that needs no ledger does not read it.
         """
         name = os.environ.get("ONEJOB_STORE_FILE")
         if self.given_store or not name:
@@ -122,7 +124,7 @@ class Access:
 
     @cached_property
     def app(self) -> Any:
-        """The app with the tasks of the modules that its configuration names, as a worker has it; None without one.
+        """The app, after importing the modules that its configuration names, as a worker does; None without an app.
 
         Raises `click.ClickException` if such a module cannot be imported.
         """
@@ -134,7 +136,7 @@ class Access:
         return self.bare_app
 
     def app_for(self, what: str) -> Any:
-        """Return the app, which alone knows something. Raises `ConfigurationError` without one."""
+        """Return the app, since only an app knows `what`. Raises `ConfigurationError` without an app."""
         if self.app is None:
             raise ConfigurationError(f"only an app knows {what}: name one with -A module")
         return self.app
@@ -147,17 +149,21 @@ class Access:
         click.get_current_context().call_on_close(ledger.close)
         return ledger
 
-    def submitting(self, what: str) -> tuple[Any, Ledger]:
-        """Return the app, which alone knows something, and its ledger, where it submits jobs.
+    def operator(self) -> Operator:
+        """Return the operator of the ledger's jobs. Raises `ConfigurationError`."""
+        return Operator(app=self.app, ledger=self.ledger(), origin=ORIGIN)
+
+    def submitting(self, what: str) -> Operator:
+        """Return an operator that can submit jobs of the app to its ledger; `what`: the thing that only an app knows.
 
         Raises `ConfigurationError` without an app, and if --store or --namespace name another ledger.
         """
-        app = self.app_for(what)
+        self.app_for(what)
         self.check_own()
-        return app, self.ledger()
+        return self.operator()
 
     def check_own(self) -> None:
-        """Raise `ConfigurationError` if --store or --namespace name another ledger than that of the app."""
+        """Raise `ConfigurationError` if --store or --namespace name another ledger than the app's."""
         own = Settings.from_mapping(self.bare_app.conf)
         if not own.store:
             return
@@ -166,7 +172,7 @@ class Access:
             raise ConfigurationError(f"the app submits to its own ledger, {own.address}: name no other one")
 
     def ledger_or_none(self) -> Ledger | None:
-        """Return the ledger if one is named and its store can be opened, for a command that needs none."""
+        """Return the ledger if it is named and its store can be opened, for a command that can do without; or None."""
         try:
             return self.ledger()
         except OneJobError as error:
@@ -174,9 +180,9 @@ class Access:
             return None
 
     def find_id(self, ledger: Ledger, given: str) -> str:
-        """Return the id that begins or ends with a text, which may be short if it is that of one of the newest jobs.
+        """Return the id that begins or ends with a text; a part of an id is enough for the newest jobs.
 
-        Raises `OneJobError` for a text with which several of them begin or end.
+        Raises `OneJobError` for a text with which several ids begin or end.
         """
         if not given or ledger.get_or_none(given) is not None:  # every id begins with ""
             return given
@@ -205,7 +211,7 @@ class Access:
         return tasks[name]
 
     def settings(self) -> Settings:
-        """Return the settings of --store and --namespace, and else those of the app. Raises `ConfigurationError`."""
+        """Return the settings of --store and --namespace, or else the app's. Raises `ConfigurationError`."""
         # A view of Celery's configuration knows its namespace (CELERY_ONEJOB_STORE) in `get` only.
         settings = Settings.from_mapping({} if self.bare_app is None else self.bare_app.conf)
         settings = replace(settings, store=self.store or settings.store, namespace=self.namespace or settings.namespace)
@@ -216,11 +222,8 @@ class Access:
 
     def _check_file(self, url: str) -> None:
         """Raise `ConfigurationError` for a SQLite file that does not exist, since opening it would create it."""
-        if self.create or kind_of(url) != "sqlite":
-            return
-        path = Path(sqlite_path(resolve(url)))
-        if not path.exists():
-            msg = f"there is no ledger at {path.absolute()} ({url}): correct the path, or add --create to create it"
+        if not self.create and (path := missing_file(url)) is not None:
+            msg = f"there is no ledger at {path} ({url}): correct the path, or add --create to create it"
             raise ConfigurationError(msg)
 
 
@@ -234,7 +237,7 @@ shared_options = together(
 )  # fmt: skip
 access = click.make_pass_decorator(Access)
 json_access = together(json_option, access)
-"""What a command has that reads or changes the ledger, and prints what it finds as text or as JSON."""
+"""The decorator of commands that use the ledger, and print their results as text or as JSON."""
 
 
 def find_app(name: str) -> Any:
@@ -264,27 +267,16 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -> Iterator[SimpleNamespace]:
-    """Record what happens in a block as an action of this user on this host: done, refused, failed, or an `outcome`."""
-    attempt = SimpleNamespace(outcome="done")
-    try:
+def audited(ledger: Ledger | None, action: str, target: str, detail: str = "") -> Iterator[Attempt]:
+    """Record a block as an action of this user on this host.
+
+    The command prints its result, and then fails if the audit log has no entry of the action.
+    """
+    with recorded(ledger, action, target, detail, source=SOURCE) as attempt:
         yield attempt
-    except OneJobError as error:
-        attempt.outcome = f"refused: {error}"
-        raise
-    except BaseException as error:  # also an interrupt, before which some of many jobs may have changed
-        attempt.outcome = f"failed: {describe(error)}"
-        raise
-    finally:
-        entry = AuditEntry(
-            actor=_user(), source=SOURCE, address=socket.gethostname(), action=action, target=target,
-            outcome=attempt.outcome, detail=detail,
-        )  # fmt: skip
-        record_audit(None if ledger is None else ledger.append_audit, entry)
+    if attempt.fault is not None:
+        click.get_current_context().call_on_close(partial(_fail_unrecorded, f"{action} {target}", attempt.fault))
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may run under a user id without a name
-        return f"uid {os.getuid()}"
+def _fail_unrecorded(action: str, fault: OneJobError) -> NoReturn:
+    raise click.ClickException(f"{action} is done, and the audit log of the ledger has no entry of it: {fault}")

@@ -10,7 +10,7 @@ from onejob.jobs.public_view import fields_of
 from onejob.jobs.timestamps import local_text
 
 if TYPE_CHECKING:
-    from onejob.celery.beat import ScheduleEntry
+    from onejob.client.schedules import ScheduleEntry
 
 SCHEDULE = "its schedule"
 COLUMNS = ("entry", "task", "schedule", "missed", "last tick", "last job", "next tick")
@@ -25,9 +25,8 @@ def beat() -> None:
 @json_access
 def list_(access: Access, *, as_json: bool) -> None:
     """List the entries of the app's schedule with their last and next ticks."""
-    from onejob.celery.beat import list_entries
-
-    found = list_entries(access.app_for(SCHEDULE), access.ledger())
+    access.app_for(SCHEDULE)
+    found = access.operator().list_schedules()
     rows = (
         (each.name, each.task, each.schedule, each.missed, _time(each.last_tick_at), each.last_job, _next(each))
         for each in found
@@ -56,20 +55,17 @@ def resume(access: Access, entry: str) -> None:
 @access
 def run(access: Access, entry: str) -> None:
     """Submit the call of ENTRY now, besides its ticks."""
-    from onejob.celery.beat import run_entry
-
-    app, ledger = access.submitting(SCHEDULE)
-    with audited(ledger, "beat run", entry):
-        job_id = run_entry(app, entry).id
+    operator = access.submitting(SCHEDULE)
+    with audited(operator.ledger, "beat run", entry):
+        job_id = operator.run_entry(entry)
     echo(f"Submitted: job {job_id}.")
 
 
 def _set_paused(access: Access, entry: str, *, paused: bool) -> None:
-    from onejob.celery.beat import set_paused
-
-    app, ledger = access.app_for(SCHEDULE), access.ledger()
-    with audited(ledger, "beat pause" if paused else "beat resume", entry):
-        set_paused(app, ledger, entry, paused=paused)
+    access.app_for(SCHEDULE)
+    operator = access.operator()
+    with audited(operator.ledger, "beat pause" if paused else "beat resume", entry):
+        operator.set_paused(entry, paused=paused)
     echo(f"{entry} is paused." if paused else f"{entry} goes on.")
 
 
@@ -78,4 +74,6 @@ def _time(at: float | None) -> str:
 
 
 def _next(entry: "ScheduleEntry") -> str:
-    return "paused" if entry.paused else entry.error or _time(entry.next_tick_at)
+    if entry.paused:
+        return "paused"
+    return " ".join(filter(None, (_time(entry.next_tick_at), entry.error)))

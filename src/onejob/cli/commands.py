@@ -7,16 +7,17 @@ import click
 from onejob.cli import ABOUT
 from onejob.cli.access import Access, find_app, needs_extra, shared_options
 from onejob.cli.beat import beat
+from onejob.cli.blocks import lift, pause, pauses, resume, strike, strikes
 from onejob.cli.installation import doctor, migrate, probe
 from onejob.cli.jobs import dead, identity, jobs, why
 from onejob.cli.printing import clean
-from onejob.cli.reports import activity, audit, duplicates, metrics, queues, workers
+from onejob.cli.reports import activity, audit, costs, duplicates, metrics, queues, workers
 from onejob.cli.serve import keys, serve
 from onejob.errors import OneJobError
 
 
 class Commands(click.Group):
-    """A group whose commands print an error of onejob as one sentence, with exit code 1; a wrong argument gives 2."""
+    """A group whose commands print an error of onejob as one sentence, with exit code 1 (a wrong argument: 2)."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -78,7 +79,8 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 
 for group in (main, celery_group):
     for command in (
-        jobs, dead, duplicates, activity, audit, why, identity, workers, queues, beat, metrics, migrate, doctor,
+        jobs, dead, duplicates, costs, activity, audit, why, identity, workers, queues, beat, pause, resume, pauses,
+        strike, lift, strikes, metrics, migrate, doctor,
         demo, serve, keys, probe,
     ):  # fmt: skip
         group.add_command(command)

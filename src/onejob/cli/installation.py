@@ -1,4 +1,4 @@
-"""The installation: `doctor` examines it, `migrate` changes the schema of the ledger, `probe` looks at a worker."""
+"""The commands on an installation: `doctor` examines it, `migrate` changes the schema, `probe` checks a worker."""
 
 import time
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from onejob.celery.probe import MAX_AGE, find_fault
+from onejob.celery.worker.probe import MAX_AGE, find_fault
 from onejob.cli.access import SECONDS, Access, access, json_access, json_option
 from onejob.cli.printing import echo, print_json
 from onejob.doctor import examine
@@ -83,15 +83,21 @@ def _show(findings: list[Finding], *, as_json: bool) -> None:
 
 @click.group()
 def migrate() -> None:
-    """Create or upgrade the ledger's tables in PostgreSQL or SQLite."""
+    """Create or upgrade the ledger's tables in PostgreSQL or SQLite, or its indexes in Redis."""
 
 
 @migrate.command()
 @access
 def up(access: Access) -> None:
-    """Upgrade the ledger to the newest schema; create it where there is none."""
+    """Upgrade the ledger to the newest schema; create it where there is none. In Redis, add what indexes lack."""
     url, namespace = access.address()
+    if kind_of(url) == "redis":
+        added = migrations.index_redis(url, namespace)
+        echo(f"the ledger in {display_url(url)}, prefix {namespace}: {added} jobs were added to lists of submitters")
+        return
     before, after = migrations.status(url, namespace), migrations.upgrade(url, namespace)
+    for repair in before.repairs:
+        echo(f"repaired: {repair}")
     if not before.pending:
         _print_status(after, as_json=False)
         return
@@ -106,7 +112,7 @@ def status(access: Access, *, as_json: bool) -> None:
     """Print the version of the ledger's schema. Exit code 1 when `up` has something to do."""
     found = migrations.status(*access.address(may_create=False))
     _print_status(found, as_json=as_json)
-    raise SystemExit(1 if found.pending else 0)
+    raise SystemExit(1 if found.pending or found.repairs else 0)
 
 
 @migrate.command()
@@ -137,7 +143,8 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(status))
         return
-    pending = f"to do: {', '.join(status.pending)}" if status.pending else "nothing to do"
+    todo = status.pending + status.repairs
+    pending = f"to do: {', '.join(todo)}" if todo else "nothing to do"
     echo(f"schema version {status.current or 'none'}, newest {status.head}: {pending}")
 
 

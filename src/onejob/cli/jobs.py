@@ -1,14 +1,12 @@
 """`jobs`, `dead`, `why` and `identity`: list, show, explain, operate on and edit jobs, one or many."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from onejob.celery import operations
-from onejob.celery.operations import Operation, Operator
 from onejob.cli.access import NEWEST, Access, at_times, audited, filter_options, json_access, together
 from onejob.cli.printing import (
     clean,
@@ -20,22 +18,24 @@ from onejob.cli.printing import (
     print_json,
     print_list,
 )
+from onejob.client.filters import filters_text, select_matching
+from onejob.client.jobs import check_duplicate, parse_arguments
+from onejob.client.operation import Operation
 from onejob.health.finding import count_text, names_text
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
+from onejob.jobs.model import JobRow
 from onejob.jobs.public_view import fields_of, job_to_dict
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from onejob.jobs.timestamps import format_timestamp, local_text
 from onejob.ledger.bulk import NO_LIMIT, BulkResult, Selection, bulk_apply
 from onejob.ledger.dead_letters import dead_letters, group_failures, select_dead_letters
 from onejob.ledger.explain import explain
+from onejob.ledger.job_filters import has_condition, query_of
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.search import audit_text, has_condition, query_of
 from onejob.ledger.stuck import list_stuck
 
-ORIGIN = "at the command line"
 SHOWN = 10
-"""How many tasks or errors a hint names."""
+"""The number of tasks or errors that a hint names."""
 AT_LEAST_ONE = click.IntRange(1)
 limit_option = click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 
@@ -77,7 +77,7 @@ def list_jobs(
 
 
 def _print_found(access: Access, ledger: Ledger, query: Query, found: Sequence[Any], *, as_json: bool) -> None:
-    """Print a list, of which the query asked for one job more than it has; and what there is, if it is empty."""
+    """Print a list of jobs, of which one more was read than is shown; for an empty list, print a hint."""
     print_job_list(found, ledger.read_clock(), limit=query.limit - 1, as_json=as_json)
     if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
         address = access.settings().address
@@ -87,7 +87,7 @@ def _print_found(access: Access, ledger: Ledger, query: Query, found: Sequence[A
 
 
 def _report_what_exists(ledger: Ledger, query: Query) -> None:
-    """Print which tasks or errors there are, if a query by a task or an error matches nothing: it may be misspelled."""
+    """Print the existing tasks or errors, if a query by a task or an error matches nothing: it may be misspelled."""
     if query.task is not None:
         tasks = sorted({job.task for job in ledger.find(Query(limit=NEWEST, light=True))})
         if tasks and query.task not in tasks:
@@ -109,6 +109,28 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
     ledger = access.ledger()
     job = ledger.get(access.find_id(ledger, job_id))
     print_job(columns_of(job) if everything else job_to_dict(job), as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job_id")
+@click.option("--attempt", type=click.IntRange(1), help="Only the log of this attempt.")
+@json_access
+def logs(access: Access, job_id: str, *, attempt: int | None, as_json: bool) -> None:
+    """Print the logs of the attempts of a job: of each of the newest ten the last 64 K characters.
+
+    Of the id the beginning is enough, if the job is one of the newest 1000.
+    """
+    ledger = access.ledger()
+    job = ledger.get(access.find_id(ledger, job_id))
+    found = [each for each in ledger.run_logs(job) if attempt in {None, each.attempt}]
+    if as_json:
+        print_json([fields_of(each) for each in found])
+        return
+    for each in found:
+        if len(found) > 1:
+            echo(f"--- attempt {each.attempt}")
+        for line in each.text.splitlines():
+            echo(clean(line))
 
 
 # --- explaining -----------------------------------------------------------------------------------------------------
@@ -147,11 +169,10 @@ def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_
     """
     identifier = access.task(task)._onejob.identifier
     positional, keywords = _parse(args)
-    found: dict[str, str | None] = {
-        "hashed": identifier.describe(positional, keywords), "identity": identifier.identity(positional, keywords),
-    }  # fmt: skip
+    digest, _, hashed = identifier.both(positional, keywords)
+    found: dict[str, str | None] = {"hashed": hashed, "identity": digest}
     if check:
-        checked = operations.check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
+        checked = check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
         job_id = checked.existing.id if checked.existing is not None else None
         found |= {"outcome": checked.outcome, "job": job_id, "reason": checked.reason}
     if as_json:
@@ -210,19 +231,30 @@ def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
     _operate(access, Operation.RUN_NOW, job_id, as_json=as_json)
 
 
+force_delete_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Also if an idempotency key names it, which is free then, or something waits for its end.",
+)
+
+
 @jobs.command()
 @click.argument("job_id")
+@force_delete_option
 @json_access
-def delete(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Delete a job that has ended. One that still answers duplicates with its result is refused."""
-    _operate(access, Operation.DELETE, job_id, as_json=as_json)
+def delete(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
+    """Delete a job that has ended. One that still answers duplicates with its result is refused.
+
+    So is, without --force, one that an idempotency key names, or whose end is still to be passed on.
+    """
+    _operate(access, Operation.FORCE_DELETE if force else Operation.DELETE, job_id, as_json=as_json)
 
 
 def _operate(access: Access, operation: Operation, job_id: str, *, as_json: bool) -> None:
-    ledger = access.ledger()
-    job_id = access.find_id(ledger, job_id)
-    with audited(ledger, operation.permission, job_id, "forced" if operation is Operation.FORCE_CANCEL else ""):
-        job = Operator(app=access.app, ledger=ledger, origin=ORIGIN).operate(operation, ledger.get(job_id))
+    operator = access.operator()
+    job_id = access.find_id(operator.ledger, job_id)
+    with audited(operator.ledger, operation.permission, job_id, "forced" if operation.is_forced else ""):
+        job = operator.operate(operation, operator.ledger.get(job_id))
     if as_json:
         print_json({"done": [job_id]} if job is None else job_to_dict(job))
     elif job is None:
@@ -266,17 +298,17 @@ def bulk(
     given = at_times(asked, now)
     if not ended_in and not has_condition(given.items()):
         raise click.UsageError("nothing selected: give a state, a task, a time, an error or another filter")
-    query = query_of({"state": Operation(operation).states, "until": now} | given, limit=limit)
-    selection = Selection(query=query, matches=_has_ended_in(ended_in) if ended_in else None)
-    _run_bulk(chosen, selection, _text_of(given, limit), dry_run=dry_run, yes=yes, as_json=as_json)
+    matches = _has_ended_in(ended_in) if ended_in else None
+    selection = select_matching(Operation(operation), given, now=now, limit=limit, matches=matches)
+    _run_bulk(chosen, selection, filters_text(given, limit), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
-def _has_ended_in(url: str) -> Callable[[Job], bool]:
+def _has_ended_in(url: str) -> Callable[[JobRow], bool]:
     from celery import Celery, states
 
     app = Celery("onejob", backend=url.removeprefix("onejob+"), set_as_current=False)
 
-    def has_ended(job: Job) -> bool:
+    def has_ended(job: JobRow) -> bool:
         try:
             return job.attempt == 0 and app.backend.get_task_meta(job.id)["status"] in states.READY_STATES
         except Exception as error:
@@ -286,41 +318,27 @@ def _has_ended_in(url: str) -> Callable[[Job], bool]:
 
 
 class BulkOperation(NamedTuple):
-    """What is done to each selected job."""
+    """An operation on each selected job."""
 
     ledger: Ledger
     name: str
     """The operation in the audit log."""
     done: str
     apply: Callable[..., BulkResult]
-    """Takes a selection, and `dry_run`."""
+    """The function of the operation, of a selection and `dry_run`."""
 
 
 def _bulk_of(access: Access, operation: Operation, *, forget_steps: bool = False) -> BulkOperation:
-    operator = Operator(app=access.app, ledger=access.ledger(), origin=ORIGIN)
+    operator = access.operator()
     apply = partial(operator.operate_many, operation, forget_steps=forget_steps)
     return BulkOperation(operator.ledger, operation.permission, operation.done, apply)
-
-
-def _text_of(given: Mapping[str, Any], limit: int, *, everything: bool = False) -> str:
-    """Return the options that were given, for the audit log."""
-    return audit_text([
-        *((name, each) for name, value in given.items() for each in _texts(value)),
-        *([("all", True)] if everything else []), *([] if limit == NO_LIMIT else [("limit", limit)]),
-    ])  # fmt: skip
-
-
-def _texts(value: Any) -> Sequence[str]:
-    if isinstance(value, float):
-        return [format_timestamp(value)]
-    return [value] if isinstance(value, str) else value
 
 
 def _run_bulk(
     operation: BulkOperation, selection: Selection, detail: str, *, as_json: bool, dry_run: bool = False,
     yes: bool = False,
 ) -> NoReturn:  # fmt: skip
-    """Act on each selected job, record that with `detail`, print the result, and exit: with 1 if a job was refused."""
+    """Act on each selected job, record the action with `detail`, print the result; exit with 1 if a job was refused."""
     result = operation.apply(selection, dry_run=True) if dry_run else _apply(operation, selection, detail, yes=yes)
     if selection.query is not None and not (result.done or result.refused):
         _report_what_exists(operation.ledger, selection.query)
@@ -336,7 +354,7 @@ def _run_bulk(
 
 
 def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: bool) -> BulkResult:
-    """Act on each selected job, and record it; on those that match a query only after a confirmation, unless `yes`."""
+    """Act on each selected job, and record the action; ask before acting on the jobs of a query, unless `yes`."""
     target, found = " ".join(selection.job_ids), BulkResult()
     if selection.query is not None and not yes:
         found = operation.apply(selection, dry_run=True)
@@ -344,7 +362,7 @@ def _apply(operation: BulkOperation, selection: Selection, detail: str, *, yes: 
             return found
         count = count_text(len(found.done), "job")
         click.confirm(f"{count} will be {operation.done}. Continue?", abort=True, err=True)
-        selection = Selection(job_ids=found.done)  # and not those that match from then on
+        selection = Selection(job_ids=found.done)  # the jobs of the preview, not jobs that match later
     with audited(operation.ledger, operation.name, target, detail) as attempt:
         result = operation.apply(selection)
         result = BulkResult(result.done, found.refused | result.refused, result.next or found.next)
@@ -427,13 +445,15 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
 
 @dead.command()
 @chosen_options
+@force_delete_option
 @json_access
-def drop(access: Access, /, **options: Any) -> None:
+def drop(access: Access, /, *, force: bool, **options: Any) -> None:
     """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()
 
     def apply(selection: Selection, **more: Any) -> BulkResult:
-        return bulk_apply(ledger, selection, lambda job: ledger.drop(job.id), check=Operation.REDRIVE.check, **more)
+        act = partial(ledger.drop, force=force)
+        return bulk_apply(ledger, selection, lambda job: act(job.id), check=Operation.REDRIVE.check, **more)
 
     _operate_on_dead(BulkOperation(ledger, "drop", "dropped", apply), **options)
 
@@ -448,7 +468,7 @@ def _operate_on_dead(
         selection = select_dead_letters(job_ids=job_ids, everything=everything, limit=limit, **filters)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    detail = _text_of(filters, limit, everything=everything)
+    detail = filters_text(filters, limit, everything=everything)
     _run_bulk(operation, selection, detail, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -464,10 +484,10 @@ def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | 
     """
     if args_text is None and kwargs_text is None:
         raise click.UsageError("nothing to change: give --args or --kwargs")
-    app, ledger = access.submitting("the signature of its tasks")
-    job_id = access.find_id(ledger, job_id)
-    with audited(ledger, "edit", job_id, "args kwargs"):
-        args = None if args_text is None else operations.parse_arguments(args_text, "args", list)
-        kwargs = None if kwargs_text is None else operations.parse_arguments(kwargs_text, "kwargs", dict)
-        admission = operations.edit(app, ledger, job_id, args=args, kwargs=kwargs)
+    operator = access.submitting("the signature of its tasks")
+    job_id = access.find_id(operator.ledger, job_id)
+    with audited(operator.ledger, "edit", job_id, "args kwargs"):
+        args = None if args_text is None else parse_arguments(args_text, "args", list)
+        kwargs = None if kwargs_text is None else parse_arguments(kwargs_text, "kwargs", dict)
+        admission = operator.edit(job_id, args=args, kwargs=kwargs)
     print_job({"outcome": admission.outcome} | job_to_dict(admission.job), as_json=as_json)

@@ -1,15 +1,19 @@
-"""How the command line prints: JSON, tables and fields. Times are local, with their offset; in JSON they are UTC."""
+"""The output of the command line: JSON, tables and fields. Times are local, with their offset; in JSON, UTC."""
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import click
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Duplicate, Job
+from onejob.jobs.model import Duplicate, JobRow
 from onejob.jobs.public_view import fields_of, job_to_dict
+from onejob.jobs.spreadsheets import guard_cell
 from onejob.jobs.timestamps import duration_text, format_timestamp, local_text, relative_text
 from onejob.ledger.stuck import Stuck
 
@@ -18,7 +22,7 @@ FLAGS = ("queued_next", "cancel_requested")
 """Fields of a job that are printed only when they are true."""
 
 
-def columns_of(job: Job) -> dict[str, Any]:
+def columns_of(job: JobRow) -> dict[str, Any]:
     """Return every column of a job, its JSON texts parsed."""
     values = fields_of(job).items()
     return {name: json.loads(value) if value and name in JSON_TEXTS else value for name, value in values}
@@ -41,7 +45,7 @@ def clean(text: str, keep: str = "") -> str:
 
 
 def echo(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print a text of one or more lines, cleaned. Every command prints through this function or one of those below."""
+    """Print a text of one or more lines, cleaned. Every command prints through the functions of this module."""
     click.echo(clean(text, keep="\n\t") + end, err=err, nl=False)
 
 
@@ -53,11 +57,19 @@ def print_json(value: object) -> None:
 
 
 def print_list(found: object, headings: Sequence[str], rows: Iterable[Sequence[object]], *, as_json: bool) -> None:
-    """Print what was found as JSON, or the rows that a person reads of it below their headings."""
+    """Print results as JSON, or as rows below their headings."""
     if as_json:
         print_json(found)
     else:
         print_table(headings, rows)
+
+
+def print_csv(headings: Sequence[str], rows: Iterable[Sequence[str | Decimal]]) -> None:
+    """Print rows as CSV (RFC 4180), with a quote before text that a spreadsheet would execute."""
+    writer = csv.writer(text := io.StringIO())
+    writer.writerow(headings)
+    writer.writerows([guard_cell(clean(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    click.echo(text.getvalue(), nl=False)
 
 
 def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
@@ -72,7 +84,7 @@ def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
             echo(f"{name:>{width}}  {clean(text)}")
 
 
-def print_job_list(given: Sequence[Job | tuple[Job, Stuck]], now: float, *, limit: int, as_json: bool) -> None:
+def print_job_list(given: Sequence[JobRow | tuple[JobRow, Stuck]], now: float, *, limit: int, as_json: bool) -> None:
     """Print up to `limit` jobs, a line for each, with durations that end at `now`; and whether there are more.
 
     A stuck job is given with its reason.
@@ -87,7 +99,7 @@ def print_job_list(given: Sequence[Job | tuple[Job, Stuck]], now: float, *, limi
     print_list(found, [*headings, *(["stuck"] if is_stuck else [])], cells, as_json=as_json)
 
 
-def _list_cells(job: Job, now: float) -> list[object]:
+def _list_cells(job: JobRow, now: float) -> list[object]:
     is_waiting = not job.state.final and job.state is not State.RUNNING and job.follows_id is None
     return [
         job.id, job.state, job.task, job.queue, duration_text(now - job.created_at),

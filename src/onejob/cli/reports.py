@@ -1,18 +1,21 @@
-"""What a ledger has recorded: `duplicates`, `activity`, `audit`, `workers`, `queues` and `metrics`."""
+"""Reports on a ledger's records: `duplicates`, `costs`, `activity`, `audit`, `workers`, `queues` and `metrics`."""
 
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import click
 
-from onejob.celery.payload import preview, read_message
-from onejob.cli.access import TIME, Access, access, json_access, needs_extra
-from onejob.cli.printing import duplicate_fields, echo, print_json, print_list, print_table
+from onejob.celery.messages.payload import preview, read_message
+from onejob.cli.access import DAY, TIME, Access, access, json_access, needs_extra
+from onejob.cli.printing import duplicate_fields, echo, print_csv, print_json, print_list, print_table
+from onejob.jobs.costs import CostsBy
+from onejob.jobs.metric_buckets import Period
 from onejob.jobs.model import Outcome
 from onejob.jobs.public_view import fields_of
-from onejob.jobs.records import Period, Query
+from onejob.jobs.query import Query
 from onejob.jobs.timestamps import local_text, seconds_of
+from onejob.ledger.costs import cost_to_dict, read_costs
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import AUDIT_LIMIT
 from onejob.ledger.search import search
@@ -62,7 +65,7 @@ def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool)
 
 
 def _call_of(ledger: Ledger, summary: DuplicateSummary) -> dict[str, str]:
-    """Return the task of an identity, and the arguments of its newest job; "" if that is not found at once."""
+    """Return the task of an identity, and the arguments of its newest job; "" if the job is not found at once."""
     found = search(ledger, Query(identity=summary.name, limit=1), is_over=lambda: True).jobs
     message = read_message(found[0]) if found else None
     arguments = preview({"args": message.args, "kwargs": message.kwargs}) if message else ""
@@ -82,6 +85,31 @@ def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:
     print_list([*map(duplicate_fields, found)], headings, lines, as_json=as_json)
     if job.duplicate_count > DUPLICATE_LIMIT and not as_json:
         echo(f"These are the newest of {job.duplicate_count}.")
+
+
+@click.command()
+@click.option("--by", default=str(CostsBy.TASK), show_default=True, type=click.Choice([str(by) for by in CostsBy]))
+@click.option("--since", type=DAY, help="The first day (UTC), as 2026-01-31.  [default: 30 days in all]")
+@click.option("--until", type=DAY, help="The last day (UTC).  [default: today]")
+@click.option("--task", help="Only the jobs of this task.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_access
+def costs(
+    access: Access, by: str, since: date | None, until: date | None, task: str | None, *, as_csv: bool, as_json: bool
+) -> None:
+    """Add up what jobs have spent, and what their duplicates have saved, by unit.
+
+    A duplicate that did not run has saved the cost of the job that answered it. The cost of a job counts for each of
+    its tags, so that the costs of tags do not add up.
+    """
+    found = read_costs(access.ledger(), CostsBy(by), since=since, until=until, task=task)
+    headings = (by, "unit", "spent", "saved")
+    if as_csv:
+        print_csv(headings, [(each.name, each.unit, each.spent, each.saved) for each in found])
+        return
+    shown = [cost_to_dict(each) for each in found]
+    rows = ((each["name"] or "(unnamed)", each["unit"], each["spent"], each["saved"]) for each in shown)
+    print_list(shown, headings, rows, as_json=as_json)
 
 
 ACTIVITY_COLUMNS = (
@@ -138,7 +166,7 @@ AUDIT_COLUMNS = ("at", "source", "actor", "address", "action", "target", "outcom
 )
 @json_access
 def audit(access: Access, since: float | timedelta | None, limit: int, *, as_json: bool) -> None:
-    """List what operators did and which requests were refused, newest first."""
+    """List the actions of operators and the refused requests, newest first."""
     ledger = access.ledger()
     begin = seconds_of(since, ledger.read_clock()) or 0.0
     found = [fields_of(entry) for entry in ledger.audit(limit=limit) if entry.at >= begin]
@@ -172,5 +200,5 @@ def queues(access: Access, *, as_json: bool) -> None:
 def metrics(access: Access) -> None:
     """Print the metrics as `GET /metrics` does, in the text format of Prometheus."""
     with needs_extra("metrics", "`onejob metrics`"):
-        from onejob.celery.worker.metrics import render_metrics
+        from onejob.prometheus import render_metrics
     echo(render_metrics(access.ledger()).decode(), end="")

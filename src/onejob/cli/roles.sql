@@ -1,5 +1,6 @@
 -- Make two roles for the ledger of one database: the owner migrates the schema of the ledger; the role of the services
--- reads and writes its tables, and cannot change the schema. A ledger that is there already becomes the owner's.
+-- reads and writes its tables, and cannot change the schema, its version, or what is in the audit log. A ledger that is
+-- there already becomes the owner's.
 --
 -- psql runs this as a superuser, connected to the database. Each variable has a default, those of the names as here:
 --
@@ -40,11 +41,22 @@ alter schema :"schema" owner to :"owner";
 select format('alter table %I.%I owner to %I', schemaname, tablename, :'owner') from pg_tables
 where schemaname = :'schema'
 \gexec
+select format('alter function %s owner to %I', pg_proc.oid::regprocedure, :'owner') from pg_proc
+where pronamespace = :'schema'::regnamespace
+\gexec
 grant usage on schema :"schema" to :"role";
 grant select, insert, update, delete on all tables in schema :"schema" to :"role";
 grant usage on all sequences in schema :"schema" to :"role";
+grant execute on all functions in schema :"schema" to :"role";
+-- These tables are changed by the owner alone. `onejob migrate up` takes the rights when it makes the tables.
+select format('revoke %s on %I.%I from %I', rights, schemaname, tablename, :'role')
+from (values
+  ('schema_version', 'insert, update, delete'), ('ledger_info', 'insert, update, delete'), ('audit_log', 'update, delete')
+) as kept (name, rights) join pg_tables on tablename = name and schemaname = :'schema'
+\gexec
 alter default privileges for role :"owner" in schema :"schema" grant select, insert, update, delete on tables to :"role";
 alter default privileges for role :"owner" in schema :"schema" grant usage on sequences to :"role";
+alter default privileges for role :"owner" in schema :"schema" grant execute on functions to :"role";
 grant connect on database :"DBNAME" to :"owner", :"role";
 commit;
 \if :{?quiet}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from onejob.cli.access import DURATION, SECONDS, TIME, Access, access, audited, find_app, json_option, needs_extra
+from onejob.cli.access import DURATION, TIME, Access, access, audited, find_app, json_option, needs_extra
 from onejob.cli.printing import echo, print_list
 from onejob.jobs.public_view import fields_of
 from onejob.jobs.submitter import Quotas
@@ -17,7 +17,6 @@ from onejob.jobs.timestamps import format_timestamp, seconds_of
 ROLES = ("read", "submit", "operate", "edit")
 KEY_COLUMNS = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
 limit_option = partial(click.option, show_default=True, type=click.IntRange(1))
-seconds_option = partial(click.option, show_default=True, type=SECONDS)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
 server_installed = partial(needs_extra, "server", "the server")
 
@@ -26,16 +25,16 @@ server_installed = partial(needs_extra, "server", "the server")
 @click.argument("app", required=False, metavar="[MODULE:CELERY_APP]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--root-path", default="", metavar="/PATH", help="The path below which a proxy publishes the server.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
 @click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
-@limit_option("--limit-concurrency", "connections", default=1000, help="Connections at once.")
+@limit_option("--limit-concurrency", default=1000, help="Connections at once.")
 @limit_option("--limit-waits", default=250, help="Event streams and long polls per key.")
-@seconds_option("--head-timeout", "head", default=10.0, help="Seconds for the headers of a request.")
-@seconds_option("--body-timeout", "body", default=30.0, help="Seconds for the body of a request.")
+@limit_option("--limit-checks", "checks", default=600, help="Checks for duplicates per key and minute.")
 @access
 def serve(
     access: Access, /, app: str | None, keys: str | None, *, host: str, port: int, log_json: bool, limit_waits: int,
-    **limits: Any,
+    checks: int, root_path: str, limit_concurrency: int,
 ) -> None:  # fmt: skip
     """Serve the HTTP API of a Celery app, by default that of -A, and the dashboard below /dashboard."""
     with server_installed():
@@ -45,20 +44,21 @@ def serve(
     served = replace(access, bare_app=find_app(app)) if app else access
     celery_app = served.app_for("the tasks to serve")
     served.check_own()
-    check_host(host, keys)
+    check_host(host, keys, root_path)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
-    web = create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits)
-    serve_app(web, limits=Limits(**limits), host=host, port=port, log_json=log_json)
+    web = create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits, checks_per_minute=checks)
+    limits = Limits(connections=limit_concurrency)
+    serve_app(web, limits=limits, host=host, port=port, log_json=log_json, root_path=root_path)
 
 
 @click.group()
 def keys() -> None:
-    """Add, list, rotate and revoke the API keys in a file."""
+    """Add, list, rotate and revoke the API keys in a file, and end their sessions of the dashboard."""
 
 
 def _future(_context: click.Context, _parameter: click.Parameter, at: float | timedelta | None) -> float | None:
-    """Return a time that is not over, in seconds since the epoch; a duration begins now."""
+    """Return a future time, in seconds since the epoch; a duration begins now."""
     now = time.time()
     seconds = seconds_of(at, now, sign=1)
     if seconds is not None and seconds <= now:
@@ -120,9 +120,23 @@ def list_keys(file: str, *, as_json: bool) -> None:
     """List the keys: their names, roles, times of expiry, limits and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    found = [key.row() | fields_of(key, "created_at", "expires_at", "own_jobs") for key in KeyFile(file).read()]
+    found = [
+        key.row() | fields_of(key, "created_at", "expires_at", "own_jobs") for key in KeyFile(file).read(manages=True)
+    ]
     rows = [{name: fields.get(name) for name in KEY_COLUMNS} for fields in found]
     print_list(rows, KEY_COLUMNS, [(*row.values(),) for row in rows], as_json=as_json)
+
+
+@keys.command("end-sessions")
+@click.argument("name")
+@file_option
+@access
+def end_sessions(access: Access, name: str, file: str) -> None:
+    """End all sessions of the dashboard that the key of NAME, and its former ones, have opened; the key works on."""
+    with server_installed():
+        from onejob.api.api_keys import KeyFile
+    with audited(access.ledger_or_none(), "keys end-sessions", name, file):
+        KeyFile(file).end_sessions(name)
 
 
 @keys.command()

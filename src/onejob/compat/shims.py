@@ -1,8 +1,8 @@
-"""What the shims share: imports by the name of the replaced library, notices, and the locks of that library.
+"""The parts that both shims share: imports by the name of the replaced library, notices, and that library's locks.
 
-With `onejob_share_old_locks`, for as long as processes with either library run side by side, a submission takes the
-lock that the old library would take, and the end of its job releases it: neither side admits what the other has
-admitted. The ledger decides alone again when the setting is gone, and without it nothing here costs a round trip.
+With `share_old_locks`, for as long as processes with either library run side by side, a submission takes the lock that
+the old library would take, and the end of its job releases it: neither side admits what the other has admitted. The
+ledger decides alone again when the option is gone, and without it nothing here costs a round trip.
 """
 
 import pkgutil
@@ -15,18 +15,16 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar
 
-from celery import Celery
-
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.call import Prepared, is_promised, parse_item
-from onejob.celery.payload import decode
+from onejob.celery.messages.payload import decode
+from onejob.celery.submission.call import Prepared, is_promised, parse_item
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError, DuplicateJobError
 from onejob.jobs.model import Admission, Outcome, Submission
 from onejob.observability.logs import log_warning
 
 ROUNDS = 10
-"""How often a lock is tried that is released each time before its holder is read."""
+"""How often a lock is tried that is released, each time, before its holder is read."""
 HELD = (
     "a call of task {task} is a duplicate because of the lock {key!r} of the old library, which {holder} holds: no job "
     "of the ledger. If no process of the old version has that task any more, the lock was left behind: remove it by "
@@ -58,9 +56,9 @@ def alias(package: ModuleType, name: str) -> None:
 
 
 def import_class(path: object, name: str, package: str) -> Any:
-    """Return the class at a dotted path; a path below the library `name` is one below our `package`.
+    """Return the class at a dotted path; a path below the library `name` is read as a path below our `package`.
 
-    What is no string is returned as it is. Raises `ConfigurationError` for a path that cannot be imported.
+    A value that is no string is returned unchanged. Raises `ConfigurationError` for a path that cannot be imported.
     """
     if not isinstance(path, str):
         return path
@@ -96,28 +94,28 @@ class HeldByOldLibrary(Exception):  # noqa: N818 - never leaves this package
         """The value of the lock; "" if it cannot be read."""
 
 
-def shares_locks(app: Celery) -> bool:
-    """Return whether the tasks of an app share the locks of the library that they were written for."""
-    return app_state_of(app).settings.share_old_locks
-
-
 class LockSharingTask(Task[..., Any]):
     """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
 
     abstract = True
+    share_old_locks: ClassVar[bool] = False
+    """Whether the task respects and holds the locks of the library that it was written for, while both run."""
     _onejob_has_own_rule = True
     _unlocks_by: ClassVar[str]
     """The public method that removes a lock by its key."""
 
     @classmethod
-    def _check_locks(cls, app: Celery, setting: str, method: Callable[..., str], *, has_place: bool) -> None:
+    def _check_locks(cls, setting: str, method: Callable[..., str], *, has_place: bool) -> None:
         """Raise `ConfigurationError` if shared locks have no place, or if a replaced `method` decides what is equal."""
-        if not has_place and shares_locks(app):
+        if not isinstance(cls.share_old_locks, bool):
+            msg = f"share_old_locks of task {cls.name} must be True or False, not {cls.share_old_locks!r:.100}"
+            raise ConfigurationError(msg)
+        if not has_place and cls.share_old_locks:
             raise ConfigurationError(
-                f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
-                "version has it, or remove onejob_share_old_locks"
+                f"task {cls.name} has share_old_locks, and no setting says where the old locks are: set {setting} as "
+                "the old version has it, or remove share_old_locks"
             )
-        name = method.__name__  # which makes the text of shared locks beside a function that decides
+        name = method.__name__  # this method makes the text of shared locks beside a function that decides
         if getattr(cls, name) is not method and not callable(cls.unique_on):
             raise ConfigurationError(
                 f"{name} of task {cls.name} does not decide which calls are equal: set unique_on to a function of the "
@@ -135,14 +133,14 @@ class LockSharingTask(Task[..., Any]):
 
     @abstractmethod
     def _holder(self, key: str) -> str | None:
-        """Return the value of a lock, which in a lock of ours is its job's id; None if it is free, "" if unreadable."""
+        """Return the value of a lock: our locks have the job's id; None if the lock is free, "" if it is unreadable."""
 
     @abstractmethod
     def _release(self, key: str) -> None:
         """Release the lock, whoever holds it."""
 
     def _belongs(self, holder: str, job_id: str) -> bool:
-        """Return whether the lock with this value is that of a job that has ended here."""
+        """Return whether the value of a lock belongs to a job that has ended here."""
         return holder == job_id
 
     def _old_key(self, args: Any, kwargs: Any) -> str | None:
@@ -158,7 +156,7 @@ class LockSharingTask(Task[..., Any]):
         call, submission = prepared.call, prepared.submission
         send = partial(super()._onejob_admit, app_state, prepared, session=session, producer=producer)
         admission: Admission | Exception | None = None
-        shares = not is_promised(call, canvas=submission.canvas) and shares_locks(self.app)
+        shares = not is_promised(call, canvas=submission.canvas) and self.share_old_locks
         key = self._old_key(call.args, call.kwargs) if shares else None
         if key is None or not self._take_or_raise(key, submission):
             return send()
@@ -171,7 +169,7 @@ class LockSharingTask(Task[..., Any]):
         return admission
 
     def _take_or_raise(self, key: str, submission: Submission) -> bool:
-        """Take the lock for a submission; False if a job in the ledger answers it, or if others take it each time."""
+        """Take the lock for a submission; False if a job in the ledger answers, or others take the lock each time."""
         ledger = app_state_of(self.app).ledger
         for _ in range(ROUNDS):
             if self._take(key, submission.id):
@@ -190,11 +188,11 @@ class LockSharingTask(Task[..., Any]):
         return False
 
     def submit_many(self, items: Any, *, session: Any = None, **options: Any) -> list[Any]:
-        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared.
+        """Submit many jobs, as `onejob.Task` does, but one by one while the locks of the old library are shared.
 
         A call that a lock of the old library holds back is a duplicate, too; its result has the holder of the lock.
         """
-        if app_state_of(self.app).is_eager or not shares_locks(self.app):
+        if app_state_of(self.app).is_eager or not self.share_old_locks:
             return super().submit_many(items, session=session, **options)
         calls = [parse_item(self, number, item) for number, item in enumerate(items)]
         return [self._submit_item(args, kwargs, session=session, **options) for args, kwargs in calls]
@@ -215,7 +213,7 @@ class LockSharingTask(Task[..., Any]):
 
     def _onejob_enter(self, request: Any, body: Any, args: Any, kwargs: Any) -> Any:
         """Run the body, as `onejob.Task` does; the end of the job releases the lock of the old library."""
-        if request.is_eager or not shares_locks(self.app):
+        if request.is_eager or not self.share_old_locks:
             return super()._onejob_enter(request, body, args, kwargs)
         if self.unlock_before_run():
             self._release_own(str(request.id), args, kwargs)
@@ -241,7 +239,7 @@ class LockSharingTask(Task[..., Any]):
             log_warning("job %s: the old lock was not released: %s", job_id, error)
 
     def _release_own(self, job_id: str, args: Any, kwargs: Any) -> None:
-        """Release the lock of a job, unless it is another one's by now."""
+        """Release the lock of a job, unless another job holds it by now."""
         key = self._old_key(args, kwargs)
         holder = None if key is None else self._holder(key)
         if key is not None and holder is not None and self._belongs(holder, job_id):

@@ -37,7 +37,7 @@ class Provider:
         return work(*args)
 
     def calls(self) -> dict[str, tuple[int, int]]:
-        """Return by job how many calls are recorded, and how many one uninterrupted run makes: the distinct ones."""
+        """Return by job the number of recorded calls, and of distinct calls, which one uninterrupted run makes."""
         with self._open() as bill_file:
             rows = bill_file.execute("select job_id, count(*), count(distinct call) from calls group by job_id")
             return {job_id: (recorded, distinct) for job_id, recorded, distinct in rows}
@@ -55,7 +55,7 @@ LATENCY = float(os.environ.get("ONEJOB_DEMO_LATENCY", "0.35"))
 PORT_FILE = FOLDER / "port"
 """The file to which the server writes its port."""
 BATCHES = 8
-"""How many calls embed the chunks."""
+"""The number of calls that embed the chunks."""
 CARDS = 24
 Project = Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.-]{1,64}$")]
 
@@ -63,8 +63,6 @@ app = Celery("onejob-demo", broker=BROKER)
 app.conf.update(
     onejob_store=f"sqlite:///{FOLDER / 'ledger.db'}",
     onejob_lease=LEASE,
-    onejob_heartbeat=1,
-    onejob_sweep=0.25,
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
@@ -103,7 +101,7 @@ class _Plan:
     """Progress and paid calls of one run. Progress continues from the previous run, whose steps are kept."""
 
     def __init__(self, job: onejob.RunningJob) -> None:
-        previous = json.loads(job.job.progress or "{}")
+        previous = job.job.progress or {}
         self.job = job
         self.total: int | None = previous.get("total")
         self._done = 0

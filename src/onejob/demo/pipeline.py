@@ -1,4 +1,4 @@
-"""From a folder of texts to study cards, in deterministic stages whose values are plain JSON."""
+"""The pipeline of the demo: from a folder of texts to study cards, in deterministic stages with plain JSON values."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ MAX_BYTES = 5_000_000
 SUFFIXES = (".txt", ".md")
 NOT_TEXTS = ("readme", "sources", "license", "notice")
 SHORTEST, LONGEST = 9, 32
-"""How many words the sentence of a card has; a shorter line is a heading."""
+"""The least and the most words in the sentence of a card; a shorter line is a heading."""
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.?!;])\s+(?=[A-Z])")
@@ -90,7 +90,7 @@ def write_cards(chunks: Iterable[Chunk], spread: Mapping[str, int], count: int) 
 
 
 def _drafts(chunk: Chunk, spread: Mapping[str, int]) -> Iterator[tuple[int, int, str, Card]]:
-    """Yield a card for each sentence that suits, behind how good it is: by its answer, and by being short."""
+    """Yield each suitable sentence as a score and a card; a long, rare answer and a short sentence score best."""
     for sentence in _SENTENCE.split(chunk["text"]):
         words = [word for word in _KEY_WORD.findall(sentence) if sentence.casefold().count(word) == 1]
         if words and sentence[0].isupper() and SHORTEST <= len(sentence.split()) <= LONGEST:

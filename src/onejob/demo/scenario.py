@@ -93,7 +93,7 @@ def _send_clicks(api: ApiClient) -> tuple[Counter[str], float, str]:
 
 
 def _follow(console: Console, stack: Stack, api: ApiClient, job_id: str) -> tuple[dict[str, Any], int]:
-    """Kill the worker of a job when half of its calls are made; return the job at its end, and how many were kept."""
+    """Kill the worker of a job when half of its calls are made; return the ended job, and how many calls were kept."""
     count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
     with Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console) as bar:
         bar.add_task("waiting", total=1)
@@ -166,7 +166,7 @@ def _print_bill(console: Console, meter: dict[str, int], job: dict[str, Any], ke
 
 
 def _check_promises(outcomes: Counter[str], meter: dict[str, int], job: dict[str, Any]) -> None:
-    """Raise `DemoError` for a broken promise: at most the one call that was interrupted is paid twice."""
+    """Raise `DemoError` for a broken promise: at most the interrupted call is paid twice."""
     promises = {
         "one request was admitted": outcomes["admitted"] == 1,
         "all others were attached": outcomes["attached"] == CLICKS - 1,

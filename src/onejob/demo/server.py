@@ -16,7 +16,7 @@ from onejob.api import create_app
 from onejob.api.auth import Guard, guarded
 from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from onejob.pages import dashboard
 from onejob.pages.app import mount_dashboard
 

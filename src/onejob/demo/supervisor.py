@@ -77,7 +77,7 @@ class Children:
 
     def kill(self, child: subprocess.Popen[bytes]) -> None:
         """Kill a process and its whole group with SIGKILL, like the loss of a node."""
-        with suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for a group of zombies
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         self._running.remove(child)
@@ -129,7 +129,7 @@ class ApiClient:
         return nodes[-1].partition("@")[0]
 
     def get(self, path: str, data: bytes | None = None) -> Any:
-        """Return the JSON of a path, to which data is sent if there is any. Raises `DemoError`."""
+        """Return the JSON response of a path; send `data` to it, if any. Raises `DemoError`."""
         url = self.url + path
         request = urllib.request.Request(url, data, {"content-type": "application/json"})  # noqa: S310 - our own server
         try:

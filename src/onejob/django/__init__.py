@@ -6,25 +6,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
-from onejob.celery.option_names import check_option_names
+from onejob.celery.option_declarations import check_option_names
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onejob.django.backend import TaskBackend
+    from onejob.django.conf import celery_app
+    from onejob.django.dashboard import authorize
+    from onejob.django.job_admin import JobAdmin
+    from onejob.django.models import Job
 
-__all__ = ["TaskBackend", "job_options"]
+__all__ = ["Job", "JobAdmin", "TaskBackend", "authorize", "celery_app", "job_options"]
+_MODULES = {
+    "Job": "models", "JobAdmin": "job_admin", "TaskBackend": "backend", "authorize": "dashboard", "celery_app": "conf",
+}  # fmt: skip
+"""The modules of the names that need Django's settings, or its apps: they are imported when they are used."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import the backend when it is used: Django's settings name it, and its base class needs them."""
-    if name != "TaskBackend":
+    """Import a name when it is used."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from onejob.django.backend import TaskBackend
-
-    return TaskBackend
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -35,12 +42,12 @@ OF_UNIQUE_TASKS = ("unique_on", "unique_for", "unique_until", "on_duplicate", "m
 
 
 def job_options(**options: Any) -> Callable[[F], F]:
-    """Give the function of a Django task options of onejob's task class; it stands below `@task`.
+    """Return a decorator that gives a Django task's function options of onejob's task class; it stands below `@task`.
 
-    `unique=True`: equal enqueues, with equal arguments, are one job and one result, as for `onejob.Task`; so do
-    `unique_on=[...]` and the other options of unique tasks. Without them each enqueue is a job of its own. `lease`,
-    `permanent_for`, `webhook_url`, `expose`, and Celery's `autoretry_for`, `max_retries`, `retry_backoff`, `time_limit`
-    and so on do what they do in `@app.task`.
+    With `unique=True`, enqueues with equal arguments are one job with one result, as for `onejob.Task`;
+    `unique_on=[...]` and the other options of unique tasks imply it. Without these options, each enqueue is a job of
+    its own. `lease`, `permanent_for`, `webhook_url`, `expose`, and Celery's `autoretry_for`, `max_retries`,
+    `retry_backoff`, `time_limit` and so on have the meaning that they have in `@app.task`.
 
     Raises `ConfigurationError` for an option that is misspelt, contradicts another or is set by the backend itself, and
     for something that is no function.
@@ -77,8 +84,8 @@ def check_options(where: str, options: object) -> None:
 
 
 def resolve_options(function: Callable[..., Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a function's Celery task: its own, and else the backend's `OPTIONS`."""
+    """Return the options of a function's Celery task: the function's own, else those of the backend's `OPTIONS`."""
     options = {**defaults, **getattr(function, _ATTRIBUTE, {})}
     unique = options.pop("unique", any(options.get(name) is not None for name in OF_UNIQUE_TASKS))
-    # As `django.tasks` has it, each enqueue has another identity.
+    # Each enqueue has an identity of its own, as `django.tasks` expects.
     return options if unique else {**options, "unique_on": lambda **_: uuid4().hex}

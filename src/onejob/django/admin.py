@@ -9,7 +9,7 @@ from django.core import checks
 from onejob.django.models import Job
 
 MISSING = [name for name in ("fastapi", "jinja2") if find_spec(name) is None]
-"""The missing packages of those of the extra that the pages of jobs are made with."""
+"""The missing packages of the extra that the pages of jobs need."""
 if not MISSING:
     from onejob.django.job_admin import JobAdmin
 
@@ -17,7 +17,7 @@ if not MISSING:
 
 
 def check_packages(**_: Any) -> list[Any]:
-    """Return a hint if the jobs are not in the admin since packages are missing."""
+    """Return a hint if the jobs are not in the admin because packages are missing."""
     if not MISSING:
         return []
     text = f"the jobs are not in the admin: {', '.join(MISSING)} is missing"

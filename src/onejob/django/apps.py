@@ -21,7 +21,7 @@ class OneJobConfig(AppConfig):  # type: ignore[misc] # Django ships no types
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and what follows a migration and precedes the end of a test database."""
+        """Register the checks, and handlers after a migration and before the end of a test database."""
         import_module("onejob.django.checks")
         post_migrate.connect(_use_write_ahead_log, dispatch_uid="onejob.wal")
         _close_before_drop()
@@ -36,7 +36,7 @@ def _use_write_ahead_log(using: str, **_: Any) -> None:
 
 @cache
 def _close_before_drop() -> None:
-    """Have the ledger's connections closed before Django drops a test database, which PostgreSQL refuses else."""
+    """Close the ledger's connections before Django drops a test database; PostgreSQL refuses to drop it otherwise."""
     destroy = BaseDatabaseCreation.destroy_test_db
 
     @wraps(destroy)

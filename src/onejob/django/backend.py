@@ -8,7 +8,7 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils import timezone
 
-from onejob.celery.call import PROMISED
+from onejob.celery.submission.call import PROMISED
 from onejob.django import check_options, conf, framework
 from onejob.django.celery_tasks import defined_tasks, headers_of, imported_task, register, result_of, task_of
 from onejob.django.framework import signals
@@ -24,9 +24,9 @@ HIGHEST = 9
 
 
 class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django ships no types
-    """`TASKS = {"default": {"BACKEND": "onejob.django.TaskBackend"}}`.
+    """The backend of `django.tasks`: `TASKS = {"default": {"BACKEND": "onejob.django.TaskBackend"}}`.
 
-    `QUEUES` as Django has it; the queue "default" is Celery's default queue. `OPTIONS` are the defaults of the tasks
+    `QUEUES` is Django's setting; the queue "default" is Celery's default queue. `OPTIONS` are the defaults of the tasks
     that are defined with this backend, by the names of `onejob.django.job_options`.
     """
 
@@ -50,11 +50,11 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Write the job of a task, and return its result.
 
-        In `atomic()` on the database of the ledger the job is a part of the transaction. In `atomic()` on the default
-        database, with a ledger elsewhere, it is enqueued after the commit; until then `enqueued_at` is None.
+        In `atomic()` on the database of the ledger, the job is a part of the transaction. In `atomic()` on the default
+        database, with a ledger elsewhere, the job is enqueued after the commit; until then `enqueued_at` is None.
 
         Raises `TypeError` or `ValueError` for arguments that JSON cannot express or the function does not take,
-        Django's `InvalidTask` for a task that workers do not know, and what `onejob.Task.apply_async` raises.
+        Django's `InvalidTask` for a task that workers do not know, and the errors of `onejob.Task.apply_async`.
         """
         self.validate_task(task)
         self._check_definition(task.module_path)
@@ -86,7 +86,7 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         return result_of(job, task, ledger.history(job.id) if job.attempt > 1 else ())
 
     def check(self, **_: Any) -> Iterable[Any]:
-        """Return what is wrong with the settings of this backend, as messages of Django's checks."""
+        """Return the faults of this backend's settings as messages of Django's checks."""
         try:
             store = conf.app_state().settings.store
             alias = alias_of(store)
@@ -96,7 +96,7 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         return [*_check_transactions(where, store, alias), *_check_imports(), *_check_definitions()]
 
     def _check_definition(self, path: str) -> None:
-        """Raise `InvalidTask` for a task that is defined with a backend of another kind, and sent here by `using`."""
+        """Raise `InvalidTask` for a task that is defined with another kind of backend, and sent here by `using`."""
         if path in self._known:
             return
         defined = imported_task(path)
@@ -112,11 +112,12 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         return conf.celery_app()
 
     def _ledger(self) -> Any:
-        """Return the ledger, in the open transaction on its database if there is one, whose jobs no other can see."""
+        """Return the ledger; within an open transaction on its database, a ledger that sees the transaction's jobs."""
         state = conf.app_state()
         ledger, alias = state.ledger, state.django_alias
-        in_transaction = alias is not None and connections[alias].in_atomic_block
-        return ledger.in_transaction(transaction_of(connections[alias])) if in_transaction else ledger
+        if alias is None or not connections[alias].in_atomic_block:
+            return ledger
+        return ledger.in_transaction(transaction_of(connections[alias]), writes=False)
 
     def _submit(self, task: Any, args: Any, kwargs: Any, **options: Any) -> Any:
         submitted = self._app.tasks[task.module_path].apply_async(args, kwargs, **options, **self._options_of(task))
@@ -127,7 +128,7 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         return result
 
     def _options_of(self, task: Any) -> dict[str, Any]:
-        level = round((task.priority + 100) * HIGHEST / 200)  # of a priority from -100 to 100
+        level = round((task.priority + 100) * HIGHEST / 200)  # Django's priorities go from -100 to 100
         options: dict[str, Any] = {"priority": HIGHEST - level if conf.app_state().routing.priority_sign < 0 else level}
         if task.queue_name != DEFAULT_QUEUE:
             options["queue"] = task.queue_name
@@ -156,7 +157,7 @@ def _check_transactions(where: str, store: str | None, alias: str | None) -> Ite
 
 
 def _check_imports() -> Iterator[Any]:
-    """Warn of tasks that workers may not import, because they are outside the modules that Celery looks for."""
+    """Warn of tasks that workers may not import, because they are outside of the modules that Celery looks for."""
     app = conf.celery_app()
     imported = {*app.conf.imports, *app.conf.include}
     for path, task in sorted(defined_tasks.items()):
@@ -167,7 +168,7 @@ def _check_imports() -> Iterator[Any]:
 
 
 def _check_definitions() -> Iterator[Any]:
-    """Find the tasks whose options are invalid, which their first use would raise."""
+    """Report the tasks whose options are invalid; otherwise their first use would raise the error."""
     try:
         tasks = conf.celery_app().tasks
         for path in sorted(defined_tasks):

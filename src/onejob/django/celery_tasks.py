@@ -1,6 +1,7 @@
-"""The Celery tasks of Django's tasks: one for each, made when Django's task is defined; and jobs as their results.
+"""One Celery task per Django task, made when the Django task is defined; and the results of Django tasks.
 
-Not `tasks.py`, which Celery imports of each app that is installed, and which needs a framework for tasks.
+The module is not named `tasks.py`: Celery imports that module of each installed app, and this one needs a task
+framework.
 """
 
 import inspect
@@ -16,15 +17,15 @@ from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from onejob.celery.current_job import current_job
-from onejob.celery.payload import decode, encode_failure, loads
+from onejob.celery.messages.payload import decode, encode_failure, loads
+from onejob.celery.run import current_run
 from onejob.celery.task import Task
 from onejob.django import conf, framework, resolve_options
 from onejob.django.framework import Status, signals
 from onejob.errors import JobInterrupted
+from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Job
-from onejob.jobs.records import Entry
+from onejob.jobs.model import JobRow
 
 STATUS = {
     State.QUEUED: Status.READY,
@@ -38,8 +39,8 @@ CANCELED = "celery.exceptions.TaskRevokedError"
 """The class in the error of a canceled job."""
 
 
-def result_of(job: Job, task: Any, history: Sequence[Entry] = ()) -> Any:
-    """Return a job as the `TaskResult` of a task. `history` is needed of a job that has run more than once."""
+def result_of(job: JobRow, task: Any, history: Sequence[Entry] = ()) -> Any:
+    """Return a job as the `TaskResult` of a task. A job that has run more than once needs its `history`."""
     message = decode(job.payload)
     claims = [entry for entry in history if entry.event == Transition.CLAIM]
     first = claims[0].at if claims and claims[0].attempt == 1 else job.started_at
@@ -53,45 +54,45 @@ def result_of(job: Job, task: Any, history: Sequence[Entry] = ()) -> Any:
     return result
 
 
-def _errors(job: Job) -> list[Any]:
-    """Return the error of the last run that had one: the ledger keeps no earlier ones."""
+def _errors(job: JobRow) -> list[Any]:
+    """Return the error of the last failed run, as a list: the ledger keeps no earlier errors."""
     if job.state is State.CANCELED:
         return [framework.TaskError(exception_class_path=CANCELED, traceback=f"TaskRevokedError: {job.reason}\n")]
     return [_error_of(job.error)] if job.error and job.state is not State.COMPLETED else []
 
 
 def _error_of(failure: str) -> Any:
-    """Return the error of a body, which `encode_failure` has written, as Django has it."""
+    """Return the error of a body, as `encode_failure` has written it, as Django's `TaskError`."""
     error = loads(failure)
     path = f"{error.get('module')}.{error.get('type')}"
     return framework.TaskError(exception_class_path=path, traceback=str(error.get("traceback") or ""))
 
 
-def _workers(job: Job, claims: Sequence[Entry]) -> list[str]:
-    """Return the node of each run; of those that the history has dropped, that of the last one."""
+def _workers(job: JobRow, claims: Sequence[Entry]) -> list[str]:
+    """Return the node of each run; without a history, the node of the last run."""
     known = {entry.attempt: entry.node for entry in claims}
     return [known.get(attempt, job.node) for attempt in range(1, job.attempt + 1)]
 
 
 def _time(seconds: float | None) -> datetime | None:
-    """Return a time as Django's settings have it: aware with USE_TZ, and else naive in the local time zone."""
+    """Return a time as Django's settings want it: aware with USE_TZ, else naive in the local time zone."""
     if seconds is None:
         return None
     aware = datetime.fromtimestamp(seconds, UTC)
     return aware if settings.USE_TZ else timezone.make_naive(aware)
 
 
-shared_task: Any = _shared_task  # the published types do not know that it takes a base class
+shared_task: Any = _shared_task  # the published types do not know its argument `base`
 HEADER = "onejob_django"
-"""The header of a message with what `using()` has changed of the task, as JSON."""
+"""The header of a message with the task's fields that `using()` has changed, as JSON."""
 defined_tasks: dict[str, Any] = {}
 """The tasks that were defined in this process, by module path."""
 _running: ContextVar[list[Any] | None] = ContextVar("onejob_django_result", default=None)
-"""Where a run leaves its result for the signal of its end."""
+"""The place where a run leaves its result for the signal of its end."""
 
 
 class CeleryTaskOfDjango(Task):
-    """The Celery task of a Django task: it sends Django's signals, of the end only after the ledger has accepted it."""
+    """The Celery task of a Django task; sends Django's signals, `task_finished` only after the ledger's write."""
 
     abstract = True
 
@@ -133,7 +134,7 @@ def register(task: Any, defaults: Mapping[str, Any]) -> None:
 
 
 def imported_task(path: str) -> Any:
-    """Return the Django task that a module has under its path; None if it has none."""
+    """Return the Django task at a module path; None if there is none."""
     try:
         task = import_string(path)
     except ImportError:
@@ -142,7 +143,7 @@ def imported_task(path: str) -> Any:
 
 
 def headers_of(task: Any) -> dict[str, Any]:
-    """Return the headers of a message: what `using()` has changed of the task as it was defined."""
+    """Return the headers of a message: the task's fields that `using()` has changed since its definition."""
     known, names = defined_tasks[task.module_path], ("backend", "priority", "queue_name")
     changed = {name: getattr(task, name) for name in names if getattr(task, name) != getattr(known, name)}
     if task.run_after is not None:
@@ -150,8 +151,8 @@ def headers_of(task: Any) -> dict[str, Any]:
     return {HEADER: changed} if changed else {}
 
 
-def task_of(job: Job) -> Any:
-    """Return the Django task of a job as it was enqueued, if that is valid still; None for a job of another kind."""
+def task_of(job: JobRow) -> Any:
+    """Return the Django task of a job as it was enqueued, if still valid; None for a job of another kind of task."""
     task = defined_tasks.get(job.task) or imported_task(job.task)
     if task is None:
         return None
@@ -167,10 +168,10 @@ def task_of(job: Job) -> Any:
 
 
 def _run(task: Any, args: Any, kwargs: Any) -> Any:
-    """Run the function of a task; return its value as JSON has it."""
-    run = current_job()
+    """Run the function of a task; return its value after a round trip through JSON."""
+    run = current_run()
     task = task_of(run.job) or task
-    result = result_of(run.job, task, conf.app_state().ledger.history(run.id) if run.attempt > 1 else ())
+    result = result_of(run.job, task, conf.app_state().ledger.history(run.id) if run.job.attempt > 1 else ())
     results = _running.get()
     if results is not None:
         results.append(result)
@@ -187,7 +188,7 @@ def _run(task: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _send_finished(results: list[Any], status: Any, *, value: Any = None, error: Exception | None = None) -> None:
-    """Send `task_finished` for the run that has left its result, if there was one."""
+    """Send `task_finished` for the run that has left its result, if any."""
     for result in results[-1:]:
         object.__setattr__(result, "status", status)
         object.__setattr__(result, "finished_at", timezone.now())

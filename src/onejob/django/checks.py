@@ -1,4 +1,4 @@
-"""System checks (`manage.py check`): settings that cannot work, and those that surprise."""
+"""System checks (`manage.py check`): settings that cannot work, and settings that surprise."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import NoReverseMatch, reverse
 
-from onejob.celery.option_names import SETTINGS as LEDGER_SETTINGS
+from onejob.celery.option_declarations import REMOVED
+from onejob.celery.option_declarations import SETTINGS as LEDGER_SETTINGS
 from onejob.django import conf
 from onejob.errors import ConfigurationError
 from onejob.stores import kind_of
@@ -21,7 +22,7 @@ TAG = "onejob"
 MIGRATING = (["migrate"], ["makemigrations"])
 """The commands that check the database before they change its schema."""
 SETTINGS = (conf.APP_SETTING, conf.REDACT_SETTING, conf.DASHBOARD_SETTING)
-"""The settings of Django that belong to this app; those of the ledger are Celery's."""
+"""The settings of Django that belong to this app; the ledger's settings are Celery's."""
 
 
 @checks.register(TAG)  # type: ignore[untyped-decorator]
@@ -54,7 +55,7 @@ def check_database(databases: Any = None, **_: Any) -> list[Any]:
             version = schema.version()
     except ConfigurationError:
         return []  # reported by `check_settings`
-    is_migrating = sys.argv[1:2] in MIGRATING  # which then does what the warning asks for
+    is_migrating = sys.argv[1:2] in MIGRATING  # `migrate` does what the warning asks for
     return [*(() if is_migrating else _check_schema(alias, version)), *(_check_sqlite(alias) if version else ())]
 
 
@@ -65,7 +66,10 @@ def _check_names() -> Iterator[Any]:
         known = [f"CELERY_{each.upper()}" for each in LEDGER_SETTINGS]
         near = get_close_matches(f"CELERY_{name}", [*known, *SETTINGS], n=1)
         hint = f"Write {near[0]}." if near else "The ledger's settings are Celery's: CELERY_ONEJOB_STORE and so on."
-        yield checks.Error(f"The setting {name} is not read.", hint=hint, id="onejob.E003")
+        problem = f"The setting {name} is not read."
+        if instead := REMOVED.get(name.lower()):
+            problem, hint = f"There is no setting {name}: {instead}.", f"Remove {name}."
+        yield checks.Error(problem, hint=hint, id="onejob.E003")
 
 
 def _check_store() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The Celery app of a Django project, where its ledger is, and the schema of that in one of Django's databases."""
+"""The Celery app of a Django project, the place of its ledger, and the ledger's schema in a Django database."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from onejob.stores.schema import LedgerSchema, checked_schema
 APP_SETTING = "ONEJOB_CELERY_APP"
 """The setting of Django that names the Celery app (`"shop.celery:app"`) if it is not Celery's current one."""
 REDACT_SETTING = "ONEJOB_REDACT"
-"""The setting that names a function, as `redact` of `onejob.dashboard`: the function, or its dotted path."""
+"""The setting with a function, or its dotted path, that is the `redact` of `onejob.dashboard`."""
 DASHBOARD_SETTING = "ONEJOB_DASHBOARD_URL"
-"""The setting with the URL of the dashboard, where it is not mounted by `onejob.django.urls`."""
+"""The setting with the URL of the dashboard, if it is not mounted by `onejob.django.urls`."""
 
 
 def celery_app() -> Any:
-    """Return the project's Celery app: the one that ONEJOB_CELERY_APP names, or else Celery's current app.
+    """Return the project's Celery app, which ONEJOB_CELERY_APP names, or else Celery's current app.
 
-    Raises `ConfigurationError` for a name at which there is none.
+    Raises `ConfigurationError` for a name without an app.
     """
     name = getattr(settings, APP_SETTING, None)
     try:
@@ -35,12 +35,12 @@ def celery_app() -> Any:
 
 
 def app_state() -> AppState:
-    """Return what the project's Celery app has: its settings, its ledger, and `django_alias`. See there for errors."""
+    """Return the `AppState` of the project's Celery app: its settings, its ledger, and `django_alias`."""
     return app_state_of(celery_app())
 
 
 def redact_hook() -> Any:
-    """Return the function that the settings name, None without one. Raises `ImportError` for a wrong path."""
+    """Return the `redact` function that the settings name, or None. Raises `ImportError` for a wrong path."""
     hook = getattr(settings, REDACT_SETTING, None)
     return import_string(hook) if isinstance(hook, str) else hook
 
@@ -48,8 +48,8 @@ def redact_hook() -> Any:
 def apply_version(version: str) -> Callable[[Any, Any], None]:
     """Return the function of a `RunPython` operation that migrates the ledger to a version of its schema.
 
-    It does nothing in a database that the ledger is not in, and where `onejob migrate up` has been before. It raises
-    `ConfigurationError` for settings that are invalid.
+    The function does nothing in a database without the ledger, or after `onejob migrate up`. It raises
+    `ConfigurationError` for invalid settings.
     """
 
     def run(_apps: Any, schema_editor: Any) -> None:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 import onejob
 from onejob.api.api_keys import Role
+from onejob.api.root_path import path_of
 from onejob.django.conf import celery_app, redact_hook
 from onejob.pages.access import Decision, User
 
@@ -25,7 +26,7 @@ PERMISSIONS = {
     "onejob.operate_job": Role.OPERATE,
     "onejob.view_job": Role.READ,
 }
-"""The permissions, and the role of a user who has one. Each role includes those below it."""
+"""The role of a user by permission. Each role includes the roles below it."""
 
 
 def user_of(user: Any) -> User | None:
@@ -38,27 +39,28 @@ def user_of(user: Any) -> User | None:
 
 
 DECISION = "onejob.decision"
-"""The name in the WSGI environ under which the view has its decision about the user."""
+"""The name in the WSGI environ of the view's decision about the user."""
 
 
 def authorize(request: Request) -> Decision:
     """Decide about a request by the permissions of its user in Django, for `onejob.dashboard(authorize=...)`.
 
-    `onejob.view_job`, `onejob.operate_job` and `onejob.edit_job` are the roles `read`, `operate` and `edit`. Who is not
-    logged in is redirected to the admin's login, or else to `LOGIN_URL`. In ASGI the user is that of Django's session.
+    `onejob.view_job`, `onejob.operate_job` and `onejob.edit_job` are the roles `read`, `operate` and `edit`. A user who
+    is not logged in is redirected to the admin's login, or else to `LOGIN_URL`. In ASGI the user is read from Django's
+    session.
     """
     environ = request.scope.get("wsgi_environ", {})
     if DECISION in environ:
         return environ[DECISION]  # type: ignore[no-any-return]
-    close_old_connections()  # this thread is none of Django's, which does it for each request
+    close_old_connections()  # Django closes old connections for each request, but only in its own threads
     try:
-        return decide(_user_of_session(request.cookies), request.scope["path"])
+        return decide(_user_of_session(request.cookies), path_of(request.scope))
     finally:
         close_old_connections()
 
 
 def decide(user: Any, path: str) -> Decision:
-    """Return a user of Django as one of the dashboard, its name alone without a permission, or the way to the login."""
+    """Return the dashboard's user for a Django user; only the name without a permission; or a redirect to the login."""
     if not user.is_authenticated:
         from starlette.responses import RedirectResponse
 
@@ -67,7 +69,7 @@ def decide(user: Any, path: str) -> Decision:
 
 
 def without_transaction(view: Any) -> Any:
-    """Exempt a view from `ATOMIC_REQUESTS`: the own connection of the ledger would wait for it on SQLite."""
+    """Exempt a view from `ATOMIC_REQUESTS`: on SQLite, the ledger's own connection would wait for the transaction."""
     for alias in connections:
         view = transaction.non_atomic_requests(alias)(view)
     return view
@@ -102,7 +104,7 @@ def _pages_of(app: Any, redact: Any) -> Any:
 
 
 def _user_of_session(cookies: Any) -> Any:
-    """Return the user of Django's session; an anonymous one without it."""
+    """Return the user of Django's session; an anonymous user without a session."""
     request: Any = HttpRequest()
     store = import_string(f"{settings.SESSION_ENGINE}.SessionStore")
     request.session = store(cookies.get(settings.SESSION_COOKIE_NAME))
@@ -117,5 +119,5 @@ def _login_url() -> str:
 
 
 def _wsgi_text(text: str) -> str:
-    """Return a text as WSGI has it: each character is a byte of its UTF-8."""
+    """Return a text in WSGI's form: each character is a byte of its UTF-8."""
     return text.encode().decode("latin-1")

@@ -1,7 +1,7 @@
 """The jobs in Django's admin: the pages of the dashboard in the admin's clothes, with Django's permissions.
 
-What is shown and done comes from `onejob.pages`, so the admin and the dashboard agree. Nothing is copied into Django's
-database; its log of actions (`LogEntry`) gets an entry beside that of the ledger's audit log.
+`onejob.pages` makes the pages and carries out the actions, so the admin and the dashboard agree. No job is copied into
+Django's database; Django's log of actions (`LogEntry`) gets an entry beside the entry in the ledger's audit log.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,20 @@ from starlette.datastructures import QueryParams
 
 from onejob.api.api_keys import Role
 from onejob.api.audit import DONE, REFUSALS, Refusals
+from onejob.api.fetch_metadata import check_site
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
-from onejob.celery.operations import Operation
+from onejob.client.operation import Operation
 from onejob.django.conf import DASHBOARD_SETTING, celery_app, redact_hook
 from onejob.django.dashboard import user_of, without_transaction
 from onejob.errors import OneJobError
-from onejob.jobs.records import AuditEntry
-from onejob.ledger.search import audit_text
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.ledger.job_filters import audit_text
 from onejob.observability.logs import record_audit
 from onejob.pages.access import Form, User
 from onejob.pages.actions import ACTIONS, Action, label
 from onejob.pages.context import Context
 from onejob.pages.job import JOB
-from onejob.pages.lists import FIND, JOBS
+from onejob.pages.job_list import FIND, JOBS
 from onejob.pages.rendering import Page, Redirect, View
 
 SOURCE = "admin"
@@ -50,19 +51,22 @@ _context_of = lru_cache(maxsize=8)(partial(Context, place="in the admin"))
 
 
 def page_context() -> Context:
-    """Return the project's app and its hook. Raises `ConfigurationError`, and `ImportError` for a hook's wrong path."""
+    """Return the context of the pages: the project's app and its `redact`.
+
+    Raises `ConfigurationError`, `ImportError`.
+    """
     return _context_of(celery_app(), redact_hook())
 
 
 class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
-    """A list of jobs with filters, a page of each job, and the operations on one or many."""
+    """The admin of jobs: a list with filters, a page of each job, and operations on one job or on many."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._refusals = Refusals()
 
     def get_urls(self) -> list[Any]:
-        """Return the URLs, of which the list and the page of a job have the names that they have for every model."""
+        """Return the URLs; the list and the page of a job have the names that Django gives them for every model."""
 
         def view(method: Any) -> Any:
             return without_transaction(self.admin_site.admin_view(method))
@@ -86,12 +90,12 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
         """Return whether a user has any permission for jobs."""
         return user_of(request.user) is not None
 
-    has_module_permission = has_view_permission  # the jobs are all that the app has in the admin
+    has_module_permission = has_view_permission  # the app has nothing but jobs in the admin
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """Respond with the list, whose parameters are those of the dashboard; `q` looks for a job by its id."""
+        """Respond with the list; its parameters are the dashboard's, and `q` looks for a job by its id."""
         view = FIND if request.GET.get("q") else JOBS
         return self._show(request, view, "change_list.html", {}, extra_context)
 
@@ -102,7 +106,9 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
     def _show(self, request: Any, view: View, template: str, names: Mapping[str, str], extra_context: Any) -> Any:
         user = self._user(request)
         query = QueryParams(request.META.get("QUERY_STRING", ""))
+        headers = [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
         try:
+            check_site(request.method, headers)
             page = view.show(page_context(), query, names, timezone.get_current_timezone())
         except (Problem, OneJobError) as error:
             problem = problem_from(error)
@@ -129,7 +135,7 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action, request: Any, object_id: str | None = None) -> Any:
-        """Do what a form of the dashboard does, to one job or to many, and respond with the page that it leads to."""
+        """Carry out the action of a dashboard form, on one job or on many; respond with the page that follows."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         names = {} if object_id is None else {"job_id": unquote(object_id)}
@@ -158,7 +164,7 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
     def _record(
         self, request: Any, user: User, action: Action, names: Mapping[str, str], form: Form, outcome: str
     ) -> None:
-        """Record an action in the ledger's audit log, and one that was done in Django's log, too."""
+        """Record an action in the ledger's audit log, and a successful action in Django's log, too."""
         target, detail = names.get("job_id", ""), audit_text(form.described(without=CSRF_FIELD))
         asked = f"{action.name} {target} {detail}"
         kind, count = self._refusals.classify(user.name, outcome, is_action=action.changes, asked=asked)
@@ -175,7 +181,7 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
         LogEntry.objects.create(
             user_id=request.user.pk, content_type=ContentType.objects.get_for_model(self.model),
             object_id=target or None, object_repr=(target or f"jobs: {detail}")[:200], change_message=label(operation),
-            action_flag=DELETION if operation is Operation.DELETE else CHANGE,
+            action_flag=DELETION if operation.permission == Operation.DELETE else CHANGE,
         )  # fmt: skip
 
     # --- users and URLs -----------------------------------------------------------------------------------------------
@@ -191,7 +197,7 @@ class JobAdmin(ModelAdmin):  # type: ignore[misc] # Django ships no types
         return str(reverse(f"admin:onejob_job_{name}", args=args, current_app=self.admin_site.name))
 
     def _url_of(self, page: str) -> str:
-        """Return the URL here of a page of the dashboard, as an action names it."""
+        """Return the URL in the admin of a dashboard page that an action names."""
         path, mark, query = page.partition("?")
         job_id = unquote_url(path.removeprefix("/jobs").lstrip("/"))
         return self._url("change", quote(job_id)) if job_id else self._url("changelist") + mark + query

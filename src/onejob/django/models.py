@@ -1,4 +1,4 @@
-"""What Django knows of the jobs: a name for their permissions and their place in the admin. The ledger has the jobs."""
+"""The model of a job without a table: it names the permissions, and the place in the admin. The ledger has the jobs."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class NoRows(models.Manager):  # type: ignore[misc] # Django ships no types
-    """Finds nothing, since the model has no table: `dumpdata` asks every model for its rows."""
+    """A manager without rows, since the model has no table: `dumpdata` reads the rows of every model."""
 
     def get_queryset(self) -> Any:
         """Return an empty query set."""
@@ -14,7 +14,7 @@ class NoRows(models.Manager):  # type: ignore[misc] # Django ships no types
 
 
 class Job(models.Model):  # type: ignore[misc]
-    """A job of the ledger, of which Django has nothing but the id."""
+    """A job of the ledger; Django knows only its id."""
 
     id = models.CharField(primary_key=True, max_length=255)
     objects = NoRows()

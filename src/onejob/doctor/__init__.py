@@ -1,16 +1,16 @@
-"""The catalogue of all checks, and the examination of an installation by them."""
+"""The doctor: the catalogue of all checks, and the examination of an installation by them."""
 
 from collections.abc import Iterator
 from types import ModuleType
 
-from onejob.doctor import app, ledger, webhooks, workers
+from onejob.doctor import app, ledger, schedules, webhooks, workers
 from onejob.errors import ConfigurationError
 from onejob.health import postgres, redis, sqlite
 from onejob.health.finding import Check, Finding, Installation, Level
 
 STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
 """The subjects that can be examined although the ledger cannot be used: their findings may say why."""
-SUBJECTS: tuple[ModuleType, ...] = (ledger, *STORES, app, workers, webhooks)
+SUBJECTS: tuple[ModuleType, ...] = (ledger, *STORES, app, workers, schedules, webhooks)
 """The modules of the subjects, in the order of their findings. Each has checks and `examine(installation)`."""
 
 
@@ -25,7 +25,10 @@ def catalogue() -> tuple[Check, ...]:
 
 
 def examine(installation: Installation) -> list[Finding]:
-    """Examine an installation; nothing is changed. What cannot be examined is a finding, too: nothing is raised."""
+    """Examine an installation; nothing is changed.
+
+    A subject that cannot be examined is a finding, too, not an error.
+    """
     findings = [*_examine(ledger, installation)]
     if any(finding.check == ledger.UNUSABLE.name for finding in findings):
         return findings + [found for module in STORES for found in _examine(module, installation) if found.check]

@@ -1,4 +1,4 @@
-"""The app: its settings, as far as they touch the promise, and its broker."""
+"""Checks of the app: its settings, as far as they touch the promise, and its broker."""
 
 import sys
 from bisect import bisect_left
@@ -9,23 +9,22 @@ from typing import Any
 
 from celery import Celery
 
-from onejob.celery import plain_tasks
 from onejob.celery.app_state import app_state_of
-from onejob.celery.broker import SCHEME
-from onejob.celery.operations import connect_to_broker
-from onejob.celery.options import tasks_of
+from onejob.celery.messages.broker import SCHEME, connect_to_broker
+from onejob.celery.submission import plain_tasks
+from onejob.celery.submission.options import tasks_of
 from onejob.config import Settings
 from onejob.health.finding import Check, Finding, Installation, Level, names_text, or_ok
+from onejob.jobs.ledger_settings import RETENTION
 from onejob.jobs.lifecycle import State
-from onejob.jobs.policy import RETENTION
 from onejob.jobs.timestamps import duration_text
 from onejob.observability.metrics import BUCKETS, SUM, key_of
-from onejob.stores import scheme_of
+from onejob.stores.urls import scheme_of
 
 LONG_RUN = 10.0
-"""Runs of more seconds are long: other jobs should not wait behind them."""
+"""The seconds from which a run is long: other jobs should not wait behind it."""
 VISIBILITY_TIMEOUT = 3600.0
-"""The default of kombu, in seconds."""
+"""The default visibility timeout of kombu, in seconds."""
 BUILT_IN = "celery."
 PYTHON = sys.version_info[:3]
 FIXED_COOKIES = {(3, 11): (3, 11, 10), (3, 12): (3, 12, 6)}
@@ -40,12 +39,6 @@ BROKER = Check("broker-unreachable", "broker", Level.ERROR,
     when="the broker does not answer",
     meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
     remedy="correct broker_url, or start the broker")
-SILENCE = Check("broker-timeout", "app", Level.INFO,
-    when="the broker is Redis, `broker_transport_options` has no `socket_timeout`, and `onejob_silence` is 0",
-    meaning="a worker whose connection falls silent without being closed (a failover, a firewall that forgets it) may "
-    "wait for a reply forever, and receives no more messages: jobs stay queued unless another worker takes them",
-    remedy='leave `onejob_silence` at its default; or set `"socket_timeout": 5` and `"health_check_interval": 5` in '
-    "`app.conf.broker_transport_options`")
 EAGER = Check("task-always-eager", "app", Level.ERROR,
     when="`task_always_eager` is on",
     meaning="tasks run where they are called, beside the ledger: equal calls run twice, and nothing is kept",
@@ -97,10 +90,6 @@ GRACE = Check("shutdown-grace", "app", Level.INFO,
     meaning="each deployment ends the runs of the stopped workers and requeues them: no job is lost, and the work of a "
     "run is done again from its last kept step",
     remedy="`app.conf.onejob_shutdown_grace = SECONDS`, less than the process manager waits before it kills the worker")
-LATE_HEARTBEATS = Check("lease-margin", "app", Level.WARNING,
-    when="a lease is shorter than three heartbeats, and heartbeats were late",
-    meaning="one more late heartbeat lets a lease expire: a run that works is repeated, and its writes are refused",
-    remedy="`app.conf.onejob_lease` at least three times `onejob_heartbeat`, and longer than the machines' pauses")
 SCHEDULES = Check("schedule-off", "app", Level.WARNING,
     when="tasks have a `schedule`, and `onejob_beat` is off",
     meaning="nobody submits them: Celery's own beat reads `beat_schedule` only",
@@ -123,7 +112,7 @@ PYTHON_COOKIES = Check("python-cookies", "app", Level.INFO,
 
 
 class Seen:
-    """What the totals of a ledger say about runs so far."""
+    """The facts about all runs so far that follow from the totals of a ledger."""
 
     def __init__(self, totals: Mapping[str, float]) -> None:
         keys = {key: amount for name, amount in totals.items() if (key := key_of(name)) and amount > 0}
@@ -131,7 +120,6 @@ class Seen:
         self.longest = [0.0, *BUCKETS][bisect_left(BUCKETS, max(bounds, default=0.0))]
         """Seconds that the longest run took at least; 0 without one."""
         self.text = f"runs took {duration_text(self.longest)} or more (a lost run counts until its lease ended)"
-        self.late_heartbeats = int(keys.get(("heartbeats_late_total",), 0))
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -141,22 +129,18 @@ def examine(installation: Installation) -> Iterator[Finding]:
         return
     seen = Seen(installation.ledger.store.totals())
     findings = chain(
-        _check_broker(app, settings), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
+        _check_broker(app), _check_messages(app), _check_prefetch(app, seen), _check_acks(app, seen),
         _check_results(app, settings), _check_priorities(app), _check_tasks(app, settings, seen),
     )  # fmt: skip
     yield from or_ok(findings, "app", f"the settings of Celery fit the onejob tasks, {len(tasks_of(app))} in all")
 
 
-def _check_broker(app: Celery, settings: Settings) -> Iterator[Finding]:
+def _check_broker(app: Celery) -> Iterator[Finding]:
     try:
         with connect_to_broker(app):
             pass
     except Exception as error:  # noqa: BLE001 - any transport's error
         yield BROKER.found(f"{app.connection_for_write().as_uri()} does not answer: {error!r:.200}")
-    options = app.conf.broker_transport_options or {}
-    waits = not (settings.silence or options.get("socket_timeout"))
-    if waits and app.connection_for_read().transport.driver_type == "redis":
-        yield SILENCE.found("broker_transport_options has no socket_timeout, the broker is Redis, onejob_silence is 0")
 
 
 def _check_messages(app: Celery) -> Iterator[Finding]:
@@ -176,8 +160,8 @@ def _check_prefetch(app: Celery, seen: Seen) -> Iterator[Finding]:
 
 
 def _prefetches(app: Celery) -> bool:
-    """Return whether workers receive jobs that they cannot run yet: where the ledger delivers, they take none."""
-    return app.conf.worker_prefetch_multiplier != 1 and not app_state_of(app).publisher.delivers
+    """Return whether workers receive jobs that they cannot run yet; they do not where the ledger delivers."""
+    return app.conf.worker_prefetch_multiplier != 1 and not app_state_of(app).publisher.handover.takes_jobs
 
 
 def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
@@ -231,16 +215,10 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
 def _check_tasks(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
     yield from (PLAIN_TASK.found(str(task)) for task in plain_tasks.plain_tasks(app))
     options = {name: task._onejob for name, task in tasks_of(app).items()}
-    if not options and app_state_of(app).publisher.delivers:
+    if not options and app_state_of(app).publisher.handover.takes_jobs:
         yield NO_TASKS.found("broker_url is onejob://, and no task is of class onejob.Task")
     if not settings.shutdown_grace and seen.longest >= LONG_RUN:
         yield GRACE.found(f"{seen.text}, and onejob_shutdown_grace is 0")
-    shortest = min([settings.lease, *(each.lease for each in options.values())])
-    if seen.late_heartbeats and shortest < 3 * settings.heartbeat:
-        yield LATE_HEARTBEATS.found(
-            f"late heartbeats: {seen.late_heartbeats}, the shortest lease is {shortest:g} s, and onejob_heartbeat "
-            f"is {settings.heartbeat:g} s"
-        )
     scheduled = [name for name, each in options.items() if each.schedule is not None]
     if scheduled and not settings.beat:
         yield SCHEDULES.found(f"onejob_beat is False, and these have a schedule: {names_text(scheduled)}")

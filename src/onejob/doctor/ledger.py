@@ -1,4 +1,4 @@
-"""The ledger: whether it answers, and whether its clock and that of this machine agree."""
+"""Checks of the ledger: whether it answers, and whether its clock agrees with this machine's."""
 
 import time
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from shlex import quote
 from onejob.config import Settings
 from onejob.errors import OneJobError
 from onejob.health.finding import Check, Finding, Installation, Level, with_address
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 from onejob.jobs.timestamps import duration_text
 from onejob.stores import display_url
 
 MAX_SKEW = 5.0
-"""By how many seconds a clock of a machine may differ from the store's without a warning."""
+"""The seconds by which a machine's clock may differ from the store's without a warning."""
 
 # fmt: off
 UNUSABLE = Check("ledger-unusable", "ledger", Level.ERROR,

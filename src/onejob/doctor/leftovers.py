@@ -1,4 +1,4 @@
-"""What is left of celery-singleton and celery-once: in source files, in an app, and as locks in Redis."""
+"""Checks for leftovers of celery-singleton and celery-once: in source files, in an app, and as locks in Redis."""
 
 import ast
 import inspect
@@ -40,14 +40,13 @@ REPLACEMENTS = {
     "singleton_key_prefix": "delete it: onejob_namespace separates ledgers in one database",
     "singleton_raise_on_duplicate": 'on_duplicate="raise" on each task',
     "singleton_lock_expiry": _NO_LOCK,
-    "singleton_json_encoder_class": "delete it: identities cover the types in docs/identity.md",
+    "singleton_json_encoder_class": "delete it: identities cover the types in docs/concepts/identity.md",
 }
-"""What to write instead of a module, an option or a setting of an old library."""
+"""The replacements of modules, options and settings of the old libraries."""
 MEANINGS = {
     "": "it was not examined",
     REDIS_LOCK: "nothing releases such a lock when its process dies, and it may expire while the task still runs",
-    "clear_locks": "it removes the locks of live tasks and jobs; the shim's removes none while onejob_share_old_locks "
-    "is set",
+    "clear_locks": "it removes the locks of live tasks and jobs; the shim's removes none while share_old_locks is set",
     "unique_on": "without names celery-singleton compares all arguments; for onejob.Task all calls are equal",
     **dict.fromkeys(
         SHIMS.values(),
@@ -57,31 +56,31 @@ MEANINGS = {
         LIBRARIES, "the old library's locks: a killed worker leaves them behind, and no ledger has the jobs"
     ),
 }
-"""What a name means that is left; each other one is an option or a setting."""
+"""The meanings of leftover names; every other name is an option or a setting."""
 OF_AN_OPTION = "only the old library and its shim in onejob.compat read it; onejob.Task refuses such an option"
 OPTIONS = frozenset({"lock_expiry", "raise_on_duplicate", "once"})
 SETTING = re.compile(r"(?:[A-Z0-9_]+_)?(SINGLETON_[A-Z_]+|ONCE)|(singleton_[a-z_]+)")
 SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__"})
 NO_EXPIRY = -1
-"""What Redis returns as the remaining time of a key that does not expire."""
+"""The remaining time that Redis returns for a key without an expiry."""
 MANY = 10_000
-"""How many locks are counted at most."""
+"""The maximum number of locks that are counted."""
 
 
 class Leftover(NamedTuple):
-    """What a file has left. A place in a file is a path and a line."""
+    """A leftover in a place: a path and a line of a file, or a place in an app."""
 
     file: Path
     line: int
     problem: str
     name: str
-    """A name of `REPLACEMENTS`; one with `.install` is a call of it; "": the file could not be read."""
+    """A name of `REPLACEMENTS`, with `.install` for a call of that function; "": the file could not be read."""
 
 
 def findings_of(found: Sequence[Leftover]) -> list[Finding]:
     """Return a finding for each leftover.
 
-    Where a file, or this process, calls `install()` of a shim, an import of the old library's name is one of the shim.
+    Where a file, or this process, calls `install()` of a shim, an import of the old library's name imports the shim.
     """
     calls = {left.name for left in found}
     aliases = {
@@ -118,7 +117,7 @@ def _in_file(file: Path) -> Iterator[Leftover]:
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
-    """Return what the names that a file imports stand for, with their modules."""
+    """Return the imported objects by the names that a file gives them, each with its module."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -131,7 +130,7 @@ def _imported_names(tree: ast.AST) -> dict[str, str]:
 
 
 def _in_node(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the problem and the name of what a node of a syntax tree has left; `names`: what is imported."""
+    """Yield the line, the problem and the name of each leftover in a node of a syntax tree; `names`: the imports."""
     for name, value in _named_values(node):
         yield from _in_name(name, value, node.lineno if isinstance(node, ast.Assign) else value.lineno)
     match node:
@@ -166,7 +165,7 @@ def _in_call(node: ast.Call, names: Mapping[str, str]) -> Iterator[tuple[int, st
 
 
 def _in_singleton(bases: Sequence[ast.expr], parts: Sequence[ast.AST]) -> Iterator[tuple[int, str, str]]:
-    """Yield a `unique_on` without names of a task of celery-singleton, which is another thing for onejob.Task."""
+    """Yield a `unique_on` without names of a celery-singleton task; it has another meaning for onejob.Task."""
     if any(_name_of(base) == "Singleton" for base in bases):
         for name, value in (each for part in parts for each in _named_values(part)):
             if name == "unique_on" and isinstance(value, ast.List | ast.Tuple) and not value.elts:
@@ -210,14 +209,15 @@ def _name_of(target: ast.expr) -> str | None:
 
 
 def _module(name: str, *, dotted: bool = False) -> str | None:
-    """Return the module of `MODULES` that a name is, or is in; `dotted`: only if it is in one."""
+    """Return the module of `MODULES` that a name is, or is in; `dotted`: only a module that it is in."""
     return next((each for each in MODULES if name.startswith(f"{each}.") or (name == each and not dotted)), None)
 
 
 def find_leftovers(app: Any, paths: Sequence[Path]) -> list[Finding]:
-    """Return what is left below paths, by file and line, and then in an app (None: no app is examined).
+    """Return the leftovers below paths, by file and line, and then in an app (None: no app is examined).
 
-    What a file sets is no finding about the app, too. Nothing is changed; a Redis that does not answer is a finding.
+    A setting in a file is no second finding about the app. Nothing is changed; a Redis that does not answer is a
+    finding.
     """
     found = sorted({left for path in paths for left in _in_path(path)})
     findings = findings_of(found)
@@ -232,21 +232,21 @@ def _in_settings(app: Any, in_files: Collection[str]) -> Iterator[Finding]:
         if (name == "ONCE" or name.startswith("singleton_")) and app.conf.get(name) is not None:
             meaning = "a setting of the old library: only its shim in onejob.compat reads it"
             yield Finding(Level.WARNING, f"settings: {name}", "the app sets it", meaning, REPLACEMENTS[name])
-    if app.conf.get("onejob_share_old_locks"):
-        meaning = "each submission of a shim's task asks the Redis of the old library, too"
-        remedy = "remove the setting when no process with the old library runs any more"
-        yield Finding(Level.WARNING, "settings: onejob_share_old_locks", "it is True", meaning, remedy)
 
 
 def _in_tasks(app: Any, found: Sequence[Leftover]) -> Iterator[Finding]:
     for name, task in sorted(app.tasks.items()):
         where, code = f"task {name}", getattr(inspect.unwrap(task.run), "__code__", None)
-        source = Path(code.co_filename).resolve() if code else None  # a class that is wrapped has none
+        source = Path(code.co_filename).resolve() if code else None  # a wrapped class has no code
         in_file = {left.name for left in found if left.file.resolve() == source}
         module = next(filter(None, (_module(kind.__module__) for kind in type(task).__mro__)), None)
         if module is not None and in_file.isdisjoint(MODULES):
             problem = "its class is " + ("the old library's" if module in LIBRARIES else "a shim of onejob.compat")
             yield Finding(Level.WARNING, where, problem, MEANINGS[module], REPLACEMENTS[module])
+        if getattr(task, "share_old_locks", False):
+            meaning = "each submission of the task asks the Redis of the old library, too"
+            remedy = "remove the option, of install() or of a class, when no process with the old library runs any more"
+            yield Finding(Level.WARNING, where, "it has share_old_locks=True", meaning, remedy)
         for option in sorted(OPTIONS - in_file):
             given = getattr(task, option, None)
             if given not in (None, {"graceful": False, "unlock_before_run": False}):

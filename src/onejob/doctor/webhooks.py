@@ -1,5 +1,6 @@
-"""Webhooks and API keys: whether they can be signed, where they may go, and the file of the keys."""
+"""Checks of webhooks and API keys: the secrets, the permitted addresses, and the file of the keys."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +10,15 @@ from celery import Celery
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
 from onejob.health.finding import Check, Finding, Installation, Level, count_text
-from onejob.jobs.policy import DAY
-from onejob.jobs.records import Query
+from onejob.jobs.durations import DAY
+from onejob.jobs.query import Query
 from onejob.jobs.timestamps import duration_text
 from onejob.ledger.ledger import Ledger
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.webhooks.job import WebhookPayload
 
 LOOKED_AT = 100
-"""How many waiting webhooks are looked at: the newest ones."""
+"""The number of waiting webhooks that are examined: the newest."""
 EXPIRES_SOON = 14 * DAY
 READABLE_BY_OTHERS = 0o004
 
@@ -35,13 +36,20 @@ PRIVATE = Check("webhooks-private-networks", "webhooks", Level.INFO,
     meaning="whoever may submit a job with a webhook URL can have workers send requests into these networks",
     remedy="keep the networks as small as the receivers need")
 UNUSABLE = Check("keys-unusable", "keys", Level.ERROR,
-    when="the file of API keys cannot be read, is invalid, or is writable by others",
+    when="the file of API keys cannot be read, is invalid, is writable by others or in a folder that is, or belongs to "
+    "a user who is neither root, nor the user of the server, nor the owner of the folder",
     meaning="the API answers 503 to every request rather than accept a revoked or forged key",
-    remedy="`chmod 640 FILE`, owned by root with the group of the server; `onejob keys list --file FILE` reads it")
+    remedy="`chmod 640 FILE`, in a folder without write access for all, owned by root with the group of the server; "
+    "`onejob keys list --file FILE` reads it")
 READABLE = Check("keys-readable", "keys", Level.INFO,
     when="every user of the machine may read the file of API keys",
     meaning="the file has hashes of random keys, which cannot be reversed; names, roles and quotas are visible",
     remedy="`chmod 640 FILE`")
+OWNER = Check("keys-owner", "keys", Level.INFO,
+    when="the file of API keys belongs to neither root nor the user who runs the command",
+    meaning="whoever has that account can add keys; and a server of another user refuses the file, unless its folder "
+    "has the same owner",
+    remedy="`chown root FILE`, with the group of the server")
 EXPIRING = Check("keys-expiring", "keys", Level.WARNING,
     when=f"an API key has expired, or expires within {EXPIRES_SOON / DAY:g} days",
     meaning="its client gets 401 from then on, and can submit nothing",
@@ -77,11 +85,13 @@ def check_keys(path: Path, now: float) -> Iterator[Finding]:
     from onejob.api.api_keys import KeyFile
 
     try:
-        keys = KeyFile(path).read()
+        keys = KeyFile(path).read(manages=True)
     except ConfigurationError as error:
         yield UNUSABLE.found(str(error))
         return
-    mode = path.stat().st_mode
+    owner, mode = path.stat().st_uid, path.stat().st_mode
+    if owner not in {0, os.geteuid()}:
+        yield OWNER.found(f"{path} belongs to the user {owner}")
     if mode & READABLE_BY_OTHERS:
         yield READABLE.found(f"the mode of {path} is {mode & 0o777:o}")
     lasting = [(key.name, key.expires_at - now) for key in keys if key.expires_at is not None]

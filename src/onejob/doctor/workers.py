@@ -1,27 +1,32 @@
-"""Workers and jobs: who is alive, which jobs wait for whom, and the tasks that nobody runs."""
+"""Checks of workers and jobs: live workers, jobs that wait for a worker, and tasks that no worker runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
+from socket import gethostname
 
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.options import tasks_of
+from onejob.celery.beat.zone_rules import registered_zones, rules_by_zone
+from onejob.celery.submission.options import tasks_of
+from onejob.errors import ConfigurationError
+from onejob.health import zones
 from onejob.health.finding import Check, Finding, Installation, Level, count_text, or_ok
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Route
-from onejob.jobs.records import Query, WorkerInfo
+from onejob.jobs.query import Query
+from onejob.jobs.route import Route
 from onejob.jobs.timestamps import duration_text
-from onejob.ledger.bulk import iterate_jobs
+from onejob.jobs.workers import WorkerInfo
 from onejob.ledger.reader import JobReader
+from onejob.ledger.search import iterate_jobs
 from onejob.ledger.stats import known_tasks
 from onejob.ledger.stuck import PAGE_SIZE, SCAN_LIMIT, Snapshot, Stuck, why_stuck
 from onejob.observability.metrics import WEBHOOK_TASK
 
 HOPELESS = frozenset({Stuck.NOT_SENDABLE, Stuck.NO_WORKER, Stuck.TASK_UNKNOWN, Stuck.QUEUE_NOT_CONSUMED})
-"""Why a job is stuck until somebody acts."""
+"""The reasons why a job is stuck until somebody acts."""
 
 # fmt: off
 NO_WORKER = Check("no-worker", "workers", Level.WARNING,
@@ -36,12 +41,13 @@ LATE = Check("worker-late", "workers", Level.WARNING,
 SILENT = Check("worker-silent", "workers", Level.WARNING,
     when="a live worker with free slots hears nothing from its broker, while jobs wait for it",
     meaning="its connection to the broker is dead, or the broker does not deliver to it: it takes the jobs from the "
-    "ledger, after `onejob_silence`, and renews its connection",
+    "ledger, after 15 s, and renews its connection",
     remedy="look at its log for `worker_silent`; if that repeats, at the network between the worker and its broker")
 VERSIONS = Check("worker-versions", "workers", Level.WARNING,
     when="live workers have different versions of onejob, Celery, kombu, Python or a driver",
     meaning="harmless during a deployment; what stays behind lacks fixes, and may not support the next schema",
     remedy="finish the deployment: restart the workers with the older versions")
+ZONE_RULES = zones.ZONES
 TASK_UNKNOWN = Check("task-without-worker", "workers", Level.ERROR,
     when="workers are alive, and none of them has a task of the app",
     meaning="jobs of this task are admitted and never run",
@@ -82,6 +88,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     tasks = frozenset(tasks_of(app)) if app is not None else frozenset[str]()
     findings = chain(
         check_workers(snapshot, installation.settings.heartbeat_late_after),
+        zones.check_zones([*((each.name, each.zones) for each in snapshot.workers), *_own_zones(app)]),
         check_tasks(snapshot.workers, _queues_of(app)) if app is not None else (),
         check_jobs(ledger, snapshot, tasks),
     )
@@ -89,8 +96,19 @@ def examine(installation: Installation) -> Iterator[Finding]:
     yield from or_ok(findings, "workers", f"{len(snapshot.workers)} alive: {names}")
 
 
+def _own_zones(app: Celery | None) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield this host's time zone rules, by which jobs are submitted here; nothing for an app with an error."""
+    if app is not None:
+        from onejob.celery.beat.ticks import entries_of  # with which Celery's beat is imported
+
+        with suppress(ConfigurationError):
+            entries = entries_of(app) if app_state_of(app).settings.beat else {}
+            of_schedule = rules_by_zone(entry.zone for entry in entries.values())
+            yield f"this host, {gethostname()}", registered_zones(app, of_schedule)
+
+
 def check_workers(snapshot: Snapshot, late_after: float) -> Iterator[Finding]:
-    """Check that workers are alive, on time, and of one version; `late_after`: seconds from a heartbeat on."""
+    """Check that workers are alive, on time, and of one version; `late_after`: seconds since the last heartbeat."""
     if not snapshot.workers:
         yield NO_WORKER.found("no worker is alive")
     for worker in snapshot.workers:
@@ -129,11 +147,11 @@ def check_tasks(workers: Iterable[WorkerInfo], queues: dict[str, str]) -> Iterat
 
 
 def _queues_of(app: Celery) -> dict[str, str]:
-    """Return the queue of the jobs of each task; "" where a router function decides, or there is no such queue."""
+    """Return the queue of each task's jobs; "" where a router function decides, or the queue does not exist."""
     routing, tasks = app_state_of(app).routing, tasks_of(app)
     found = dict.fromkeys(tasks, "")
     for name, task in tasks.items() if routing.is_static() else ():
-        with suppress(Exception):  # a queue that does not exist: a submission tells
+        with suppress(Exception):  # a queue that does not exist: a submission raises the error
             text, _ = routing.resolve(task, (), {}, task._get_exec_options())  # noqa: SLF001 - as Celery's apply_async
             found[name] = Route.decode(text).queue
     return found
@@ -159,7 +177,7 @@ def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> 
 
 
 def _count_of_unknown_tasks(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> Counter[str]:
-    """Return how many jobs of each task wait that was submitted, and that neither the app nor a live worker has."""
+    """Return the number of waiting jobs by task, for tasks that neither the app nor a live worker has."""
     known = known_tasks(ledger.store.totals(), snapshot.workers) - tasks - {WEBHOOK_TASK}
     unknown = frozenset(task for task in known if not snapshot.with_task(task))
     found: Counter[str] = Counter()

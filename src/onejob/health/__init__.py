@@ -1,4 +1,4 @@
-"""The condition of the server, or the file, that keeps a ledger: the checks that the doctor and each worker make."""
+"""Checks of the server, or the file, that keeps a ledger; the doctor and each worker make them."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,7 +16,7 @@ def checks_of_store(url: str) -> ModuleType:
 
 
 def warnings_of_store(installation: Installation) -> Iterator[Finding]:
-    """Yield what the store of a ledger lacks, from level warning on. Raises what its driver raises."""
+    """Yield the findings about a ledger's store, from level warning on. Raises the driver's errors."""
     for finding in checks_of_store(installation.settings.store).examine(installation):
         if finding.level.rank >= Level.WARNING.rank:
             yield finding

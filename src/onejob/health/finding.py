@@ -1,4 +1,4 @@
-"""What is examined, and the findings: what was found, what that means for the promise, and what to do."""
+"""An examined installation, and its findings: each has a problem, its meaning for the promise, and a remedy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ from onejob.ledger.ledger import Ledger
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     OK = "ok"
-    """Nothing to do."""
+    """All is well: nothing to do."""
     INFO = "info"
     """Good to know, or a thing that could not be checked."""
     WARNING = "warning"
@@ -35,25 +35,25 @@ class Finding:
 
     level: Level
     subject: str
-    """What was examined: `redis`, `settings`, `workers`, ..."""
+    """The subject of the check: `redis`, `settings`, `workers`, ..."""
     problem: str
-    """What was found, with its value."""
+    """The observed problem, with its value."""
     meaning: str = ""
-    """What it means for the promise; "" if all is well."""
+    """The meaning for the promise; "" if all is well."""
     remedy: str = ""
-    """What to do: the exact setting or command; "" if there is nothing to do."""
+    """The remedy: the exact setting or command; "" if there is nothing to do."""
     check: str = ""
     """The name of the check in the catalogue."""
 
     def __str__(self) -> str:
-        """What was found, what it means, and what to do, in one line."""
+        """The problem, its meaning, and the remedy, in one line."""
         meaning = self.meaning and f". {self.meaning[0].upper()}{self.meaning[1:]}"
         return f"{self.subject}: {self.problem}{meaning}{self.remedy and f'. To do: {self.remedy}'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of the catalogue: what its findings have in common."""
+    """A check of the catalogue: the parts that all its findings share."""
 
     name: str
     subject: str
@@ -64,12 +64,12 @@ class Check:
     remedy: str
 
     def found(self, problem: str) -> Finding:
-        """Return a finding. `problem`: what was found, with its value."""
+        """Return a finding. `problem`: the observed problem, with its value."""
         return Finding(self.level, self.subject, problem, self.meaning, self.remedy, self.name)
 
 
 def or_ok(findings: Iterable[Finding], subject: str, found: str) -> Iterator[Finding]:
-    """Yield findings, and that the subject is as it should be if none of them is above level info."""
+    """Yield findings, and a finding of level ok, `found`, if none of them is above level info."""
     is_ok = True
     for finding in findings:
         is_ok = is_ok and finding.level.rank <= Level.INFO.rank
@@ -79,7 +79,7 @@ def or_ok(findings: Iterable[Finding], subject: str, found: str) -> Iterator[Fin
 
 
 def with_address(findings: Iterable[Finding], placeholder: str, address: str) -> Iterator[Finding]:
-    """Yield findings whose commands name what was examined, where the catalogue has a placeholder."""
+    """Yield findings with an address in their commands, where the catalogue has a placeholder."""
     for finding in findings:
         texts = {name: getattr(finding, name).replace(placeholder, address) for name in ("problem", "remedy")}
         yield replace(finding, **texts)
@@ -91,18 +91,18 @@ def count_text(count: int, noun: str) -> str:
 
 
 def names_text(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first names as text, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """An installation of onejob. Nothing in it is changed by an examination."""
+    """An installation of onejob, which an examination does not change."""
 
     settings: Settings
     ledger: Ledger
     app: Celery | None = None
     app_name: str = ""
-    """The `-A` of the command line, if the ledger is that of the app; "" otherwise."""
+    """The `-A` of the command line, if the ledger is the app's; "" otherwise."""
     keys: Path | None = None

@@ -1,4 +1,4 @@
-"""PostgreSQL: what the ledger needs of the server, of its role, and of what stands between."""
+"""Checks of PostgreSQL: the ledger's needs of the server, of its role, and of poolers and proxies between."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,10 +7,12 @@ from typing import Any
 
 from onejob.health.finding import Check, Finding, Installation, Level, or_ok, with_address
 from onejob.stores import display_url, kind_of
-from onejob.stores.schema import HEAD, VERSIONS
+from onejob.stores.schema import HEAD, TRIM_FUNCTION, VERSIONS, LedgerSchema
 
 FULL = 0.8
-"""From this part of `max_connections` on, the server is nearly full."""
+"""The part of `max_connections` from which the server is nearly full."""
+SHORTEST_LIMIT = 10_000
+"""The milliseconds for which a plain submission waits for an equal one in an open transaction."""
 DURABLE = {"on", "remote_apply"}
 """The values of `synchronous_commit` with which a promoted synchronous standby has every commit."""
 
@@ -35,11 +37,23 @@ READ_ONLY = Check("postgresql-read-only", "postgresql", Level.ERROR,
     remedy="name the primary in onejob_store: list all hosts, and add `?target_session_attrs=read-write`; or "
     "`psql URL -c 'alter role ROLE reset default_transaction_read_only'`, as a superuser")
 PERMISSIONS = Check("postgresql-permissions", "postgresql", Level.ERROR,
-    when="the role may not use the schema, or read and write all of its tables",
+    when="the role may not use the schema, its tables, its sequences or its functions as the ledger does",
     meaning="operations of the ledger are refused, perhaps only some of them",
     remedy="`psql URL -c 'grant usage on schema S to ROLE; grant select, insert, update, delete on all tables in "
-    "schema S to ROLE; grant usage on all sequences in schema S to ROLE'`; `onejob migrate roles` prints SQL "
-    "that does so for future tables, too")
+    "schema S to ROLE; grant usage on all sequences in schema S to ROLE; grant execute on all functions in schema S "
+    "to ROLE; revoke insert, update, delete on S.schema_version, S.ledger_info from ROLE; revoke update, delete on "
+    "S.audit_log from ROLE'`; `onejob migrate roles` prints SQL that does so for future tables, too")
+SURPLUS = Check("postgresql-surplus-rights", "postgresql", Level.INFO,
+    when="a role that does not own the ledger may change its version, its id or its audit log",
+    meaning="whoever gets the URL of a service may make every process refuse to start, or erase what operators did",
+    remedy="`psql URL -c 'revoke insert, update, delete, truncate on S.schema_version, S.ledger_info from ROLE; revoke "
+    "update, delete, truncate on S.audit_log from ROLE'`, as the owner")
+REPAIRS = Check("postgresql-repairs", "postgresql", Level.ERROR,
+    when="the sequence of a table is behind its rows, or a function of the ledger is missing, as after a copy of rows "
+    "by COPY, logical replication or a part of a dump",
+    meaning='entries of the audit log are not written, and with `broker_url = "onejob://"` no message is sent, until '
+    "the numbers have passed the rows",
+    remedy="`onejob --store URL migrate up`, with the URL of the owner")
 ROW_SECURITY = Check("postgresql-row-security", "postgresql", Level.ERROR,
     when="row-level security applies to the role in tables of the ledger",
     meaning="rows that its policies hide are missing without an error, and writes are refused: jobs, or the whole "
@@ -57,15 +71,22 @@ CONNECTIONS = Check("postgresql-connections", "postgresql", Level.WARNING,
     meaning="a process that gets no connection cannot submit or claim jobs, and a worker without one cannot renew its "
     "leases; each process opens up to 10",
     remedy="raise `max_connections`, run fewer processes, or put PgBouncer between")
+TIME_LIMITS = Check("postgresql-time-limits", "postgresql", Level.WARNING,
+    when="the role's `transaction_timeout` or `idle_in_transaction_session_timeout` is under 10 s",
+    meaning="the server may end a transaction of yours that submits or completes a job, as while it waits for an equal "
+    "submission: nothing of it exists then, and the driver raises InternalError. onejob's own connections have limits "
+    "of their own",
+    remedy="`psql URL -c \"alter role ROLE set transaction_timeout = '1min'\"`, or the same with the other name, as a "
+    "superuser; or repeat such transactions: docs/guides/transactions.md")
 POOLER = Check("postgresql-pooler", "postgresql", Level.INFO,
     when="a pooler with session pooling stands between",
     meaning="session pooling works as a direct connection does; transaction pooling needs an option of the URL",
-    remedy="add `?pooler=transaction` to the URL before you change `pool_mode`: docs/sql.md, PgBouncer")
+    remedy="add `?pooler=transaction` to the URL before you change `pool_mode`: docs/reference/sql.md, PgBouncer")
 TRANSACTION_POOLER = Check("postgresql-transaction-pooler", "postgresql", Level.WARNING,
     when="a pooler gives a connection another server process for each transaction, and the URL does not say so",
     meaning="the settings of onejob's connections (timeouts, synchronous_commit) are lost or reach other clients, and "
     "prepared statements fail before PgBouncer 1.22",
-    remedy="add `?pooler=transaction` to the URL of the ledger: docs/sql.md, PgBouncer")
+    remedy="add `?pooler=transaction` to the URL of the ledger: docs/reference/sql.md, PgBouncer")
 POLLED_WAITS = Check("postgresql-polled-waits", "postgresql", Level.INFO,
     when="the URL of the ledger has `pooler=transaction`",
     meaning="nobody can LISTEN behind such a pooler: those who wait for the end of a job read it again after pauses of "
@@ -76,8 +97,11 @@ POLLED_WAITS = Check("postgresql-polled-waits", "postgresql", Level.INFO,
 
 QUERY = """
 with tables as (
-    select oid, relname::text as name from pg_class
-    where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p')
+    select oid, relname::text as name, relname in ('schema_version', 'ledger_info') as is_fixed,
+        relname = 'audit_log' as is_log, pg_has_role(relowner, 'usage') as is_own,
+        has_table_privilege(oid, 'insert') as inserts,
+        has_table_privilege(oid, 'update') as updates, has_table_privilege(oid, 'delete') as deletes
+    from pg_class where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p')
 )
 select current_setting('server_version') as version, current_setting('fsync') as fsync,
     current_setting('full_page_writes') as full_page_writes,
@@ -86,29 +110,49 @@ select current_setting('server_version') as version, current_setting('fsync') as
     current_setting('default_transaction_read_only') as read_only, pg_is_in_recovery() as standby,
     current_setting('max_connections')::int as max_connections,
     (select coalesce(sum(numbackends), 0)::int from pg_stat_database) as connections,
+    (
+        select jsonb_object_agg(name, setting::int) from pg_settings
+        where name in ('transaction_timeout', 'idle_in_transaction_session_timeout') and setting <> '0'
+    ) as time_limits,
     current_user::text as role, (select rolsuper from pg_roles where rolname = current_user) as superuser,
     pg_backend_pid() as pid, has_schema_privilege(%(schema)s, 'usage') as usage,
     array(
         select name from tables
-        where name <> 'schema_version'
-            and not (has_table_privilege(oid, 'select') and has_table_privilege(oid, 'insert')
-                and has_table_privilege(oid, 'update') and has_table_privilege(oid, 'delete'))
+        where not has_table_privilege(oid, 'select')
+            or not is_fixed and not inserts or not (is_fixed or is_log) and not (updates and deletes)
+        union all
+        select relname::text from pg_class
+        where relnamespace = %(schema)s::regnamespace
+            and case relkind when 'S' then not has_sequence_privilege(oid, 'usage') else false end
+        union all
+        select proname::text from pg_proc
+        where pronamespace = %(schema)s::regnamespace and proname = %(function)s
+            and not has_function_privilege(oid, 'execute')
         order by 1
     ) as refused,
+    array(
+        select name from tables
+        where not is_own and (is_fixed and inserts or (is_fixed or is_log) and (updates or deletes))
+        order by 1
+    ) as surplus,
     array(select name from tables where row_security_active(oid) order by 1) as secured
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresFacts:
-    """What a server says about itself and the role, to a connection with the role's own settings."""
+    """The facts that a server reports about itself and the role, to a connection with the role's own settings."""
 
     row: Mapping[str, Any]
     """The row of `QUERY`."""
     pids: tuple[int, int, int]
-    """The ids of the process that the connection got when it began, of the one that answered its first query, and
-    of the one that answered while another connection was in a transaction."""
+    """The ids of three server processes, which a pooler makes differ.
+
+    They served the connection's beginning, its first query, and a query while another connection was in a transaction.
+    """
     schema_version: str | None
+    repairs: tuple[str, ...]
+    """The defects that `migrate up` would mend although the version of the schema is right."""
     is_pooled: bool
     """Whether the URL has `pooler=transaction`."""
 
@@ -125,9 +169,9 @@ def examine(installation: Installation) -> Iterator[Finding]:
 
 
 def read_facts(url: str, schema: str) -> PostgresFacts:
-    """Ask a server about itself. Raises psycopg's exceptions."""
+    """Read the facts of a server. Raises psycopg's exceptions."""
     import psycopg
-    from psycopg.rows import dict_row
+    from psycopg.rows import dict_row, tuple_row
 
     from onejob.stores.postgres.connection import conninfo_of, is_pooled
 
@@ -135,17 +179,20 @@ def read_facts(url: str, schema: str) -> PostgresFacts:
         return psycopg.connect(conninfo_of(url), autocommit=True, row_factory=dict_row, prepare_threshold=None)
 
     with connect() as connection, connect() as other:
-        row: Any = connection.execute(QUERY, {"schema": schema}).fetchone()
+        row: Any = connection.execute(QUERY, {"schema": schema, "function": TRIM_FUNCTION}).fetchone()
         with other.transaction():
             other.execute("select 1")
             pid: Any = connection.execute("select pg_backend_pid() as pid").fetchone()
         version: Any = None
+        repairs: tuple[str, ...] = ()
         if row["usage"]:
             table = psycopg.sql.Identifier(schema, "schema_version")
             version = connection.execute(psycopg.sql.SQL("select * from {}").format(table)).fetchone()
+            cursor = connection.cursor(row_factory=tuple_row)
+            repairs = tuple(each.what for each in LedgerSchema(cursor, "postgresql", schema).repairs())
         pids = connection.info.backend_pid, row["pid"], pid["pid"]
     found = version and version["version_num"]
-    return PostgresFacts(row=row, pids=pids, schema_version=found, is_pooled=is_pooled(url))
+    return PostgresFacts(row=row, pids=pids, schema_version=found, repairs=repairs, is_pooled=is_pooled(url))
 
 
 def check(facts: PostgresFacts) -> Iterator[Finding]:
@@ -154,16 +201,18 @@ def check(facts: PostgresFacts) -> Iterator[Finding]:
     if facts.schema_version not in (None, *VERSIONS):
         yield SCHEMA.found(f"the schema has version {facts.schema_version}, this onejob {HEAD}")
     yield from _check_durability(row)
-    if not row["usage"]:
-        yield PERMISSIONS.found(f"the role {row['role']} may not use the schema")
-    elif row["refused"]:
-        yield PERMISSIONS.found(f"the role {row['role']} may not read and write {', '.join(row['refused'])}")
-    if row["secured"]:
-        yield ROW_SECURITY.found(f"row-level security applies to the role {row['role']} in {', '.join(row['secured'])}")
-    if row["superuser"]:
-        yield SUPERUSER.found(f"the role {row['role']} is a superuser")
+    yield from _check_rights(row)
+    if facts.repairs:
+        yield REPAIRS.found("; ".join(facts.repairs))
     if row["connections"] > FULL * row["max_connections"]:
         yield CONNECTIONS.found(f"{row['connections']} of {row['max_connections']} connections are in use")
+    for name, milliseconds in (row["time_limits"] or {}).items():
+        if milliseconds < SHORTEST_LIMIT:
+            yield TIME_LIMITS.found(f"{name} of the role {row['role']} is {milliseconds} ms")
+    yield from _check_pooler(facts)
+
+
+def _check_pooler(facts: PostgresFacts) -> Iterator[Finding]:
     began_with, first, second = facts.pids
     if facts.is_pooled:
         yield POLLED_WAITS.found("the end of a job does not wake who waits for it")
@@ -171,6 +220,19 @@ def check(facts: PostgresFacts) -> Iterator[Finding]:
         yield TRANSACTION_POOLER.found(f"process {first} answered a connection's first query, {second} its next one")
     elif began_with != first:
         yield POOLER.found(f"the connection began with process {began_with}, and {first} answers")
+
+
+def _check_rights(row: Mapping[str, Any]) -> Iterator[Finding]:
+    if not row["usage"]:
+        yield PERMISSIONS.found(f"the role {row['role']} may not use the schema")
+    elif row["refused"]:
+        yield PERMISSIONS.found(f"the role {row['role']} may not use {', '.join(row['refused'])} as the ledger does")
+    if row["surplus"]:
+        yield SURPLUS.found(f"the role {row['role']} may change {', '.join(row['surplus'])}")
+    if row["secured"]:
+        yield ROW_SECURITY.found(f"row-level security applies to the role {row['role']} in {', '.join(row['secured'])}")
+    if row["superuser"]:
+        yield SUPERUSER.found(f"the role {row['role']} is a superuser")
 
 
 def _check_durability(row: Mapping[str, Any]) -> Iterator[Finding]:

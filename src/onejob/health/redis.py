@@ -1,22 +1,24 @@
-"""Redis: what the ledger needs of it, and what the broker does."""
+"""Checks of Redis: the ledger's needs, and the broker's."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from shlex import quote
 from typing import Any
 
 from redis import Redis, RedisError, ResponseError
 from redis.exceptions import NoPermissionError
 
-from onejob.health.finding import Check, Finding, Installation, Level, or_ok, with_address
-from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
+from onejob.health.finding import Check, Finding, Installation, Level, names_text, or_ok, with_address
+from onejob.stores import REDIS_SCHEMES, display_url, kind_of
 from onejob.stores.redis.connection import pool_of
+from onejob.stores.urls import scheme_of
 
 OLDEST = (7, 0)
 """The oldest version of Redis that runs the ledger's scripts."""
 FULL = 0.8
-"""From this part of `maxmemory` on, memory is nearly full."""
+"""The part of `maxmemory` from which memory is nearly full."""
 _SET = "in redis.conf, and `redis-cli -u URL CONFIG SET {name} {value}` for the running server"
 
 # fmt: off
@@ -61,6 +63,14 @@ REPLICATION = Check("redis-replication", "redis", Level.INFO,
     meaning="Redis acknowledges a write before a replica has it: a failover may lose the last moments' jobs",
     remedy="`min-replicas-to-write 1` limits the loss to `min-replicas-max-lag`; a ledger in PostgreSQL with a "
     "synchronous standby has none")
+RIGHTS = Check("redis-rights", "redis", Level.ERROR,
+    when="the user of the ledger may not use one of its commands, or its keys",
+    meaning="operations of the ledger are refused, perhaps in the middle of a script",
+    remedy="`ACL SETUSER USER ...` with all rights of docs/operations/redis-user.md, as a user who may")
+CHANNELS = Check("redis-channels", "redis", Level.WARNING,
+    when="the user of the ledger may not publish or subscribe in its channels",
+    meaning="the end of a job wakes nobody: who waits for it looks once a second",
+    remedy="`ACL SETUSER USER &{NAMESPACE}:signals:* +publish +subscribe +unsubscribe`, as a user who may")
 NOT_CHECKED = Check("redis-config-hidden", "redis", Level.INFO,
     when="the server refuses CONFIG and INFO does not have the value, as managed services do",
     meaning="`appendfsync` and `min-replicas-to-write` could not be checked",
@@ -77,15 +87,27 @@ BROKER_EVICTION = Check("broker-eviction", "broker", Level.WARNING,
 # fmt: on
 
 
+CALLS = (
+    "evalsha a 0", "eval a 0", "hgetall KEY", "hget KEY a", "hmget KEY a", "hset KEY a a", "hsetnx KEY a a",
+    "hdel KEY a", "hincrby KEY a 1", "hincrbyfloat KEY a 1", "hscan KEY 0", "get KEY", "mget KEY", "set KEY a",
+    "del KEY", "unlink KEY", "exists KEY", "expire KEY 1", "zadd KEY 1 a", "zrem KEY a", "zscore KEY a",
+    "zmscore KEY a", "zcard KEY", "zrange KEY 0 1", "zrevrange KEY 0 1", "zrangebyscore KEY 0 1",
+    "zrevrangebyscore KEY 0 1", "zremrangebyrank KEY 0 1", "lpush KEY a", "rpush KEY a", "lset KEY 0 a",
+    "lindex KEY 0", "lpos KEY a", "lrange KEY 0 1", "ltrim KEY 0 1", "publish CHANNEL a", "subscribe CHANNEL",
+    "unsubscribe CHANNEL", "time", "ping",
+)  # fmt: skip
+"""A call of each command that the ledger sends, with a key and a channel of the ledger."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RedisFacts:
-    """What a server says about itself: its INFO (empty: it refuses that), and its CONFIG (None: likewise)."""
+    """The facts that a server reports: its INFO (empty: refused), and its CONFIG (None: refused)."""
 
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
 
     def setting(self, name: str) -> str | None:
-        """Return a setting; None if the server does not tell."""
+        """Return a setting; None if the server does not report it."""
         if self.config and name in self.config:
             return self.config[name]
         value = self.info.get(name.replace("-", "_"))
@@ -93,11 +115,12 @@ class RedisFacts:
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
-    """Examine the Redis of the ledger, and that of the broker if it is another one."""
+    """Examine the Redis of the ledger, and the broker's if that is another Redis."""
     url = installation.settings.store
     if kind_of(url) == "redis":
         facts = read_facts(url)
         findings = check_ledger(facts) if facts.info else [INFO_REFUSED.found("INFO is refused")]
+        findings = chain(findings, check_rights(url, installation.settings.namespace))
         found = with_address(findings, "-u URL", cli_options(url))
         yield from or_ok(found, "redis", f"the server of {display_url(url)} keeps a ledger")
     broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
@@ -105,16 +128,16 @@ def examine(installation: Installation) -> Iterator[Finding]:
         return
     if display_url(broker).rpartition("/")[0] == display_url(url).rpartition("/")[0]:
         return
-    with suppress(RedisError, OSError):  # that it does not answer is a finding about the app
+    with suppress(RedisError, OSError):  # a broker that does not answer is a finding about the app
         policy = read_facts(broker).setting("maxmemory-policy")
-        keeps = policy in {None, "noeviction"}  # the ledger replaces all else that a broker loses
+        keeps = policy in {None, "noeviction"}  # the ledger replaces all other messages that a broker loses
         findings = [] if keeps else [BROKER_EVICTION.found(f"maxmemory-policy is {policy}")]
         found = with_address(findings, "-u URL", cli_options(broker))
         yield from or_ok(found, "broker", f"{display_url(broker)} answers")
 
 
 def cli_options(url: str) -> str:
-    """Return the options of redis-cli for the server of a URL: the password is left out, and REDISCLI_AUTH gives it."""
+    """Return redis-cli's options for the server of a URL, without the password, for which REDISCLI_AUTH is used."""
     shown = display_url(url)
     path, _, number = shown.removeprefix("unix://").rpartition("/")
     return f"-s {quote(path)} -n {number}" if shown.startswith("unix:") else f"-u {quote(shown)}"
@@ -132,7 +155,7 @@ def connected(url: str) -> Iterator[Redis]:
 
 
 def read_facts(url: str) -> RedisFacts:
-    """Ask a server about itself. Raises redis-py's exceptions."""
+    """Read the facts of a server. Raises redis-py's exceptions."""
     with connected(url) as client:
         info: Any = {}
         with suppress(NoPermissionError):
@@ -142,6 +165,45 @@ def read_facts(url: str) -> RedisFacts:
         with suppress(ResponseError):
             config = client.config_get(*names) or None
     return RedisFacts(info=info, config=config)
+
+
+def check_rights(url: str, namespace: str) -> Iterator[Finding]:
+    """Check the rights of a URL's user, if the user may test them. Raises redis-py's exceptions."""
+    refused = refused_calls(url, namespace)
+    for check, is_of_channels in ((RIGHTS, False), (CHANNELS, True)):
+        found = {call: reason for call, reason in refused.items() if ("CHANNEL" in call) == is_of_channels}
+        if found:
+            commands = names_text([call.partition(" ")[0] for call in found])
+            reasons = " / ".join(dict.fromkeys(found.values()))
+            yield check.found(f"the user may not call {commands} as the ledger does: {reasons:.300}")
+
+
+def refused_calls(url: str, namespace: str) -> dict[str, str]:
+    """Return the calls of the ledger that the server refuses to a user, each with the reason; nothing is executed.
+
+    The server compares commands with the rights of the user when they are queued, before EXEC, which is never sent.
+    """
+    names = {"KEY": f"{{{namespace}}}:doctor", "CHANNEL": f"{{{namespace}}}:signals:doctor"}
+    refused: dict[str, str] = {}
+    with connected(url) as client:
+        connection: Any = client.connection_pool.get_connection()
+        with suppress(NoPermissionError):
+            _call(connection, "multi")
+            for call in CALLS:
+                try:
+                    _call(connection, *(names.get(word, word) for word in call.split()))
+                except NoPermissionError as error:
+                    refused[call] = str(error)
+            with suppress(NoPermissionError):
+                _call(connection, "discard")
+        connection.disconnect()  # this discards the queued commands, too
+        client.connection_pool.release(connection)
+    return refused
+
+
+def _call(connection: Any, *words: str) -> None:
+    connection.send_command(*words)
+    connection.read_response()
 
 
 def check_ledger(facts: RedisFacts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""SQLite: where the file is, and who uses it."""
+"""Checks of SQLite: the place of the file, and the hosts that use it."""
 
 import re
 import sqlite3

@@ -53,6 +53,8 @@ class Transition(StrEnum):
     REDRIVE = "redrive"
     RELEASE_IDENTITY = "release_identity"
     PROMOTE = "promote"
+    PARK = "park"
+    STRIKE = "strike"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,11 @@ class Rule:
 
 
 FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
-_WAITING = frozenset({State.QUEUED, State.RETRYING})
+WAITING = frozenset({State.QUEUED, State.RETRYING})
+"""The states of a job that waits for a run."""
 _RUN = frozenset({State.RUNNING})
 RULES: dict[Transition, Rule] = {
-    Transition.CLAIM: Rule(_WAITING, State.RUNNING, "a run starts: new lease, new token"),
+    Transition.CLAIM: Rule(WAITING, State.RUNNING, "a run starts: new lease, new token"),
     Transition.RENEW: Rule(_RUN, None, "a heartbeat of the worker extends the lease", fenced=True),
     Transition.UPDATE_PROGRESS: Rule(_RUN, None, "progress or a step of the run is kept", fenced=True),
     Transition.COMPLETE: Rule(_RUN, State.COMPLETED, "the run ended with a result", fenced=True),
@@ -80,15 +83,21 @@ RULES: dict[Transition, Rule] = {
     Transition.CRASH: Rule(_RUN, State.QUEUED, "the worker died or its lease expired", fenced=True),
     Transition.DEAD_LETTER: Rule(_RUN, State.FAILED, "its workers were lost too often", fenced=True),
     Transition.ABANDON: Rule(_RUN, State.CANCELED, "the run stops after a cancel request", fenced=True),
-    Transition.PUBLISH: Rule(_WAITING, None, "a sweep sends the message, or fails to"),
-    Transition.UNPUBLISHABLE: Rule(_WAITING, State.FAILED, "its message can never be sent"),
+    Transition.PUBLISH: Rule(WAITING, None, "a sweep sends the message, or fails to"),
+    Transition.UNPUBLISHABLE: Rule(WAITING, State.FAILED, "its message can never be sent"),
     Transition.POSTPONE: Rule(frozenset({State.QUEUED}), None, "what it follows has not ended"),
     Transition.REQUEST_CANCEL: Rule(_RUN, None, "a cancel request during a run"),
-    Transition.CANCEL: Rule(_WAITING, State.CANCELED, "a cancellation before a run"),
-    Transition.EXPIRE: Rule(_WAITING, State.CANCELED, "the job expired before a run"),
-    Transition.RUN_NOW: Rule(_WAITING, None, "an operator makes a delayed job due at once"),
+    Transition.CANCEL: Rule(WAITING, State.CANCELED, "a cancellation before a run"),
+    Transition.EXPIRE: Rule(WAITING, State.CANCELED, "the job expired before a run"),
+    Transition.PARK: Rule(WAITING, None, "a pause matches the job, and delays its run"),
+    Transition.STRIKE: Rule(WAITING, State.FAILED, "a strike matches the job, which fails without a run"),
+    Transition.RUN_NOW: Rule(WAITING, None, "an operator makes a delayed job due at once"),
     Transition.REDRIVE: Rule(frozenset({State.FAILED}), State.QUEUED, "a dead letter is sent again"),
-    Transition.RELEASE_IDENTITY: Rule(_RUN | {State.COMPLETED}, None, "the uniqueness window has ended"),
+    Transition.RELEASE_IDENTITY: Rule(
+        _RUN | {State.QUEUED, State.COMPLETED},
+        None,
+        "its window is over, or it has expired and another one is submitted",
+    ),
     Transition.PROMOTE: Rule(frozenset({State.QUEUED}), None, "the identity was released to this job"),
     Transition.NOTIFY_CANVAS: Rule(FINAL, None, "its end is sent to Celery (again) for its canvas, or that failed"),
     Transition.CANVAS_NOTIFIED: Rule(FINAL, None, "Celery has dispatched its canvas"),

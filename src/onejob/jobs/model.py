@@ -6,15 +6,16 @@ Times are seconds since the epoch on the store's clock; durations are seconds. `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum, StrEnum
 from functools import cache
-from typing import Any, NamedTuple, Self, TypeAlias, dataclass_transform
+from typing import Any, Self, TypeAlias, dataclass_transform
 
+from onejob.jobs.handover import Handover
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.submitter import Charge
+from onejob.jobs.route import Route
+from onejob.jobs.submitter import Budget, Charge
 
 
 @dataclass_transform(frozen_default=True)
@@ -37,53 +38,21 @@ def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-class Route(NamedTuple):
-    """An exchange, a routing key, and the queue that the message is meant for; "" for none."""
-
-    exchange: str
-    routing_key: str
-    queue: str
-
-    @classmethod
-    def to_queue(cls, queue: str) -> Route:
-        """Return the route through the default exchange, which delivers to the queue that the routing key names."""
-        return cls("", queue, queue)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the default exchange delivers straight to the queue."""
-        return not self.exchange and self.routing_key == self.queue
-
-    def encode(self) -> str:
-        """Return the text that a job stores: the name of the queue alone where the rest follows from it."""
-        return self.queue if self.is_direct and not self.queue.startswith("[") else json.dumps(self)
-
-    @classmethod
-    def decode(cls, text: str) -> Route:
-        """Return the route in a text of `encode`."""
-        return cls(*json.loads(text)) if text.startswith("[") else cls.to_queue(text)
-
-
-def is_plain(text: str) -> bool:
-    """Return whether an encoded route is the name of a queue, whose workers can take the job from the ledger."""
-    return bool(text) and not text.startswith("[")
-
-
 class Outcome(StrEnum):
     """The outcome of a submission."""
 
     ADMITTED = "admitted"
     """A new job was written."""
     ATTACHED = "attached"
-    """A live job answers it."""
+    """A live job answers the submission."""
     REPLAYED = "replayed"
-    """The retained result of a job answers it."""
+    """The retained result of a job answers the submission."""
     REPLACED = "replaced"
-    """A job that waits for its first run answers it, with the arguments of this submission."""
+    """A job that waits for its first run answers the submission, and takes over its arguments."""
     QUEUED_NEXT = "queued_next"
-    """A new job was written, which runs after the one that holds the identity."""
+    """A new job was written, which runs after the job that holds the identity."""
     REJECTED = "rejected"
-    """It was refused."""
+    """The submission was refused."""
 
     @property
     def makes_job(self) -> bool:
@@ -100,7 +69,7 @@ class Cancel(IntEnum):
 
 
 @value(slots=True, kw_only=True)
-class Job:
+class JobRow:
     """One piece of requested work: a snapshot of its row.
 
     Its times (`created_at`, `run_at`, ...) are seconds since the epoch: `datetime.fromtimestamp(job.created_at, UTC)`.
@@ -111,19 +80,19 @@ class Job:
     identity: str
     fingerprint: str
     submission_nonce: str
-    """Nonce of the submission that wrote the row, which distinguishes it from its duplicates."""
+    """The nonce of the submission that wrote the row, which distinguishes that submission from its duplicates."""
     submitter: str
-    """The submitter of that submission; "" if unknown."""
+    """The submitter of the submission that wrote the row; "" if unknown."""
     source: str
-    """The entry point of that submission: `apply_async`, `http`, ..."""
+    """The entry point of the submission that wrote the row: `apply_async`, `http`, ..."""
     payload: str
     """The part of the message that a newer submission may replace: the arguments."""
     options: str
-    """How its message is sent: serializer, headers, the canvas that waits for its end."""
+    """The options of the job's message: serializer, headers, the canvas that waits for the job's end."""
     route: str
-    """Where its messages are sent, as `Route` encodes it; "" if it was not resolved."""
+    """The route of the job's messages, as `Route` encodes it; "" if it was not resolved."""
     priority_rank: int
-    """A larger number is more urgent."""
+    """The rank of the job's priority: a larger number is more urgent."""
     state: State
     holds_identity: bool
     """Whether the job holds its identity, which is independent of its state."""
@@ -132,11 +101,11 @@ class Job:
     identity_until: float | None
     """Until when a completed job holds its identity; the next submission after that releases it."""
     follows_id: str | None
-    """The job that this one follows or is queued behind; None for any other job."""
+    """The id of the job that this job follows or is queued behind; None if there is none."""
     token: int
-    """Fencing token of the latest claim: strictly increasing, at least the store's clock in microseconds."""
+    """The fencing token of the latest claim: strictly increasing, at least the store's clock in microseconds."""
     claim: str
-    """Nonce of the latest claim; "" before the first."""
+    """The nonce of the latest claim; "" before the first claim."""
     node: str
     attempt: int
     retries: int
@@ -149,14 +118,14 @@ class Job:
     started_at: float | None
     finished_at: float | None
     wake_at: float | None
-    """When a sweep must next process the job. A job that has not ended always has one."""
+    """When a sweep must next process the job; never None for a job that has not ended."""
     published: int
-    """How many attempts to publish it sweeps have made: since it was queued or ended, or first failed or succeeded."""
+    """How many attempts in a row, all failed or none, sweeps made to publish the job since it was queued or ended."""
     published_at: float | None
-    """When its message was sent last, or a worker took it from the ledger; None for a waiting job whose message a sweep
-    has to send, or that workers may take."""
+    """When the job's message was sent last, a worker took the job from the ledger, or the job was held; None for a
+    waiting job that a sweep has to hand over, or that workers may take."""
     publish_error: str
-    """Why its message could not be sent, or its canvas not be notified of its end; "" if nothing failed."""
+    """Why the job's message could not be sent, or its canvas not be notified of its end; "" if nothing failed."""
     cancel: Cancel
     canvas_pending: bool
     """Whether a canvas (links, chain, chord) is still to be notified of the job's end."""
@@ -170,18 +139,27 @@ class Job:
     reason: str
     """Why the job is in its state, as text for people."""
     publisher_task: str | None = None
-    """The task whose workers handle the job when it is due; None: its own. A webhook has that of its job."""
+    """The task whose workers handle the job when it is due; None: the job's own task. A webhook has its job's task."""
     tag_lines: str | None = None
-    """Its tags, one on each line; None: it has none."""
+    """The tags of the job, one on each line; None if the job has no tags."""
+    parked_on: str | None = None
+    """The id of the pause that a waiting job is parked on; None: it is not parked."""
+    costs: str | None = None
+    """The costs of its attempts, as `JobCosts` writes them; None: no cost was reported."""
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags of the submission whose arguments it has, by which jobs are found."""
+        """The tags of the submission whose arguments the job has, by which jobs are found."""
         return tuple(self.tag_lines.split("\n")) if self.tag_lines else ()
+
+    def has_lost_identity(self, now: float) -> bool:
+        """Return whether the job no longer holds its identity: its window is over, or it expired while it waited."""
+        until = self.expires_at if self.identity_until is None else self.identity_until
+        return until is not None and until <= now
 
     @property
     def queue(self) -> str:
-        """The name of the queue that its messages are sent to; "" if there is none, or if it was not resolved."""
+        """The name of the queue that the job's messages are sent to; "" if there is none, or if it was not resolved."""
         return Route.decode(self.route).queue
 
     @property
@@ -192,14 +170,6 @@ class Job:
 
 LARGE_FIELDS = ("payload", "options", "progress", "result")
 """The fields that may have hundreds of kilobytes each, which a list of jobs rarely needs."""
-
-
-class BrokerMessage(NamedTuple):
-    """The message of a job as the broker keeps it, for a store that is on the same server and can push it there."""
-
-    destination: str
-    """The key of the broker's list, or the queue whose workers take the job from the ledger."""
-    text: str
 
 
 @value(slots=True, kw_only=True)
@@ -215,7 +185,7 @@ class Submission:
     lease: float
     options: str = "{}"
     route: str = ""
-    """Where its messages are sent, as `Route` encodes it."""
+    """The route of the job's messages, as `Route` encodes it; "" if it was not resolved."""
     priority_rank: int = 0
     delay: float = 0.0
     """Seconds until the job is due."""
@@ -235,7 +205,7 @@ class Submission:
     max_wait: float = 0.0
     """How far a duplicate may postpone the first run, in seconds from the job's creation, as in a debounce."""
     key: str | None = None
-    """The idempotency key: later submissions with it get this one's answer."""
+    """The idempotency key: later submissions with the same key get the answer of this submission."""
     key_for: float = 86_400.0
     """How long the key is retained, in seconds."""
     source: str = "submit"
@@ -247,33 +217,59 @@ class Submission:
     publisher_task: str | None = None
     """The task whose workers handle the job, if not its own."""
     tag_lines: str | None = None
-    """As `Job.tag_lines`."""
+    """The tags of the job, one on each line; None if the job has no tags."""
+    budgets: tuple[Budget, ...] = ()
+    """The budgets of the submitter, with which the submission is compared before the store gets it."""
     charges: tuple[Charge, ...] = ()
-    """What the submission is charged with if it writes a new job; over one of these quotas it writes nothing."""
+    """The quotas that a new job of this submission uses up; a submission over one of these quotas writes nothing."""
 
 
-MessageOf: TypeAlias = Callable[[Submission], BrokerMessage | None]
-"""Returns the message of a submission for the store to push; None if it has to be sent afterwards."""
+HandoverOf: TypeAlias = Callable[[Submission], Handover]
+"""Returns how the job of a submission gets to a worker, if the job is due now."""
 
 
 @value(slots=True)
 class Admission:
     """The answer to a submission: the job that serves it, and the outcome."""
 
-    job: Job
+    job: JobRow
     outcome: Outcome
-    follower: Job | None = None
+    follower: JobRow | None = None
     """The job under the submission's own id, if it is a follower."""
     rescheduled: bool = False
     """Whether this submission changed the job's `run_at` or `priority_rank`."""
     key_reused: bool = False
-    """Whether it was rejected because its idempotency key was used with other arguments."""
-    sent: bool = False
-    """Whether the store has pushed the job's message to the broker."""
+    """Whether the submission was rejected because its idempotency key was used with other arguments."""
+    handed_over: bool = False
+    """Whether the job, if it is due, was handed over: its message was pushed, or workers take it from the ledger."""
 
     @classmethod
-    def repeated(cls, own: Job, followed: Job | None, nonce: str) -> Self:
-        """Return the answer to a submission whose id exists already, as job `own`, which may follow another job."""
+    def repeated(
+        cls, own: JobRow, followed: JobRow | None, submission: Submission, keyed: tuple[JobRow, bool] | None = None
+    ) -> Self:
+        """Return the answer to a submission whose id exists already, as job `own`, which may follow another job.
+
+        `keyed`: the job that its idempotency key names, and whether it was named with other arguments. A key answers
+        before an id, except to the request that wrote the job; a key that names no job yet is valid for the arguments
+        that the job of the id was submitted with.
+        """
+        answer = cls._of_id(own, followed, submission.nonce)
+        if submission.key is None or own.submission_nonce == submission.nonce:
+            return answer
+        job, reused = keyed or (answer.job, own.fingerprint != submission.fingerprint)
+        if job.id == answer.job.id and not reused:
+            return answer
+        ended = job.finished_at is not None
+        outcome = Outcome.REJECTED if reused else Outcome.REPLAYED if ended else Outcome.ATTACHED
+        return cls(job, outcome, key_reused=reused)
+
+    def handed_over_by(self, handover: Handover) -> Self:
+        """Return the answer of a store that offers jobs: a new or moved job was handed over if it is offered."""
+        is_moved = self.outcome is Outcome.ADMITTED or self.rescheduled
+        return replace(self, handed_over=True) if is_moved and handover.is_offered(self.job.route) else self
+
+    @classmethod
+    def _of_id(cls, own: JobRow, followed: JobRow | None, nonce: str) -> Self:
         if own.queued_next:
             return cls(own, Outcome.QUEUED_NEXT)
         if followed is not None:
@@ -291,23 +287,23 @@ class Duplicate:
     job_id: str
     """The job that held the identity or the idempotency key."""
     submission_nonce: str
-    """The nonce of the submission; "" for a redelivered message, of which only the latest is kept."""
+    """The nonce of the submission; "" for a redelivered message: only the latest redelivery of a job is kept."""
     outcome: Outcome
     answered_by: str
-    """The id of the job that answered: `job_id`, or the one that is queued next."""
+    """The id of the job that answered: `job_id`, or the id of the job that is queued next."""
     source: str
     submitter: str
     host: str
     fingerprint: str
     arguments_differ: bool
-    """Whether its arguments differ from those of the job."""
+    """Whether the arguments of the submission differ from the arguments of the job."""
     rescheduled: bool = False
     at: float = 0.0
-    """When, on the store's clock."""
+    """The time of the duplicate, on the store's clock."""
 
     @classmethod
-    def of(cls, submission: Submission, admission: Admission, existing: Job | None = None) -> Self:
-        """Return the record of a submission; `existing`: the job that held the identity, if another one answers."""
+    def of(cls, submission: Submission, admission: Admission, existing: JobRow | None = None) -> Self:
+        """Return the record of a submission; `existing`: the job that held the identity, if another job answers."""
         job = existing or admission.job
         return cls(
             job_id=job.id, submission_nonce=submission.nonce, outcome=admission.outcome, answered_by=admission.job.id,
@@ -321,6 +317,42 @@ class Duplicate:
         """Build a duplicate from a store's row."""
         convert = {"outcome": Outcome, "arguments_differ": bool, "rescheduled": bool, "at": float}
         return cls(**{f.name: convert.get(f.name, str)(row[f.name]) for f in fields(cls)})
+
+
+REDELIVERED = "redelivered"
+"""The word by which stores count redelivered messages, in place of an outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateCount:
+    """The number of all duplicates of a task with one outcome, in the group `name` (see `GroupBy`)."""
+
+    name: str
+    task: str
+    outcome: Outcome | None
+    """None: redelivered messages, which are no submissions."""
+    count: int
+
+    @classmethod
+    def from_row(cls, name: str, task: str, outcome: str, count: int) -> Self:
+        """Build a count from a store's row."""
+        return cls(name, task, None if outcome == REDELIVERED else Outcome(outcome), count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """How a purged job had ended."""
+
+    id: str
+    state: State
+    finished_at: float
+    purged_at: float
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build a tombstone from a store's row."""
+        times = {name: float(row[name]) for name in ("finished_at", "purged_at")}
+        return cls(id=row["id"], state=State(row["state"]), **times)
 
 
 @value(slots=True, kw_only=True)
@@ -350,7 +382,7 @@ class Change:
     identity_for: float | None = None
     """Seconds from now until the identity is released."""
     identity_until: float | None = None
-    """The same as a time."""
+    """The time at which the identity is released."""
     reopens: bool = False
     """Whether the job takes its identity, and its end, if any, is cleared.
 
@@ -359,8 +391,10 @@ class Change:
     """Whether a job that reopens waits again for the end of the job that it follows, and takes no identity."""
     forgets_steps: bool = False
     """Whether the memoised steps are deleted."""
+    handover: Handover | None = None
+    """The hand-over of the job to a worker, or of an ended job's message while its canvas waits; None: as before."""
     wake_after: float | None = None
-    """Seconds from now to `wake_at`."""
+    """The seconds from now to `wake_at`, unless `handover` has them."""
     run_in: float | None = None
     payload: str | None = None
     options: str | None = None
@@ -368,24 +402,20 @@ class Change:
     retries: int | None = None
     crashes: int | None = None
     published: int | None = None
-    publishes: bool | None = None
-    """Whether the job's message is sent with this change, so that its `published_at` is now; False: it has none."""
     publish_error: str | None = None
     cancel: Cancel | None = None
     canvas_pending: bool | None = None
+    parked_on: str | None = None
+    """The pause that the job is parked on from now on; "": it is parked no longer."""
     result: str | None = None
     error: str | None = None
     reason: str | None = None
     detail: str = ""
     """The detail of the history entry."""
-    message: BrokerMessage | None = None
-    """What a store that can pushes to the broker if the change is applied and the job waits for a run afterwards.
-
-    A `DeliveringStore` offers the job to the workers of its queue instead."""
 
 
 @value(slots=True)
-class Retention:
+class IdentityHold:
     """How long a completed job holds its identity: a duration in seconds, or until a time."""
 
     identity_for: float | None = None
@@ -397,9 +427,9 @@ class Applied:
     """The answer to a change or a claim, and the job afterwards (None if it does not exist)."""
 
     applied: bool
-    job: Job | None
-    sent: bool = False
-    """Whether the store has pushed the message of the change to the broker."""
+    job: JobRow | None
+    handed_over: bool = False
+    """Whether the job was handed over with the change: its message was pushed, or workers take it from the ledger."""
 
 
 @value(slots=True)

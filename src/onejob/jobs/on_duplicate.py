@@ -1,4 +1,4 @@
-"""What happens when a submission is a duplicate of an existing job: the values of `on_duplicate`.
+"""The values of `on_duplicate`, and how each resolves a submission that is a duplicate of an existing job.
 
 | value | the job has not started | the job has started | the job has completed, within its window |
 |---|---|---|---|
@@ -15,18 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError
-from onejob.jobs.model import Job, Outcome, Submission
-from onejob.jobs.policy import check_seconds
+from onejob.jobs.durations import check_seconds
+from onejob.jobs.model import JobRow, Outcome, Submission
 
 DEFAULT = "attach"
-"""What a task has that sets no `on_duplicate`."""
+"""The value for tasks that set no `on_duplicate`."""
 MAX_WAIT = 60.0
 """Default limit for postponing by `replace` (debouncing), in seconds from the job's first submission."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConflictPolicy:
-    """How a submission is handled that is a duplicate; see the fields of the same names in `Submission`."""
+    """How a duplicate submission is handled; see the fields of the same names in `Submission`."""
 
     rejects: bool = False
     replaces: bool = False
@@ -43,7 +43,7 @@ CONFLICT_POLICIES: dict[str, ConflictPolicy] = {
 
 
 CALL_POLICIES = ("attach", "raise")
-"""The values that a submission may have instead of its task's: they change no job that others have submitted."""
+"""The values that one submission may set instead of its task: they change no job that others have submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +52,27 @@ class Resolution:
 
     outcome: Outcome
     takes_over: bool
-    """Whether the submission's payload, fingerprint and expiry replace those of the job."""
+    """Whether the submission's payload, fingerprint and expiry replace the job's payload, fingerprint and expiry."""
     run_at: float
     priority_rank: int
     expires_at: float | None
 
-    def reschedules(self, job: Job) -> bool:
-        """Return whether `run_at` or the priority differs from that of the job."""
+    def reschedules(self, job: JobRow) -> bool:
+        """Return whether `run_at` or the priority of the job changes."""
         return self.run_at != job.run_at or self.priority_rank != job.priority_rank
 
-    def changes(self, job: Job) -> bool:
+    def changes(self, job: JobRow) -> bool:
         """Return whether any value of the job changes."""
         return self.takes_over or self.reschedules(job) or self.expires_at != job.expires_at
 
 
-def resolve(job: Job, submission: Submission, *, now: float) -> Resolution:
+def resolve(job: JobRow, submission: Submission, *, now: float) -> Resolution:
     """Resolve a submission against the existing job that holds its identity.
 
     A job that has started does not change. A job that has not started is rescheduled to the earlier time and the
     higher priority; with `max_wait` also to a later time. It expires at the later of the two times, and never if one of
-    the submissions never expires. Each store implements this rule in its own language.
+    the submissions never expires. An expired job never comes here: it holds its identity no longer. SQLite calls this
+    function; PostgreSQL and Redis have the rule in their own language.
     """
     if submission.rejects or job.finished_at is not None or job.attempt > 0:
         outcome = Outcome.QUEUED_NEXT if submission.queue_next else Outcome.ATTACHED
@@ -92,18 +93,18 @@ def resolve(job: Job, submission: Submission, *, now: float) -> Resolution:
     )
 
 
-def _expiry(job: Job, submission: Submission, now: float, *, takes_over: bool) -> float | None:
-    """Return when the job expires; one that has expired already stays so, and is canceled."""
+def _expiry(job: JobRow, submission: Submission, now: float, *, takes_over: bool) -> float | None:
+    """Return when the job expires."""
     expires_at = None if submission.expires_in is None else now + submission.expires_in
     if takes_over:
         return expires_at
-    if job.expires_at is None or job.expires_at <= now:
-        return job.expires_at
+    if job.expires_at is None:
+        return None
     return None if expires_at is None else max(expires_at, job.expires_at)
 
 
 def call_policy_of(task: str, on_duplicate: object) -> ConflictPolicy:
-    """Return the policy that a submission sets for itself alone. Raises `InvalidArgumentsError` for any other value."""
+    """Return the policy that one submission sets for itself. Raises `InvalidArgumentsError` for any other value."""
     if not isinstance(on_duplicate, str) or on_duplicate not in CALL_POLICIES:
         reason = (
             " would give a job that others have submitted other arguments: it is an option of the task"

@@ -1,12 +1,13 @@
-"""The submitter: who submits, by which its submissions are recorded and, with `own_jobs`, separated; and its quotas."""
+"""The submitter of jobs: the name by which submissions are recorded and, with `own_jobs`, separated; and its quotas."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple, Self
@@ -19,6 +20,10 @@ NAME_LIMIT = 255
 PERIODS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 MAX_PERIOD = 366 * 86_400
 MAX_LIMIT = 1_000_000_000
+UNIT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}", re.ASCII)
+"""The units of costs and budgets."""
+UNIT_RULE = "write at most 32 ASCII letters, digits and underscores, and no digit at the beginning"
+_BUDGET = re.compile(r"(\d{1,14}(?:\.\d{1,9})?)/day", re.ASCII)
 _PATTERN = re.compile(r"(\d{1,10})/(?:([a-z]+)|(\d{1,8}))", re.ASCII)
 
 
@@ -46,6 +51,35 @@ class Quota:
         return f"{self.limit}/{names.get(self.period, self.period)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The amount in one unit that the jobs of a submitter may cost on one day (UTC)."""
+
+    unit: str
+    amount: Decimal
+
+    @classmethod
+    def parse(cls, unit: str, text: str) -> Self:
+        """Return the budget of a unit and a text such as `20/day`. Raises `ConfigurationError`."""
+        match = _BUDGET.fullmatch(text) if isinstance(text, str) else None
+        if match is None or not (amount := Decimal(match[1])):
+            raise ConfigurationError(
+                f"{text!r:.100} is not a budget: write AMOUNT/day, such as 20/day or 0.5/day, with an amount above 0. "
+                "The costs of a submitter are added up by days"
+            )
+        if not UNIT.fullmatch(unit):
+            raise ConfigurationError(f"{unit!r:.100} is no unit of a cost: {UNIT_RULE}")
+        return cls(unit, amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:f} {self.unit}/day"
+
+    def spent_until(self, seconds: float, submitter: str) -> Charge:
+        """Return the use of a quota that permits no new job for so many seconds: the budget is spent."""
+        name = f"budget:{len(submitter)}:{submitter}:{self.unit}"
+        return Charge("budget", Quota(0, max(ceil(seconds), 1)), name, str(self))
+
+
 class Charge(NamedTuple):
     """One use of a quota, which a new job is charged with in the operation that writes it."""
 
@@ -53,16 +87,19 @@ class Charge(NamedTuple):
     """The option that sets the quota, for errors."""
     quota: Quota
     name: str
-    """What the store counts the uses by. A name must always have the same period."""
+    """The name by which the store counts the uses. A name must always have the same period."""
+    text: str = ""
+    """The limit as text, if it is not that of the quota."""
 
     def exceeded(self, until: float, seconds: float) -> QuotaExceededError:
         """Return the error of a quota that is used up until a time, which is so many seconds away."""
-        return QuotaExceededError(self.option, str(self.quota), max(ceil(seconds), 1), format_timestamp(until))
+        text, retry_after = self.text or str(self.quota), max(ceil(seconds), 1)
+        return QuotaExceededError(self.option, text, retry_after, format_timestamp(until))
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """The quotas of one submitter: for new jobs in total, and for those with the same identity; None: unlimited."""
+    """The quotas of one submitter: for new jobs in total, and for new jobs with equal identities; None: unlimited."""
 
     total: Quota | None = None
     identity: Quota | None = None
@@ -76,7 +113,7 @@ class Quotas:
         return self.total is not None or self.identity is not None
 
     def charges(self, submitter: str, identity: str) -> tuple[Charge, ...]:
-        """Return what a new job with this identity is charged with."""
+        """Return the uses of quotas that a new job with this identity is charged with."""
         prefix, charges = f"{len(submitter)}:{submitter}", []
         if self.identity is not None:
             charges.append(Charge("identity_quota", self.identity, f"{prefix}:{self.identity.period}:{identity}"))
@@ -96,13 +133,15 @@ NO_QUOTAS = Quotas()
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Who submits: its name ("" if unknown), and what applies to its submissions."""
+    """A submitter: its name ("" if unknown), and the rules for its submissions."""
 
     name: str = ""
     own_jobs: bool = False
-    """Whether its submissions are equal only to its own: its name is a part of their identities."""
+    """Whether a submission is equal only to others of this submitter, whose name is then a part of the identities."""
     quotas: Quotas | None = None
-    """Its quotas; None: those of the app's settings."""
+    """The quotas of the submitter; None: the quotas of the app's settings."""
+    budgets: tuple[Budget, ...] = ()
+    """The amounts that the jobs of the submitter may cost on one day."""
 
     @property
     def scope(self) -> str | None:
@@ -118,23 +157,27 @@ class Submitter:
 
 NOBODY = Submitter()
 SUBMITTER: ContextVar[Submitter] = ContextVar("onejob_submitter", default=NOBODY)
-"""The submitter of this context; outside of `submitter` one without a name."""
+"""The submitter of this context; outside of `submitter`, a submitter without a name."""
 
 
 @contextmanager
 def submitter(
-    name: str, *, own_jobs: bool = False, quota: str | None = None, identity_quota: str | None = None
-) -> Iterator[None]:
+    name: str, *, own_jobs: bool = False, quota: str | None = None, identity_quota: str | None = None,
+    budget: Mapping[str, str] | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Set the submitter of all submissions within a block, e.g. "user:42".
 
     Each submitter has its own idempotency keys. With `own_jobs` its submissions are equal only to its own, so that they
     never attach to, replace or return a job of another submitter. `quota`, `identity_quota`: limits on its new jobs
-    ("1000/day"), in total and with the same identity; without both those of `onejob_quota` and `onejob_identity_quota`.
+    ("1000/day"), in total and with the same identity; without both, `onejob_quota` and `onejob_identity_quota` apply.
+    `budget`: the amounts that its jobs may cost on one day (UTC), by unit: `{"usd": "20/day"}`. When the costs that
+    runs have reported reach an amount, new jobs are refused until the day ends; duplicates are answered as always.
 
-    Raises `InvalidArgumentsError` unless the name is printable, `ConfigurationError` for an invalid quota.
+    Raises `InvalidArgumentsError` unless the name is printable, `ConfigurationError` for an invalid quota or budget.
     """
     check_name("a submitter", name)
-    with submitting_as(Submitter(name, own_jobs, Quotas.parse(quota, identity_quota) or None)):
+    budgets = tuple(Budget.parse(unit, text) for unit, text in (budget or {}).items())
+    with submitting_as(Submitter(name, own_jobs, Quotas.parse(quota, identity_quota) or None, budgets)):
         yield
 
 

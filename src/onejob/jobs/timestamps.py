@@ -1,12 +1,13 @@
-"""Timestamps as text, in all inputs and outputs: RFC 3339, with a time zone."""
+"""Times and durations as text: timestamps are RFC 3339, with a time zone, in all inputs and outputs."""
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(rf"(\d{{1,6}})([{''.join(UNITS)}])", re.ASCII)
 EARLIEST = -62_135_596_800.0
@@ -30,6 +31,14 @@ def parse_duration(text: str) -> float:
         msg = f"{text!r:.100} is not a duration: write a number and one of {', '.join(UNITS)}, such as 90d or 24h"
         raise ValueError(msg)
     return float(int(match[1]) * UNITS[match[2]])
+
+
+def parse_day(text: str) -> date:
+    """Return the day of a text such as `2026-01-31`. Raises `ValueError` for any other text."""
+    with suppress(ValueError):
+        if _DAY.fullmatch(text):
+            return date.fromisoformat(text)
+    raise ValueError(f"{text!r:.100} is not a day, such as 2026-01-31")
 
 
 def parse_time(text: str) -> float | timedelta:

@@ -1,30 +1,31 @@
-"""Dead letters, the jobs that failed for good: their selections, and groups by what their errors have in common."""
+"""Dead letters, the jobs that failed for good: their selections, and groups of similar errors."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
-from onejob.jobs.records import Query
-from onejob.ledger.bulk import NO_LIMIT, Selection, iterate_jobs
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
+from onejob.ledger.bulk import NO_LIMIT, Selection
+from onejob.ledger.job_filters import query_of
 from onejob.ledger.reader import JobReader
-from onejob.ledger.search import query_of
+from onejob.ledger.search import read_window, windows
 from onejob.ledger.stuck import is_follower
 
 PLACEHOLDER = "…"
-"""Stands in a pattern for a value that differs from job to job."""
+"""The text in a pattern that stands for a value that differs from job to job."""
 PATTERN_LIMIT = 500
 """Characters of a message that are compared."""
 GROUP_LIMIT = 100
-"""How many groups a page or a response has; the others are counted. A client can cause as many as it submits jobs."""
+"""The number of groups in a page or a response; further groups are counted. A client can cause one per job."""
 SAMPLE_LIMIT = 20
-"""How many ids a group has at most."""
+"""The maximum number of ids in a group."""
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _QUOTED = r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|`[^`]*`"
 _VARIABLE = re.compile(rf"{_QUOTED}|{_UUID}|0[xX][0-9a-fA-F]+|\b[0-9a-fA-F]{{8,}}\b|\d+(?:[.,:]\d+)*")
@@ -49,7 +50,7 @@ def select_dead_letters(
 
 
 class GroupKey(NamedTuple):
-    """What the jobs of a group have in common."""
+    """The key of a group: its jobs have this task, error type and pattern in common."""
 
     task: str
     error_type: str
@@ -60,7 +61,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(slots=True)
 class FailureGroup:
-    """The failed jobs with one key. Times are those of their ends."""
+    """The failed jobs with one key; `first_at` and `last_at` are times of their ends."""
 
     task: str
     error_type: str
@@ -71,16 +72,16 @@ class FailureGroup:
     first_at: float = 0.0
     last_at: float = 0.0
     job_ids: list[str] = field(default_factory=list)
-    """Some of its jobs, at most `SAMPLE_LIMIT`: the one that failed last, and then the newest."""
+    """Some of its jobs, at most `SAMPLE_LIMIT`: the job that failed last, and then the newest."""
     since: float = 0.0
-    """When the oldest of its jobs was submitted."""
+    """The time at which the oldest of its jobs was submitted."""
 
     @property
     def key(self) -> GroupKey:
-        """What its jobs have in common."""
+        """The key of the group."""
         return GroupKey(self.task, self.error_type, self.pattern)
 
-    def add(self, job: Job, message: str) -> None:
+    def add(self, job: JobRow, message: str) -> None:
         """Count a job."""
         at = job.finished_at or job.created_at
         if not self.count or at > self.last_at:
@@ -89,36 +90,54 @@ class FailureGroup:
             self.job_ids.append(job.id)
         self.first_at = min(self.first_at, at) if self.count else at
         self.count += 1
-        self.since = job.created_at  # they are added newest first
+        self.since = job.created_at  # jobs are added newest first
 
 
 def group_failures(ledger: JobReader, *, task: str | None = None, limit: int = 10_000) -> list[FailureGroup]:
-    """Return the groups of the newest `limit` dead letters, the one in which a job failed last first.
+    """Return the groups of the newest `limit` dead letters; the group in which a job failed last is the first.
 
-    Followers are in no group: their failure is that of the job that they follow.
+    Followers are in no group: they fail as the job that they follow.
+    """
+    return search_failures(ledger, task=task, limit=limit, is_over=lambda: False)[0]
+
+
+def search_failures(
+    ledger: JobReader, *, task: str | None, limit: int, is_over: Callable[[], bool]
+) -> tuple[list[FailureGroup], float | None]:
+    """Return the groups of the dead letters that were read until `is_over`, and the time back to which all were read.
+
+    The time is None if all dead letters, or `limit`, were read.
     """
     groups: dict[GroupKey, FailureGroup] = {}
-    query = Query(states=frozenset({State.FAILED}), task=task)
-    failed = (job for job in iterate_jobs(ledger, query) if not is_follower(job))
-    for job in islice(failed, limit):
-        key, (_, message) = group_key(job), _error_of(job)
-        groups.setdefault(key, FailureGroup(*key, message)).add(job, message)
-    return sorted(groups.values(), key=lambda group: group.last_at, reverse=True)
+    searched_to: float | None = None
+    left = limit
+    for window, since in windows(ledger, Query(states=frozenset({State.FAILED}), task=task)):
+        failed = (job for job in read_window(ledger, window) if not is_follower(job))
+        for job in islice(failed, left):
+            key, (_, message) = group_key(job), _error_of(job)
+            groups.setdefault(key, FailureGroup(*key, message)).add(job, message)
+            left -= 1
+        if left == 0:
+            break
+        if since is not None and is_over():
+            searched_to = since
+            break
+    return sorted(groups.values(), key=lambda group: group.last_at, reverse=True), searched_to
 
 
-def in_group(job: Job, key: GroupKey) -> bool:
+def in_group(job: JobRow, key: GroupKey) -> bool:
     """Return whether a job is a dead letter of a group."""
     return job.state is State.FAILED and job.task == key.task and not is_follower(job) and group_key(job) == key
 
 
-def group_key(job: Job) -> GroupKey:
+def group_key(job: JobRow) -> GroupKey:
     """Return the key of the group of a failed job."""
     error_type, message = _error_of(job)
     return GroupKey(job.task, error_type, _VARIABLE.sub(PLACEHOLDER, message[:PATTERN_LIMIT]))
 
 
-def _error_of(job: Job) -> tuple[str, str]:
-    """Return the class and the message of a job's error; its reason if it has no error of this form."""
+def _error_of(job: JobRow) -> tuple[str, str]:
+    """Return the class and the message of a job's error; the job's reason if its error has another form."""
     try:
         error: Any = json.loads(job.error or "null")
     except ValueError:

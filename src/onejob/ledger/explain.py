@@ -1,15 +1,17 @@
-"""Explains a job in sentences, the same in the API and the CLI: its history, what it waits for, and what is next."""
+"""Explains a job in sentences for the API, the CLI and the pages: its history, its present state, and its future."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel, Duplicate, Job, Outcome
-from onejob.jobs.records import Entry, WorkerInfo
+from onejob.jobs.model import Cancel, Duplicate, JobRow, Outcome
 from onejob.jobs.timestamps import duration_text, format_timestamp, relative_text
+from onejob.jobs.workers import WorkerInfo
 from onejob.ledger.reader import JobReader
 from onejob.ledger.stuck import Snapshot, Stuck, find_stuck, follows_another, last_queued
 
@@ -26,6 +28,8 @@ SENTENCES = {
     Transition.PUBLISH: "The job was due, and not claimed yet: {detail}.",
     Transition.UNPUBLISHABLE: "The job is a dead letter now: {detail}.",
     Transition.POSTPONE: "A sweep found nothing to do: {detail}.",
+    Transition.PARK: "The job was due, and is {detail}.",
+    Transition.STRIKE: "The job is a dead letter without a run: it was {detail}.",
     Transition.REQUEST_CANCEL: "The cancellation of the running attempt {attempt} was requested: {detail}.",
     Transition.CANCEL: "The job was canceled before it ran: {detail}.",
     Transition.EXPIRE: "The job was canceled: {detail}.",
@@ -52,13 +56,13 @@ DUPLICATES = {
 }
 TEMPLATES: dict[str, str] = {str(event): text for event, text in SENTENCES.items()} | ADMISSIONS
 NAMED_WORKERS = 10
-"""How many workers a sentence names at most."""
+"""The maximum number of workers that a sentence names."""
 
 
 class Explanation(NamedTuple):
-    """A job, what is recorded of it, why it is stuck (None: it is not), and all of that in sentences."""
+    """A job with its records, the reason why it is stuck (None: it is not), and sentences about them."""
 
-    job: Job
+    job: JobRow
     history: Sequence[Entry]
     duplicates: Sequence[Duplicate]
     stuck: Stuck | None
@@ -67,7 +71,7 @@ class Explanation(NamedTuple):
 
 def explain(
     ledger: JobReader, job_id: str, *, format_time: Callable[[float], str] = format_timestamp,
-    redact: Callable[[Job, str], str] | None = None,
+    redact: Callable[[str], str] | None = None,
 ) -> Explanation:  # fmt: skip
     """Explain a job: the sentences of its history, oldest first, and then those of its present state.
 
@@ -81,21 +85,31 @@ def explain(
     stuck = find_stuck(job, snapshot, queued_at)
     subject = f"Job {job.id} runs the task {job.task}"
     if redact is not None:
-        details = [each.detail if each.event in ADMISSIONS else redact(job, each.detail) for each in history]
+        details = [each.detail if each.event in ADMISSIONS else redact(each.detail) for each in history]
         history = [replace(each, detail=text) for each, text in zip(history, details, strict=True)]
-        job = replace(job, reason=redact(job, job.reason), publish_error=redact(job, job.publish_error))
+        job = replace(job, reason=redact(job.reason), publish_error=redact(job.publish_error))
     else:
         subject += f"; its identity is {job.identity}"
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
     sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
-    sentences += Situation(job, snapshot, queued_at, followed, format_time).describe()
+    parts = _parts_of(ledger, job)
+    sentences += Situation(job, snapshot, queued_at, followed, format_time, parts).describe()
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")
     return Explanation(job, history, duplicates, stuck, sentences)
 
 
+def _parts_of(ledger: JobReader, job: JobRow) -> list[JobRow] | None:
+    """Return the jobs of the canvas by which `Task.replace` has replaced a job; None if the job was not replaced."""
+    try:
+        ids = json.loads(job.payload)["replaced_by"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return ledger.get_each(ids or ())
+
+
 def _describe_past(
-    job: Job, history: Sequence[Entry], duplicates: Sequence[Duplicate], format_time: Callable[[float], str]
+    job: JobRow, history: Sequence[Entry], duplicates: Sequence[Duplicate], format_time: Callable[[float], str]
 ) -> list[str]:
     events = []
     for entry in history:
@@ -129,18 +143,20 @@ def _describe_duplicate(duplicate: Duplicate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A job, and what its sentences depend on besides."""
+    """A job, and the other facts that its sentences depend on."""
 
-    job: Job
+    job: JobRow
     snapshot: Snapshot
     queued_at: float
-    """When it was last queued."""
-    followed: Job | None
-    """The job that it follows, if that exists."""
+    """The time at which the job was last queued."""
+    followed: JobRow | None
+    """The job that this job follows, if it exists."""
     format_time: Callable[[float], str]
+    parts: Sequence[JobRow] | None = None
+    """For a job that was replaced: the jobs before the task that has its id, as far as they exist."""
 
     def is_past(self, at: float | None) -> bool:
-        """Return whether a time has come."""
+        """Return whether a time is in the past."""
         return (at or 0.0) <= self.snapshot.now
 
     def time_text(self, at: float | None) -> str:
@@ -160,6 +176,11 @@ class Situation:
         elif job.attempt == 0 and job.expires_at is not None and self.is_past(job.expires_at):
             yield f"It expired at {self.time_text(job.expires_at)}: the next sweep, or a claim, cancels it."
             yield self._describe_workers()
+        elif self.parts is not None:
+            yield from self._describe_replacement(self.parts)
+        elif job.parked_on:
+            yield f"It is {job.reason.rstrip('.')}, and due when the pause ends."
+            yield from self._describe_expiry()
         else:
             yield self._describe_wait()
             yield from self._describe_publication()
@@ -180,6 +201,14 @@ class Situation:
         if job.attempt == 0 and followed is not None and followed.finished_at is not None:
             due_since = followed.finished_at
         return f"It has been due since {self.time_text(due_since)} and waits for a worker."
+
+    def _describe_replacement(self, parts: Sequence[JobRow]) -> Iterator[str]:
+        current = next((part for part in parts if not part.state.final), None)
+        if current is not None:
+            yield f"It waits for the chain that replaced it: task {current.task}, job {current.id}, is {current.state}."
+        else:
+            yield "It waits for the task that has its id now, the last one of what replaced it."
+        yield f"That end is looked for at {self.time_text(self.job.wake_at)}."
 
     def _describe_publication(self) -> Iterator[str]:
         job = self.job
@@ -203,9 +232,9 @@ class Situation:
             yield "It is sent again when it is known to be lost."
             return
         if job.attempt == 0 and job.expires_at is not None and job.expires_at <= (job.wake_at or 0.0):
-            return  # the next sweep cancels it
+            return  # the next sweep cancels the job
         wake_text = self.time_text(job.wake_at)
-        if not self.snapshot.workers:  # nobody sweeps, and nobody tells whether the ledger is the broker
+        if not self.snapshot.workers:  # no sweep runs, and nothing tells whether the ledger is the broker
             yield f"A worker that starts takes it from the ledger, or sends its message{to}, when it is due."
         elif self.is_past(job.wake_at):
             yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {wake_text}."
@@ -218,7 +247,7 @@ class Situation:
             yield f"If no run starts before it expires at {self.time_text(job.expires_at)}, it is canceled."
 
     def _describe_workers(self) -> str:
-        """Return which live workers can run a job, or why none can."""
+        """Return a sentence about the live workers that can run the job, or why none can."""
         job, snapshot = self.job, self.snapshot
         if not snapshot.workers:
             return "No worker of this ledger is alive: none has sent a heartbeat lately."
@@ -232,7 +261,7 @@ class Situation:
         return f"Live workers that can run it: {_names(able)}."
 
     def _describe_others(self) -> Iterator[str]:
-        """Yield which workers of its queue cannot run it, although a broker may deliver it to them."""
+        """Yield sentences about workers of its queue that cannot run it, although a broker may deliver it to them."""
         job, able = self.job, self.snapshot.able(self.job)
         unable = [each for each in self.snapshot.workers if job.queue in each.queues and each not in able]
         if unable and able and not any(worker.takes_jobs for worker in able):
@@ -293,6 +322,8 @@ class Situation:
             yield f"It completed at {at}."
         elif job.state is State.FAILED:
             yield f"It failed at {at}: {reason}. It is a dead letter."
+            if any(part.state is State.FAILED for part in self.parts or ()):
+                yield "Redriving it, or the job that failed, has that job run again, and then the rest of the chain."
         else:
             yield f"It was canceled at {at}: {reason}."
         kept_until = self.time_text(job.wake_at)

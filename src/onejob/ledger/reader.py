@@ -6,33 +6,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onejob.errors import JobNotFoundError, JobPurgedError
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.jobs.backlog import Backlog
+from onejob.jobs.durations import DAY
+from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Duplicate, Job
-from onejob.jobs.policy import DAY
-from onejob.jobs.records import AuditEntry, Backlog, DuplicateCount, Entry, Query, WorkerInfo
+from onejob.jobs.model import Duplicate, DuplicateCount, JobRow
+from onejob.jobs.query import Query
+from onejob.jobs.run_log import RunLog
 from onejob.jobs.timestamps import format_timestamp
+from onejob.jobs.workers import WorkerInfo
 from onejob.stores.protocol import OTHER_SUBMITTERS, GroupBy, Store
 
 AUDIT_LIMIT = 10_000
-"""How many entries of the audit log are kept: the newest ones."""
+"""The number of entries that the audit log keeps: the newest."""
 AUDIT_SECONDS = 90 * DAY
-"""How long they are kept."""
+"""Seconds for which entries of the audit log are kept."""
 
 
 def edit_key(job_id: str) -> str:
-    """Return the idempotency key of the edit of a dead letter, which no scoped key of a submitter equals."""
+    """Return the idempotency key of the edit of a dead letter; no scoped key of a submitter equals it."""
     return f"edit:{job_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which jobs a reader sees: those that fulfil each condition that is not None."""
+    """The conditions for the jobs that a reader sees; None: no condition."""
 
     submitter: str | None = None
     """Only the jobs of this submitter."""
     tasks: frozenset[str] | None = None
     """Only the jobs of these tasks."""
-    predicate: Callable[[Job], bool] | None = None
+    predicate: Callable[[JobRow], bool] | None = None
     """Only the jobs for which this returns True."""
 
     @property
@@ -40,7 +45,7 @@ class Visibility:
         """Whether there may be jobs that the reader does not see."""
         return (self.submitter, self.tasks, self.predicate) != (None, None, None)
 
-    def includes(self, job: Job) -> bool:
+    def includes(self, job: JobRow) -> bool:
         """Return whether the reader sees a job."""
         return (
             (self.submitter is None or job.submitter == self.submitter)
@@ -49,9 +54,9 @@ class Visibility:
         )
 
     def narrow(self, query: Query) -> Query | None:
-        """Return a query for those of its jobs that the reader sees, except for `predicate`; None: it sees none.
+        """Return a query for the jobs of `query` that the reader sees, except for `predicate`; None: it sees none.
 
-        `predicate` gets whole jobs, so with one the query is not light.
+        With a `predicate`, which gets whole jobs, the query is not light.
         """
         if self.submitter is not None and query.submitter not in {None, self.submitter}:
             return None
@@ -73,10 +78,10 @@ class JobReader:
         self.store = store
         self.visibility = visibility
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str) -> JobRow:
         """Return a job. Raises `JobNotFoundError`, or its subclass `JobPurgedError` if there is a tombstone.
 
-        With a limited visibility there is no `JobPurgedError`, since a tombstone does not say whose job it was.
+        With a limited visibility there is no `JobPurgedError`, since a tombstone has no submitter.
         """
         job = self.get_or_none(job_id)
         if job is None:
@@ -92,14 +97,19 @@ class JobReader:
         edited = self.store.find_existing("", edit_key(job_id))
         return JobPurgedError(job_id, tombstone.state, *times, "" if edited is None else edited.id)
 
-    def get_or_none(self, job_id: str) -> Job | None:
+    def get_or_none(self, job_id: str) -> JobRow | None:
         """Return a job, or None if it does not exist."""
         return self.get_many([job_id]).get(job_id)
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         """Return the jobs that exist by id, in one round trip."""
         jobs = self.store.get_many(job_ids)
         return {job_id: job for job_id, job in jobs.items() if self.visibility.includes(job)}
+
+    def get_each(self, job_ids: Sequence[str]) -> list[JobRow]:
+        """Return the jobs that exist, in the order of their ids."""
+        found = self.get_many(job_ids) if job_ids else {}
+        return [found[job_id] for job_id in job_ids if job_id in found]
 
     def audit(self, *, limit: int, before: int | None = None) -> list[AuditEntry]:
         """Return entries of the audit log, newest first; `before`: the id of an entry, to continue after it."""
@@ -113,11 +123,11 @@ class JobReader:
         """Return the live workers, whose heartbeats have not expired, by name."""
         return self.store.workers()
 
-    def find(self, query: Query) -> list[Job]:
+    def find(self, query: Query) -> list[JobRow]:
         """Return jobs, newest first."""
         return self.find_page(query)[0]
 
-    def find_page(self, query: Query) -> tuple[list[Job], Job | None]:
+    def find_page(self, query: Query) -> tuple[list[JobRow], JobRow | None]:
         """Return a page of jobs, newest first, and the job after which the next page begins; None after the last page.
 
         `Visibility.predicate` may leave fewer jobs than the query's limit, although there are more.
@@ -128,15 +138,15 @@ class JobReader:
         return [job for job in found if self.visibility.includes(job)], last
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        """Return how many jobs match, by state, including states without jobs; with `limit` of the newest so many.
+        """Return how many jobs match, by state, including states without jobs; `limit`: count only the newest.
 
-        Not limited by `Visibility.predicate`.
+        `Visibility.predicate` is ignored.
         """
         narrowed = self.visibility.narrow(query)
         return dict.fromkeys(State, 0) | ({} if narrowed is None else self.store.counts(narrowed, limit=limit))
 
     def count_states(self, *, limit: int) -> dict[State, int]:
-        """Return how many jobs are in each state; a number of `limit` means so many or more.
+        """Return how many jobs are in each state; a number of `limit` means `limit` or more.
 
         With a limited visibility the newest `limit` jobs are counted, as `counts` does.
         """
@@ -145,12 +155,12 @@ class JobReader:
         return self.store.count_states(limit=limit)
 
     def is_indexed(self, query: Query) -> bool:
-        """Return whether an index has the jobs of a query and no others, so that `find` reads few others."""
+        """Return whether an index has only the jobs of a query, so that `find` reads few other jobs."""
         narrowed = self.visibility.narrow(query)
         return narrowed is None or self.store.is_indexed(narrowed)
 
     def edge(self, query: Query, *, skip: int) -> float | None:
-        """Return when the job was created that is `skip` places after the position of a query; None without one.
+        """Return the `created_at` of the job `skip` places after the position of a query; None if there is no such job.
 
         The jobs of the time range count, also those that the reader does not see.
         """
@@ -160,21 +170,25 @@ class JobReader:
     def backlog(self, *, tasks: frozenset[str], limit: int) -> list[Backlog]:
         """Return the jobs that wait for a run, or run, by task, queue and state.
 
-        Of each task `limit` waiting jobs and all running ones are looked at, whatever `Visibility.predicate` says.
+        Of each task, `limit` waiting jobs and all running jobs are read; `Visibility.predicate` is ignored.
         """
         visible = tasks if self.visibility.tasks is None else tasks & self.visibility.tasks
         return self.store.backlog(tasks=visible, limit=limit, submitter=self.visibility.submitter)
 
-    def followers(self, job_id: str, *, limit: int) -> list[Job]:
-        """Return those of the first `limit` jobs that follow a job which the reader sees, oldest first."""
+    def followers(self, job_id: str, *, limit: int) -> list[JobRow]:
+        """Return the visible jobs among the first `limit` followers of a job, oldest first."""
         found = self.store.followers(job_id, limit=limit)
         return [job for job in found if self.visibility.includes(job)]
+
+    def run_logs(self, job: JobRow) -> list[RunLog]:
+        """Return the logs of the newest attempts of a job, the oldest attempt first."""
+        return [RunLog(attempt, text) for attempt, text in self.store.run_logs(job.id).items()]
 
     def history(self, job_id: str) -> list[Entry]:
         """Return a job's history, oldest first."""
         return self.store.history(job_id)
 
-    def steps(self, job: Job) -> Mapping[str, str]:
+    def steps(self, job: JobRow) -> Mapping[str, str]:
         """Return the memoised steps of a job: name to JSON."""
         return self.store.steps(job.id)
 

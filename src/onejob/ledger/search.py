@@ -1,105 +1,40 @@
-"""The filters of jobs, and searching by them in bounded steps: without an index few of many jobs may match."""
+"""Searching for jobs in bounded steps: without an index few of many jobs may match."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
-from onejob.jobs.records import Query
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
+from onejob.ledger.cursor import Cursor
 from onejob.ledger.reader import JobReader
 
-
-class Filter(NamedTuple):
-    """A filter of jobs: a query parameter and a field of a body, an input of a form, and an option of a command."""
-
-    name: str
-    help: str
-    field: str
-    """The field of `Query` that it sets."""
-    kind: type = str
-    """`str` for a text, `float` for a time in seconds, `State` for any number of states."""
-    reveals: bool = False
-    """Whether what it finds tells about the values of a job."""
-
-
-FILTERS = (
-    Filter("state", "Only jobs in this state; may be repeated.", "states", State),
-    Filter("task", "Only jobs of this task.", "task"),
-    Filter(
-        "argument",
-        "Only with this text in an argument, or name=value, which may go on: 4 finds 42.",
-        "arguments",
-        reveals=True,
-    ),
-    Filter("error", "Only with this text in the reason, e.g. the name of an exception.", "reason", reveals=True),
-    Filter("submitter", "Only jobs that this submitter submitted first.", "submitter"),
-    Filter("tag", "Only jobs that have this tag.", "tag"),
-    Filter("queue", "Only jobs of this queue.", "queue"),
-    Filter("worker", "Only jobs whose latest run is, or was, on this worker.", "node"),
-    Filter("identity", "Only jobs of this identity, as `onejob identity` prints it.", "identity", reveals=True),
-    Filter("since", "Submitted at this time or later: 2026-01-31T12:00:00Z.", "since", float),
-    Filter("until", "Submitted before this time.", "until", float),
-)
-"""The filters that every front end offers, combined with AND."""
-
-
-def query_of(given: Mapping[str, Any], **more: Any) -> Query:
-    """Return the query with filters by name (None: it selects all) and `more` fields, which take precedence."""
-    values = {each.field: given[each.name] for each in FILTERS if given.get(each.name) is not None}
-    if "states" in values:
-        values["states"] = frozenset(map(State, values["states"]))
-    if "arguments" in values:
-        values["arguments"] = argument_text(values["arguments"])
-    return Query(**values | more)
-
-
-PARTS_OF_TEXTS = frozenset({"argument", "error"})
-"""The filters that look for a part of a text, of which the empty one is a part of each."""
-
-
-def has_condition(given: Iterable[tuple[str, Any]]) -> bool:
-    """Return whether filters by name leave out any job."""
-    return any(
-        value is not None and value != [] and not (value == "" and name in PARTS_OF_TEXTS) for name, value in given
-    )
-
-
-AUDITED = frozenset({
-    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
-    *(each.name for each in FILTERS if not each.reveals),
-})  # fmt: skip
-"""The fields whose values the audit log has, also within a filter. Of others, which may quote arguments, only names."""
-
-
-def audit_text(fields: Iterable[tuple[str, Any]]) -> str:
-    """Return what selects jobs as text for the audit log: the values of `AUDITED`, and of others names and numbers."""
-    texts = (f"{name}={_text(value)}" if name.removeprefix("filter.") in AUDITED else name for name, value in fields)
-    return " ".join(text if count == 1 else f"{text} ({count})" for text, count in Counter(texts).items())
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 WINDOW = 2_500
-"""About how many jobs a search reads before it looks whether its time is over."""
+"""The approximate number of jobs that a search reads between two checks whether its time is over."""
+PAYLOAD_WINDOW = 500
+"""The approximate number of jobs for a search that reads their payloads, each of which may be large."""
+PAGE_SIZE = 200
+"""The number of jobs that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A page of a search, and where the next one begins; both are None if there are no more jobs."""
+    """A page of a search, and the place where the next page begins; `after` and `searched_to` are None at the end."""
 
-    jobs: Sequence[Job]
-    after: Job | None = None
+    jobs: Sequence[JobRow]
+    after: JobRow | None = None
     """The job to continue after (`before`, `before_id`): the last job of a full page."""
     searched_to: float | None = None
     """The time back to which all jobs were searched, to continue from (`until`), if the time was over."""
+
+    def next_cursor(self, limit: int) -> Cursor | None:
+        """Return where the page after the first `limit` jobs begins, if one more was searched for; None: nowhere."""
+        last = self.jobs[limit - 1] if len(self.jobs) > limit else self.after
+        if last is not None:
+            return Cursor(last.created_at, last.id)
+        return None if self.searched_to is None else Cursor(self.searched_to, "")
 
 
 def search(ledger: JobReader, query: Query, *, is_over: Callable[[], bool]) -> SearchResult:
@@ -109,8 +44,8 @@ def search(ledger: JobReader, query: Query, *, is_over: Callable[[], bool]) -> S
     returns True. Each call searches one window at least. If `Visibility.predicate` leaves out jobs, the job to continue
     after may be one of these.
     """
-    found: list[Job] = []
-    for window, since in _windows(ledger, query):
+    found: list[JobRow] = []
+    for window, since in windows(ledger, query):
         after = _read_window(ledger, window, found, is_over)
         if after is not None:
             return SearchResult(found, after=after)
@@ -119,16 +54,20 @@ def search(ledger: JobReader, query: Query, *, is_over: Callable[[], bool]) -> S
     return SearchResult(found)
 
 
-def _windows(ledger: JobReader, query: Query) -> Iterator[tuple[Query, float | None]]:
-    """Yield the query by windows, newest first, each with the time back to which it goes; None for the last one."""
-    rest = replace(query, offset=0)
-    while (since := None if ledger.is_indexed(rest) else ledger.edge(rest, skip=WINDOW)) is not None:
+def windows(ledger: JobReader, query: Query) -> Iterator[tuple[Query, float | None]]:
+    """Yield the query by windows, newest first, each with the time back to which it goes (None: the last window).
+
+    A window has about `WINDOW` jobs of an index, of which few may match. A query that its index answers alone is one
+    window. The `offset` is ignored.
+    """
+    rest, size = replace(query, offset=0), WINDOW if query.arguments is None else PAYLOAD_WINDOW
+    while (since := None if ledger.is_indexed(rest) else ledger.edge(rest, skip=size)) is not None:
         yield replace(rest, since=since), since
         rest = replace(rest, until=since, before=None, before_id=None)
     yield rest, None
 
 
-def _read_window(ledger: JobReader, window: Query, found: list[Job], is_over: Callable[[], bool]) -> Job | None:
+def _read_window(ledger: JobReader, window: Query, found: list[JobRow], is_over: Callable[[], bool]) -> JobRow | None:
     """Append jobs of a window until the page is full; return the job to continue after, None at the window's end."""
     position = window
     while True:
@@ -139,9 +78,28 @@ def _read_window(ledger: JobReader, window: Query, found: list[Job], is_over: Ca
         position = replace(position, before=last.created_at, before_id=last.id)
 
 
+def read_window(ledger: JobReader, window: Query, page_size: int = PAGE_SIZE) -> Iterator[JobRow]:
+    """Yield each job of a window once, newest first, without `LARGE_FIELDS`, a page at a time, whatever changes.
+
+    The `offset` of the window applies to its first page.
+    """
+    page = replace(window, light=True, limit=page_size)
+    while True:
+        jobs, last = ledger.find_page(page)
+        yield from jobs
+        if last is None:
+            return
+        page = replace(page, offset=0, before=last.created_at, before_id=last.id)
+
+
+def iterate_jobs(ledger: JobReader, query: Query, page_size: int = PAGE_SIZE) -> Iterator[JobRow]:
+    """Yield the jobs of a query as `read_window` does, as one window; its `offset` is ignored."""
+    return read_window(ledger, replace(query, offset=0), page_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many jobs match, and whether these are all."""
+    """The number of jobs that match, and whether all jobs were searched."""
 
     count: int
     is_complete: bool
@@ -149,41 +107,18 @@ class Count:
 
 def count_matching(ledger: JobReader, query: Query, *, limit: int, is_over: Callable[[], bool]) -> Count:
     """Count the jobs of a query, newest first, in the windows of `search`, until there are `limit`, or `is_over`."""
-    count = 0
-    for window, since in _windows(ledger, query):
-        count += sum(ledger.counts(window, limit=limit - count).values())
-        if count >= limit:
-            return Count(limit, is_complete=False)
-        if since is not None and is_over():
-            return Count(count, is_complete=False)
-    return Count(count, is_complete=True)
+    by_state, is_complete = count_states(ledger, query, limit=limit, is_over=is_over)
+    return Count(sum(by_state.values()), is_complete=is_complete)
 
 
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}-(?P<last>[0-9a-f]{12})")
-"""A UUID of a version whose last twelve digits are random or a hash: 1 and 6 have there what all of a host have."""
-
-
-def argument_text(text: str) -> str:
-    """Return the part of the JSON of a job's arguments that a person looks for, for `Query.arguments`.
-
-    `name=value` looks for a keyword argument whose value JSON has itself: not a time, a decimal or a UUID object, which
-    their texts alone find. A value that is no JSON is the beginning of a text; one that is a number
-    is the beginning of a number, since stores look for a part of a text. Anything else is a part of any text among the
-    arguments. A UUID is stored as a text with dashes, or as an object whose digits have none: for a random one, or a
-    hash, its last digits find both.
-    """
-    if uuid := _UUID.fullmatch(text):
-        return uuid["last"]
-    name, equals, value = text.partition("=")
-    if not (equals and name.isidentifier()):
-        return json.dumps(text)[1:-1]
-    try:
-        parsed = json.dumps(json.loads(value, parse_constant=_refuse_constant))
-    except (ValueError, RecursionError):
-        parsed = json.dumps(value)[:-1]
-    return f"{json.dumps(name)}: {parsed}"
-
-
-def _refuse_constant(name: str) -> Any:
-    """Raise `ValueError`: NaN and infinities are no JSON."""
-    raise ValueError(name)
+def count_states(
+    ledger: JobReader, query: Query, *, limit: int, is_over: Callable[[], bool]
+) -> tuple[dict[State, int], bool]:
+    """Count the jobs of a query by state, as `count_matching` does; return also whether all jobs were searched."""
+    by_state = dict.fromkeys(State, 0)
+    for window, since in windows(ledger, query):
+        found = ledger.counts(window, limit=limit - sum(by_state.values()))
+        by_state = {state: count + found[state] for state, count in by_state.items()}
+        if sum(by_state.values()) >= limit or (since is not None and is_over()):
+            return by_state, False
+    return by_state, True

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+from onejob.jobs.backlog import Backlog
+from onejob.jobs.costs import SAVED
+from onejob.jobs.durations import DAY
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Job, Outcome
-from onejob.jobs.policy import DAY
-from onejob.jobs.records import Backlog, Bucket, Period, Query, WorkerInfo
+from onejob.jobs.metric_buckets import Bucket, Period
+from onejob.jobs.model import JobRow, Outcome
+from onejob.jobs.query import Query
 from onejob.jobs.timestamps import to_datetime
+from onejob.jobs.workers import WorkerInfo
 from onejob.ledger.reader import JobReader
 from onejob.ledger.timeline import SpanKind, build_timeline
 from onejob.observability.events import EVENT_NAMES
@@ -23,25 +27,23 @@ from onejob.observability.metrics import BOUNDS, BUCKETS, OTHER, SUM, Key, end_o
 from onejob.stores.protocol import GroupBy
 
 LENGTHS: Mapping[Period, float] = {Period.MINUTE: 3600.0, Period.HOUR: 7 * DAY}
-"""How many seconds the API and the command line show of each period: the last hour by minute, the last week by hour."""
+"""The seconds that the API and the command line show of each period: the last hour by minute, the last week by hour."""
 FAILED_ENDS = frozenset(
     end_of(EVENT_NAMES[transition]) for transition in (Transition.FAIL, Transition.CRASH, Transition.DEAD_LETTER)
 )
 """The ends of runs that are counted as failed. A run that is retried later is not: a task may retry to wait."""
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 """The quantiles that are shown, by name."""
-SAVED = frozenset({Outcome.ATTACHED, Outcome.REPLAYED, Outcome.REPLACED})
-"""The outcomes of duplicates that would have run without deduplication. One that was queued next did run."""
 SAMPLE = 100
-"""How many completed jobs of a task its mean run time is computed from."""
+"""The number of completed jobs of a task from which its mean run time is computed."""
 SEARCHED = 10_000
-"""Among how many of the newest jobs of all tasks these are found: a task may have duplicates, and no jobs any more."""
+"""The number of newest jobs, of all tasks, among which the sample is found: a task may have duplicates but no jobs."""
 LOOKED_AT = 1000
-"""How many waiting jobs of each task are looked at: those that a sweep handles next."""
+"""The number of waiting jobs of each task that are read: the jobs that a sweep handles next."""
 QUEUE_SERIES = {
     "queue_due": "due", "queue_running": "running", "queue_oldest_due_seconds": "oldest_due", "queue_slots": "slots",
 }  # fmt: skip
-"""The series of each queue, and the fields of `QueueLoad` that they have."""
+"""The series of each queue, and the field of `QueueLoad` that each shows."""
 
 
 # --- activity ---------------------------------------------------------------------------------------------------------
@@ -52,25 +54,25 @@ class Durations:
     """Observed durations in seconds, as the histogram of a metric keeps them."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """How many are in each bucket of the histogram, by its upper bound."""
+    """The number of durations in each bucket of the histogram, by its upper bound."""
     seconds: float = 0.0
-    """Their sum."""
+    """The sum of the durations."""
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """The number of observations."""
         return self.counts.total()
 
     @property
     def mean(self) -> float | None:
-        """Their mean; None without observations."""
+        """The mean duration; None without observations."""
         return self.seconds / self.count if self.count else None
 
     def quantile(self, q: float) -> float | None:
         """Return about the smallest duration that the share `q` (0 to 1) does not exceed; None without observations.
 
-        It is interpolated linearly inside its bucket, and above the last finite bound it is that bound, as Prometheus
-        documents for `histogram_quantile`:
+        The quantile is interpolated linearly inside its bucket; above the last finite bound it is that bound, as
+        Prometheus documents for `histogram_quantile`:
         https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile
         """
         if not self.count:
@@ -92,14 +94,14 @@ class Durations:
             self.counts[bound] += round(amount)
 
     def merge(self, other: Durations) -> None:
-        """Add the observations of others."""
+        """Add the observations of another histogram."""
         self.counts.update(other.counts)
         self.seconds += other.seconds
 
 
 @dataclass(slots=True)
 class Stats:
-    """What happened to the jobs of one task, or of several, in a slot or in all slots."""
+    """The statistics of one task or of several, in one slot or in all slots."""
 
     submissions: Counter[Outcome] = field(default_factory=Counter)
     """Submissions by outcome."""
@@ -110,18 +112,18 @@ class Stats:
     run_times: Durations = field(default_factory=Durations)
     """The seconds that runs took, whatever their end."""
     wait_times: Durations = field(default_factory=Durations)
-    """The seconds from when jobs were due to their first run."""
+    """The seconds between the time when jobs were due and their first run."""
     known_seconds_saved: float | None = None
     """`seconds_saved` of the tasks whose mean run time is known; None if there are no such tasks with duplicates."""
 
     @property
     def duplicates_prevented(self) -> int:
-        """How many more runs there would have been without deduplication."""
+        """The number of runs that deduplication has saved."""
         return sum(self.submissions[outcome] for outcome in SAVED)
 
     @property
     def seconds_saved(self) -> float | None:
-        """How long these would have taken, at the `mean_run` of each task; None if none of the tasks has one."""
+        """The seconds that these runs would have taken, at the `mean_run` of each task; None without any known mean."""
         return self.known_seconds_saved if self.duplicates_prevented else 0.0
 
     @property
@@ -136,7 +138,7 @@ class Stats:
         return self.failed / ended if ended else None
 
     def add(self, series: str, label: str, amount: float) -> None:
-        """Add to a series of metrics, whose last label is `label`; what this version does not know is left out."""
+        """Add to a series of metrics, whose last label is `label`; unknown labels are ignored."""
         match series:
             case "submissions_total" if label in {*Outcome}:
                 self.submissions[Outcome(label)] += round(amount)
@@ -162,7 +164,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The stats of one bucket of time, by task; without entries if nothing happened."""
+    """The stats of one bucket of time, by task; empty without activity."""
 
     begin: float
     tasks: dict[str, Stats]
@@ -176,7 +178,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What happened from `begin` to `end` (seconds since the epoch), in slots of the same length, oldest first."""
+    """The activity from `begin` to `end` (seconds since the epoch), in slots of the same length, oldest first."""
 
     period: Period
     begin: float
@@ -202,18 +204,18 @@ class Activity:
 
 
 MeanOf = Callable[[str], float | None]
-"""Returns the mean run time of a task in seconds, as `mean_run` does."""
+"""A function that returns the mean run time of a task in seconds, as `mean_run` does."""
 
 
 def read_activity(
     ledger: JobReader, period: Period, *, length: float, now: float | None = None, mean_of: MeanOf | None = None
 ) -> Activity:
-    """Return the activity of the last `length` seconds, with the slot that has just begun, in one read of the series.
+    """Return the activity of the last `length` seconds, with the current slot, in one read of the series.
 
-    `mean_of`: None for `mean_run`, which reads the newest jobs of each task that has duplicates.
-    `length` is rounded up to whole slots, at most those that are kept. `now` is by default the time on the store's
-    clock, which is one read more. A reader that is limited to some tasks gets the stats of these only; one that is
-    limited otherwise must not read any: its caller checks that.
+    `mean_of`: None for `mean_run`, which reads the newest jobs of each task that has duplicates. `length` is rounded up
+    to whole slots, at most those that are kept. `now` is by default the time on the store's clock, which takes another
+    read. A reader that is limited to some tasks gets only their stats; a reader that is limited otherwise must not read
+    stats, which its caller checks.
     """
     now = ledger.read_clock() if now is None else now
     end = (now // period.seconds + 1) * period.seconds
@@ -300,18 +302,18 @@ def _durations_to_dict(durations: Durations) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class DuplicateSummary:
-    """The duplicates of one group by outcome, and what they have saved."""
+    """The duplicates of a group by outcome, and the runs and seconds that they have saved."""
 
     name: str
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     runs: int = 0
-    """How many more runs there would have been without deduplication."""
+    """The number of runs that deduplication has saved."""
     seconds: float | None = None
-    """How long these would have taken, at the `mean_run` of each task; None if none of the tasks has one."""
+    """The seconds that these runs would have taken, at the `mean_run` of each task; None without any known mean."""
     tasks: dict[str, int] = field(default_factory=dict)
-    """Its duplicates by task, without redelivered messages."""
+    """The duplicates of the group by task, without redelivered messages."""
     redelivered: int = 0
-    """How many messages came again for a job that was running or had ended. They save nothing."""
+    """The number of repeated messages for a job that was running or had ended. They save nothing."""
 
 
 def summarize_duplicates(
@@ -349,8 +351,8 @@ def mean_run(ledger: JobReader, task: str) -> float | None:
     return sum(seconds) / len(seconds) if seconds else None
 
 
-def _seconds_of_runs(ledger: JobReader, job: Job, last: float) -> float:
-    """Return the seconds of all runs of an ended job; `last`: those of its last one, the only one of most jobs."""
+def _seconds_of_runs(ledger: JobReader, job: JobRow, last: float) -> float:
+    """Return the seconds of all runs of an ended job; `last`: the seconds of its last run, often the only run."""
     if job.attempt <= 1:
         return last
     spans = build_timeline(job, ledger.history(job.id), job.finished_at or 0.0)
@@ -366,10 +368,10 @@ class QueueLoad:
 
     queue: str
     due: int
-    """How many jobs wait for a run, and may run by now; of each task at most `LOOKED_AT`."""
+    """The number of jobs that wait for a run and may run now; at most `LOOKED_AT` of each task."""
     running: int
     oldest_due: float
-    """For how many seconds the oldest of the due jobs has been due; 0 without one."""
+    """The seconds for which the oldest due job has been due; 0 without due jobs."""
     slots: int
     """How many jobs its workers run at a time, also those of their other queues."""
     workers: int
@@ -379,8 +381,8 @@ class QueueLoad:
 def read_queues(ledger: JobReader) -> list[QueueLoad]:
     """Return the load of each queue that has workers, or jobs that wait or run, by name.
 
-    Of the jobs of any task that was submitted, or that a live worker knows. It takes four reads, whose cost does not
-    grow with the ledger. Jobs whose queue is not resolved are left out.
+    It counts jobs of any task that was submitted, or that a live worker knows, in four reads whose cost does not grow
+    with the ledger. Jobs whose queue is not resolved are left out.
     """
     workers = ledger.workers()
     backlog = ledger.backlog(tasks=known_tasks(ledger.store.totals(), workers), limit=LOOKED_AT)
@@ -406,7 +408,7 @@ def loads_of(backlog: Iterable[Backlog], workers: Sequence[WorkerInfo], now: flo
 
 
 def known_tasks(totals: Mapping[str, float], workers: Iterable[WorkerInfo]) -> frozenset[str]:
-    """Return the names of the tasks whose submissions are counted in the totals, and of those of live workers."""
+    """Return the names of the tasks whose submissions the totals count, and of the tasks of live workers."""
     keys = [key for key in map(key_of, totals) if key is not None]
     counted = {key[1] for key in keys if key[0] == "submissions_total"} - {OTHER}
     return frozenset(counted.union(*(worker.tasks for worker in workers)))

@@ -1,4 +1,4 @@
-"""The history of a job as spans of time, for a picture: when it waited, and each of its runs."""
+"""The history of a job as spans of time, for a picture: its waits and its runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Job
-from onejob.jobs.records import ORIGINS, Entry
+from onejob.jobs.history import ORIGINS, Entry
+from onejob.jobs.lifecycle import RULES, WAITING, Transition
+from onejob.jobs.model import JobRow
 
 
 class SpanKind(StrEnum):
-    """What a span shows."""
+    """The kind of a span."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -27,7 +27,7 @@ class Span:
     kind: SpanKind
     begin: float
     end: float | None
-    """None for a span that has not ended; the same as `begin` for a point in time."""
+    """The end of the span; None if it has not ended; equal to `begin` for a point in time."""
     label: str
     """The state of a waiting job ("delayed" before it is due), how a run ended ("running" if it has not), or the name
     of an event."""
@@ -46,15 +46,15 @@ RUN_LABELS = {
     Transition.DEAD_LETTER: "lost",
     Transition.ABANDON: "canceled",
 }
-"""How a run ended, by the transition that ended it."""
+"""The labels of ended runs, by the transition that ended them."""
 _RULES = {str(event): rule for event, rule in RULES.items()}
-"""Of the events that this version knows: a newer one may have written others, in a rolling deployment."""
+"""The rules by event; a newer version may have written events without a rule, in a rolling deployment."""
 LEASE_EXPIRED = "lease expired"
 UNRECORDED = "not recorded"
 """The label of the time of runs that the history, which has a limit, no longer has."""
 
 
-def build_timeline(job: Job, history: Sequence[Entry], now: float) -> list[Span]:
+def build_timeline(job: JobRow, history: Sequence[Entry], now: float) -> list[Span]:
     """Return the spans of a job, by their beginnings; `history` as `Ledger.history` returns it, oldest first.
 
     `now`: the time on the store's clock. Spans of one job do not overlap, except with events.
@@ -63,7 +63,7 @@ def build_timeline(job: Job, history: Sequence[Entry], now: float) -> list[Span]
     for entry in history:
         builder.add(entry)
     if (span := builder.open) is not None:
-        if span.kind is SpanKind.WAITING and job.state in {State.QUEUED, State.RETRYING} and job.run_at > now:
+        if span.kind is SpanKind.WAITING and job.state in WAITING and job.run_at > now:
             span = replace(span, label="delayed")
         elif span.kind is SpanKind.RUNNING and job.lease_until is not None and job.lease_until <= now:
             span = replace(span, label=LEASE_EXPIRED)

@@ -1,1 +1,1 @@
-"""Job events, and their listeners: logs and metrics."""
+"""Job events and their listeners (logs, metrics), traces, and the origin of HTTP requests."""

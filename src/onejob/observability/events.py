@@ -8,10 +8,21 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from onejob.jobs.costs import SAVED, Amounts, JobCosts, amount_text, times
 from onejob.jobs.lifecycle import RULES, Transition
-from onejob.jobs.model import Admission, Cancel, Change, Job
+from onejob.jobs.model import Admission, Cancel, Change, JobRow
 
 Value: TypeAlias = str | int | float | bool
+
+
+class CostOfEvent(NamedTuple):
+    """The amounts of an event by unit, and those that duplicates have saved by it, of the job that has the costs."""
+
+    job: JobRow
+    spent: Amounts
+    saved: Amounts
+    is_stored: bool
+    """Whether the sums in the store have it already."""
 
 
 class JobEvent(NamedTuple):
@@ -21,6 +32,8 @@ class JobEvent(NamedTuple):
     job_id: str = ""
     task: str = ""
     fields: Mapping[str, Value] = MappingProxyType({})
+    costs: CostOfEvent | None = None
+    """The amounts that the event has spent or saved; None: there are none. They are counted, and not logged."""
 
 
 Listener: TypeAlias = Callable[[JobEvent], object]
@@ -30,6 +43,7 @@ CLAIM_REFUSED = "claim_refused"
 DELETED = "job_deleted"
 PURGED = "jobs_purged"
 SWEEP = "sweep"
+COST_ADDED = "cost_added"
 HEARTBEAT_LATE = "heartbeat_late"
 WORKER_SILENT = "worker_silent"
 EVENT_NAMES: Mapping[Transition, str] = {
@@ -55,10 +69,12 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.REDRIVE: "job_redriven",
     Transition.RELEASE_IDENTITY: "job_identity_released",
     Transition.PROMOTE: "job_promoted",
+    Transition.PARK: "job_parked",
+    Transition.STRIKE: "job_struck",
 }
-"""The event of each transition. Heartbeats and progress updates have none, because there are too many of them."""
+"""The event of each transition. Heartbeats and progress updates have no event, because there are too many of them."""
 OF_WORKERS = (SWEEP, HEARTBEAT_LATE, WORKER_SILENT)
-EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, *OF_WORKERS)
+EVENTS = (SUBMITTED, CLAIM_REFUSED, COST_ADDED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, *OF_WORKERS)
 
 
 def submission_event(admission: Admission) -> JobEvent:
@@ -66,23 +82,35 @@ def submission_event(admission: Admission) -> JobEvent:
     fields: dict[str, Value] = {"outcome": admission.outcome.value}
     if admission.follower is not None:
         fields["follower"] = one_line(admission.follower.id)
-    return _job_event(SUBMITTED, admission.job, fields)
+    event = _job_event(SUBMITTED, admission.job, fields)
+    if admission.job.costs is None or admission.outcome not in SAVED:
+        return event
+    saved = JobCosts.of(admission.job.costs).total
+    return event._replace(costs=CostOfEvent(admission.job, spent={}, saved=saved, is_stored=False))
 
 
-def claim_event(job: Job) -> JobEvent:
-    """Return the event of a claim. Only that of the first run has `wait_seconds`, since the job was due."""
+def cost_event(job: JobRow, amounts: Amounts, duplicates: int) -> JobEvent:
+    """Return the event of amounts that a run has added to its costs, and that some earlier duplicates have saved."""
+    fields: dict[str, Value] = {f"cost_{unit}": amount_text(amount) for unit, amount in amounts.items()}
+    saved = {unit: times(amount, duplicates) for unit, amount in amounts.items() if duplicates}
+    event = _job_event(COST_ADDED, job, _run_fields(job) | fields)
+    return event._replace(costs=CostOfEvent(job, spent=amounts, saved=saved, is_stored=True))
+
+
+def claim_event(job: JobRow) -> JobEvent:
+    """Return the event of a claim. Only the first run's event has `wait_seconds`, the time since the job was due."""
     fields = _run_fields(job)
     if job.attempt == 1 and job.started_at is not None:
         fields["wait_seconds"] = job.started_at - job.run_at
     return _job_event(EVENT_NAMES[Transition.CLAIM], job, fields)
 
 
-def claim_refused_event(job: Job, node: str) -> JobEvent:
+def claim_refused_event(job: JobRow, node: str) -> JobEvent:
     """Return the event of a message for a job that is running already, is not due, or has ended."""
     return _job_event(CLAIM_REFUSED, job, {"state": job.state.value, "node": one_line(node)})
 
 
-def transition_event(transition: Transition, job: Job, change: Change | None = None) -> JobEvent:
+def transition_event(transition: Transition, job: JobRow, change: Change | None = None) -> JobEvent:
     """Return the event of a transition; without `change` it lacks the fields that only the change contains."""
     rule = RULES[transition]
     fields: dict[str, Value] = {}
@@ -98,7 +126,7 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-def _job_event(name: str, job: Job, fields: dict[str, Value]) -> JobEvent:
+def _job_event(name: str, job: JobRow, fields: dict[str, Value]) -> JobEvent:
     if job.follows_id is not None:
         fields["follows_id"] = one_line(job.follows_id)
     job_id, task = job.id, job.task
@@ -107,12 +135,12 @@ def _job_event(name: str, job: Job, fields: dict[str, Value]) -> JobEvent:
     return JobEvent(name, job_id, task, fields)
 
 
-def _run_fields(job: Job) -> dict[str, Value]:
+def _run_fields(job: JobRow) -> dict[str, Value]:
     return {"attempt": job.attempt, "token": job.token, "node": one_line(job.node)}
 
 
-def _run_seconds(job: Job, change: Change | None) -> float:
-    """Return the seconds that a run took which has just ended."""
+def _run_seconds(job: JobRow, change: Change | None) -> float:
+    """Return the seconds of the run that has just ended."""
     ended_at = job.finished_at
     if ended_at is None and change is not None and job.wake_at is not None:  # the job goes on
         ended_at = job.wake_at - (change.wake_after or 0.0)

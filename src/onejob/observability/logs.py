@@ -1,6 +1,6 @@
-"""Job events as log records: a logfmt line (`name=value`), or a line of JSON; and the audit log.
+"""Log records of job events, as a logfmt line (`name=value`) or a line of JSON; and of the audit log.
 
-The audit log has what operators did, who logged in, and which requests were refused, with when and from where.
+The audit log has the actions of operators, logins, and refused requests, each with its time and origin.
 """
 
 import json
@@ -12,10 +12,11 @@ from dataclasses import asdict
 from typing import Any
 
 from onejob.errors import OneJobError
-from onejob.jobs.records import AuditEntry
+from onejob.jobs.audit_entries import AuditEntry
 from onejob.jobs.timestamps import format_timestamp
 from onejob.observability import tracing
 from onejob.observability.events import CLAIM_REFUSED, SWEEP, JobEvent, Listener, Value, one_line
+from onejob.stores.urls import REDACTED
 
 logger = logging.getLogger("onejob.jobs")
 _errors = logging.getLogger("onejob")
@@ -24,7 +25,6 @@ _PLAIN = re.compile(r"[\w.:@/+\-]+", re.ASCII)
 TEXT_LIMIT = 500
 """Characters of each text in an entry of the audit log."""
 API_KEY = re.compile(r"onejob_[\w-]+")
-REDACTED = "[redacted]"
 
 
 def log(event: JobEvent) -> None:
@@ -42,7 +42,7 @@ def log(event: JobEvent) -> None:
 def emit_to(*listeners: Listener) -> Listener:
     """Return a listener that calls `listeners` and the tracer, whatever errors they raise.
 
-    By the time of an event its job has changed already, so an error of a listener is logged.
+    The job has changed already when its event is emitted, so an error of a listener is only logged.
     """
 
     def emit(event: JobEvent) -> None:
@@ -51,7 +51,7 @@ def emit_to(*listeners: Listener) -> Listener:
             try:
                 listener(event)
             except Exception:  # noqa: BLE001 - logged below
-                with suppress(Exception):  # of a logging handler
+                with suppress(Exception):  # an error of a logging handler
                     _errors.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
 
     return emit
@@ -93,8 +93,8 @@ for _name in ("onejob", "onejob.api"):
 class JsonFormatter(logging.Formatter):
     """Formats each record as one line of JSON: time, level, logger, message, and the fields of a job event.
 
-    `trace_id` and `span_id` are those of the span that is open, where `onejob.opentelemetry` traces the process.
-    `context`: returns more fields, which those of the record replace.
+    `trace_id` and `span_id` name the open span, where `onejob.opentelemetry` traces the process. `context` returns more
+    fields; fields of the record precede them.
     """
 
     def __init__(self, context: Callable[[], Mapping[str, str]] = dict) -> None:
@@ -120,11 +120,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def record_audit(append: Callable[[AuditEntry], object] | None, entry: AuditEntry) -> None:
+def record_audit(append: Callable[[AuditEntry], object] | None, entry: AuditEntry) -> OneJobError | None:
     """Log an entry, and `append` it to the audit log of a ledger, if there is one.
 
-    Its texts are escaped and cut, and API keys in them left out. A failure is logged, and never fails what the entry
-    reports.
+    Its texts are escaped and cut, and API keys in them left out. A failure is logged and returned; it never fails the
+    action that the entry reports.
     """
     fields: dict[str, Any] = asdict(entry)
     for name, value in fields.items():
@@ -138,3 +138,5 @@ def record_audit(append: Callable[[AuditEntry], object] | None, entry: AuditEntr
             append(entry)
     except OneJobError as error:
         _audit_logger.error("the audit log has no entry of %s %s: %s", entry.action, entry.target, error)  # noqa: TRY400 - known
+        return error
+    return None

@@ -35,7 +35,7 @@ class Series:
     labels: tuple[str, ...]
     meaning: str
     by_time: bool = False
-    """Whether the ledger also keeps what was added in each minute and in each hour."""
+    """Whether the ledger also keeps the amounts of each minute and each hour."""
 
 
 _C, _H, _G = Kind.COUNTER, Kind.HISTOGRAM, Kind.GAUGE
@@ -44,6 +44,8 @@ SERIES: Mapping[str, Series] = {
     "claims_total": Series(_C, ("task",), "Runs that have started."),
     "claims_refused_total": Series(_C, ("task",), "Messages for jobs that could not be claimed."),
     "runs_total": Series(_C, ("task", "end"), "Runs that have ended, by end.", by_time=True),
+    "cost_total": Series(_C, ("task", "unit"), "What runs have cost, by unit."),
+    "saved_cost_total": Series(_C, ("task", "unit"), "What duplicates have saved: the cost of the job that answered."),
     "lease_expiries_total": Series(_C, ("task",), "Runs that were lost because their lease expired.", by_time=True),
     "heartbeats_late_total": Series(_C, (), "Heartbeats that were more than half an interval late."),
     "worker_silences_total": Series(_C, (), "Times that a worker heard nothing from its broker while jobs waited."),
@@ -84,5 +86,5 @@ def key_of(name: str) -> Key | None:
 
 
 def end_of(event_name: str) -> str:
-    """Return the label `end` of a run that ends with an event."""
+    """Return the value of the label `end` for a run that ends with an event."""
     return event_name.removeprefix("job_")

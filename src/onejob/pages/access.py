@@ -1,14 +1,11 @@
-"""Who may see the pages and act on them: a hook of the app, API keys or this machine; cookies, forms and headers.
+"""Access to the pages: users by a hook of the app, by API keys or on this machine; cookies, forms and headers.
 
 Source: OWASP, Cross-Site Request Forgery Prevention: fetch metadata or Origin, and a signed double-submitted cookie.
 """
 
-import hashlib
 import hmac
 import inspect
-import os
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,18 +15,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from onejob.api.api_keys import KeyFile, Role
-from onejob.api.auth import check_expiry, find_key
+from onejob.api.api_keys import Role
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.submitter import check_name
 from onejob.ledger.ledger import Ledger
+from onejob.pages.sessions import Sessions
+from onejob.pages.signing import Signer
 
 COOKIE = "onejob_session"
-"""Made from an API key, which cannot be computed from it: it opens the dashboard, and not the API."""
-SESSION_SECONDS = 12 * 3600
-"""How long a browser keeps its session, in seconds. A key that is revoked or expires ends it at once."""
+"""The cookie with a session, see `sessions.py`; it opens the dashboard, not the API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class User:
 
 Decision: TypeAlias = User | tuple[str, str | None] | Response | None
 Authorize: TypeAlias = Callable[[Request], Decision | Awaitable[Decision]]
-"""Decides about a request: a user, or its name and role, None for no role; None refuses it; a response is sent."""
+"""A hook that returns a request's user, or its name and role (None: no role); None to refuse it; or a response."""
 LOCAL_USER = User("local", Role.OPERATE)
 """The user where neither a hook nor API keys decide: anybody on this machine."""
 
@@ -66,36 +62,38 @@ LOCAL_USER = User("local", Role.OPERATE)
 class Access:
     """Identifies the users of one dashboard."""
 
-    def __init__(self, authorize: Authorize | None, keys: str | os.PathLike[str] | None) -> None:
-        if authorize is not None and keys is not None:
-            raise ConfigurationError("give authorize= or keys=, not both: each identifies the user")
+    def __init__(self, authorize: Authorize | None, sessions: Sessions | None) -> None:
         self._authorize = authorize
-        self.keys = None if keys is None else KeyFile(keys)
-        if self.keys is not None:
-            self.keys.read()
+        self.sessions = sessions
 
     @property
     def is_local(self) -> bool:
         """Whether only requests of this machine are accepted, since nothing identifies their users."""
-        return self._authorize is None and self.keys is None
+        return self._authorize is None and self.sessions is None
 
     async def identify(self, request: Request) -> User | Response:
         """Return the user of a request, or the response to send instead. Raises `Problem`."""
         if self._authorize is not None:
             return await self._ask_hook(request, self._authorize)
-        if self.keys is None:
+        if self.sessions is None:
             return LOCAL_USER
         session = read_cookie(request, COOKIE)
         if not session and request.query_params.get("format") != "json":
             return RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
-        return self.user_of(session)
+        key = await run_in_threadpool(self.sessions.key_of, session)
+        return User(key.name, key.role)
 
-    def is_valid(self, request: Request) -> bool:
-        """Return whether the API key of a session is still valid; True without API keys. Reads a file at most."""
+    async def is_valid(self, request: Request) -> bool:
+        """Return whether the session of a request still lasts; True without API keys, and while the store is away."""
+        if self.sessions is None:
+            return True
         try:
-            return self.keys is None or bool(self.user_of(read_cookie(request, COOKIE)))
+            await run_in_threadpool(self.sessions.key_of, read_cookie(request, COOKIE))
         except Problem:
             return False
+        except StoreError:
+            return True
+        return True
 
     async def _ask_hook(self, request: Request, authorize: Authorize) -> User | Response:
         if inspect.iscoroutinefunction(authorize):
@@ -117,17 +115,6 @@ class Access:
         msg = f"authorize must return a User, a name and a role, a response or None, not {type(decision).__name__}"
         raise TypeError(msg)
 
-    def user_of(self, session: str) -> User:
-        """Return the user of an API key. Raises `Problem` for one that is unknown, expired or limited to some jobs."""
-        if self.keys is None:
-            raise Problem("not-found", "this dashboard has no API keys")
-        hint = "there is no such API key, or it was revoked: log in with another one"
-        key = find_key(self.keys.find_session, session, hint)
-        check_expiry(key)
-        if key.own_jobs or key.tasks is not None:
-            raise Problem("forbidden", f"the API key {key.name!r} is limited to some jobs, and the dashboard shows all")
-        return User(key.name, key.role)
-
 
 def read_cookies(request: Request, name: str) -> list[str]:
     """Return the values of all cookies of this name, as they were sent: several paths and domains may have one each."""
@@ -136,7 +123,7 @@ def read_cookies(request: Request, name: str) -> list[str]:
 
 
 def read_cookie(request: Request, name: str) -> str:
-    """Return the value of a cookie, "" without one. Raises `Problem` if there are different ones of this name."""
+    """Return the value of a cookie, or "". Raises `Problem` if cookies of this name have different values."""
     values = set(read_cookies(request, name))
     if len(values) > 1:
         detail = f"the browser has several cookies {name}: delete the cookies of this host and of the domains above it"
@@ -167,12 +154,15 @@ def _path_of(request: Request) -> str:
 
 
 FIELD_LIMIT = 2000
-"""How many fields a form has at most."""
+"""The maximum number of fields of a form."""
 CONTENT_TYPE = "application/x-www-form-urlencoded"
 
 
 class Form:
-    """The fields of a form; those of the same name keep their order. Raises `Problem` for what no store can take."""
+    """The fields of a form; fields of the same name keep their order.
+
+    Raises `Problem` for text that no store can hold.
+    """
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         if any("\x00" in text for field in fields for text in field):
@@ -188,7 +178,7 @@ class Form:
         return [value for field, value in self._fields if field == name]
 
     def number(self, name: str) -> int:
-        """Return the value of a field as a count; 0 without one. Raises `Problem`."""
+        """Return the value of a field as a count; 0 without the field. Raises `Problem`."""
         text = self.text(name) or "0"
         if not text.isdecimal() or len(text) > 9:  # noqa: PLR2004 - more than any ledger has
             raise Problem("invalid-request", f"the field {name} must be a number")
@@ -221,21 +211,16 @@ CSRF_FIELD = "csrf_token"
 """The field of every form with the token: a MAC over the user and the cookie."""
 RANDOM_BYTES = 32
 SECRET_ID = "dashboard-forms"  # noqa: S105 - the name of the secret
-READ_AGAIN_AFTER = 3600.0
-"""After so many seconds the secret is read again, which extends its life."""
-KEEP_SECRET_FOR = 90 * 86400.0
 
 
-class Tokens:
-    """The tokens of forms: those of one process are valid in all, since the ledger keeps their secret."""
+class Tokens(Signer):
+    """The tokens of forms: a token of one process is valid in all processes."""
 
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
-        self._ledger = ledger
-        self._secret = ""
-        self._read_at = float("-inf")
+        super().__init__(ledger, SECRET_ID)
 
     def token_of(self, request: Request, user: str) -> str:
-        """Return the token of a browser and a user; "", which no form is accepted with, if the store is away.
+        """Return the token of a browser and a user; "", with which no form is accepted, if the store is unavailable.
 
         `user`: the name of the user, "" before the login.
         """
@@ -247,8 +232,8 @@ class Tokens:
             return ""
 
     def check(self, request: Request, token: str, user: str) -> None:
-        """Raise `Problem` unless a form was sent by a page of this dashboard, in the browser and to the user of it."""
-        # The browser says where it is from by Sec-Fetch-Site, which proxies do not affect, or else by Origin.
+        """Raise `Problem` unless a form was sent by a page of this dashboard, by the same browser and user."""
+        # The browser names the origin by Sec-Fetch-Site, which proxies do not affect, or else by Origin.
         host = request.headers.get("origin", "").partition("://")[2]
         is_same_host = bool(host) and host == request.headers.get("host")
         if request.headers.get("sec-fetch-site", "same-origin" if is_same_host else "") != "same-origin":
@@ -257,17 +242,9 @@ class Tokens:
         if not any(hmac.compare_digest(each.encode(), token.encode()) for each in tokens):
             raise Problem("forbidden", "the form has expired, or cookies are blocked: reload the page and try again")
 
-    def sign(self, *texts: str) -> str:
-        """Return a MAC over texts without NUL characters, equal in all processes. Raises `StoreError`."""
-        if time.monotonic() > self._read_at + READ_AGAIN_AFTER:
-            new = secrets.token_hex(RANDOM_BYTES)
-            self._secret = self._ledger().keep_event(SECRET_ID, new, keep_for=KEEP_SECRET_FOR) or new
-            self._read_at = time.monotonic()
-        return hmac.new(self._secret.encode(), "\0".join(texts).encode(), hashlib.sha256).hexdigest()
-
 
 def remember_cookie(request: Request, response: Response) -> None:
-    """Set the cookie of a browser that has none, if its page has a form."""
+    """Set the cookie of a browser without it, if the page has a form."""
     cookie = getattr(request.state, "csrf_cookie", None)
     if cookie is not None and cookie not in read_cookies(request, CSRF_COOKIE):
         set_cookie(response, request, CSRF_COOKIE, cookie)
@@ -283,4 +260,4 @@ PAGE_HEADERS = [
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
-"""The referrer stays, since a form whose referrer is suppressed has no `Origin` that could be checked."""
+"""The headers of pages. The referrer is sent, since a form without a referrer has no `Origin` to check."""

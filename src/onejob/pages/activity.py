@@ -1,33 +1,39 @@
-"""What has happened: the overview, the tasks, and the duplicates with a box to try; stats by time."""
+"""The pages with statistics by time: the overview, the tasks, and the duplicates with a form to check a call."""
 
 from collections import Counter, defaultdict
-from datetime import datetime
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 from onejob.api.job_reads import COUNT_LIMIT
-from onejob.celery.operations import check_duplicate, parse_arguments
-from onejob.celery.options import tasks_of
+from onejob.celery.submission.options import tasks_of
+from onejob.client.jobs import check_duplicate, parse_arguments
 from onejob.errors import OneJobError
+from onejob.jobs.costs import COST_DAYS, CostsBy, day_of, day_text
+from onejob.jobs.durations import DAY
 from onejob.jobs.lifecycle import State
+from onejob.jobs.metric_buckets import Period
 from onejob.jobs.model import Outcome
 from onejob.jobs.on_duplicate import DEFAULT
-from onejob.jobs.policy import DAY
 from onejob.jobs.public_view import fields_of
-from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.stats import Stats, read_activity, summarize_duplicates
+from onejob.ledger.costs import amounts_text, cost_to_dict, read_costs, saved_by_name
+from onejob.ledger.stats import Stats, mean_run, read_activity, summarize_duplicates
 from onejob.pages.attention import read_attention
-from onejob.pages.context import Context, PageRequest, job_row
+from onejob.pages.context import Context
+from onejob.pages.job_rows import job_row
+from onejob.pages.page_request import PageRequest
 from onejob.pages.rendering import Page, View
 from onejob.stores.protocol import GroupBy
 
 HOURS = 24
 WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, DAY), "week": (Period.HOUR, 7 * DAY)}
-"""The windows that stats may have, by name: how finely they are counted, and their seconds."""
+"""The windows of statistics by name: the period of a slot, and the window's seconds."""
 
 
 def stats_row(stats: Stats) -> dict[str, Any]:
-    """Return stats as numbers: submissions, runs by end, their times in seconds, and what deduplication saved."""
+    """Return stats as numbers: submissions, runs by end, their times in seconds, and the saved runs and seconds."""
     submissions, prevented = stats.submissions.total(), stats.duplicates_prevented
     rejected, failed = stats.submissions[Outcome.REJECTED], stats.failed
     completed, retrying = stats.runs["completed"], stats.runs["retrying"]
@@ -43,7 +49,7 @@ def stats_row(stats: Stats) -> dict[str, Any]:
 
 
 TOP = 5
-"""How many tasks and submitters with the most duplicates are listed."""
+"""The number of tasks and submitters with the most duplicates that are listed."""
 CHOICES = ("hour", "day")
 """The windows that the overview offers."""
 
@@ -52,7 +58,7 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
     ledger, workers, now = context.ledger, context.ledger.workers(), request.now
     window = request.choice("window", CHOICES)
     period, length = WINDOWS[window]
-    activity = read_activity(ledger, period, length=length, now=now, mean_of=context.mean_of)
+    activity = read_activity(ledger, period, length=length, now=now, mean_of=_mean_of(context))
     states = ledger.count_states(limit=COUNT_LIMIT)
     backlog = ledger.backlog(tasks=context.tasks(workers), limit=COUNT_LIMIT)
     oldest = min((each for each in backlog if each.due), key=lambda each: each.oldest_run_at, default=None)
@@ -78,12 +84,17 @@ def _build_overview(context: Context, request: PageRequest) -> Page:
     return Page(template="overview.html", title="Overview", data=data, live="ledger")
 
 
+def _mean_of(context: Context) -> Callable[[str], float | None]:
+    """Return the function that returns the mean run time of a task, the same for all figures of a page."""
+    return lambda task: context.stats.get(("mean run", task), lambda: mean_run(context.ledger, task))
+
+
 def _saved(context: Context) -> dict[str, Any]:
-    """Return the tasks and submitters with the most duplicates, and the sums of all of their duplicates."""
+    """Return the tasks and submitters with the most duplicates, and the sums of their duplicates."""
     return {
         by.value: [
             fields_of(each, "name", "runs", "seconds")
-            for each in summarize_duplicates(context.ledger, by, limit=TOP, mean_of=context.mean_of)
+            for each in summarize_duplicates(context.ledger, by, limit=TOP, mean_of=_mean_of(context))
         ]
         for by in (GroupBy.TASK, GroupBy.SUBMITTER)
     }
@@ -98,7 +109,7 @@ def _build_duplicates(context: Context, request: PageRequest) -> Page:
     groupings = [each.value for each in GroupBy if context.redact is None or each is not GroupBy.IDENTITY]
     by = GroupBy(request.choice("by", tuple(groupings)))
     length = HISTORY_DAYS * 86_400.0
-    activity = read_activity(context.ledger, Period.HOUR, length=length, now=request.now, mean_of=context.mean_of)
+    activity = read_activity(context.ledger, Period.HOUR, length=length, now=request.now, mean_of=_mean_of(context))
     days: dict[str, Stats] = defaultdict(Stats)
     hours = [Stats() for _ in range(HOURS)]
     for slot in activity.slots:
@@ -111,6 +122,7 @@ def _build_duplicates(context: Context, request: PageRequest) -> Page:
         "groups": context.stats.get(by, lambda: _groups(context, by)),
         "days": [{"day": day, **stats_row(stats)} for day, stats in sorted(days.items()) if stats.submissions],
         "hours": [{"hour": hour, **stats_row(stats)} for hour, stats in enumerate(hours)],
+        "costs": context.stats.get("costs", lambda: _cost_rows(context)),
         "rules": [uniqueness_rule(task) for task in tasks_of(context.app).values()],
         "trial": _trial(context, request),
         "can_check": context.redact is None,
@@ -119,6 +131,7 @@ def _build_duplicates(context: Context, request: PageRequest) -> Page:
 
 
 def _groups(context: Context, by: GroupBy) -> list[dict[str, Any]]:
+    saved = _saved_costs(context, by)
     return [
         {
             "name": each.name,
@@ -127,15 +140,29 @@ def _groups(context: Context, by: GroupBy) -> list[dict[str, Any]]:
             "total": sum(each.counts.values()),
             "runs_saved": each.runs,
             "seconds_saved": each.seconds,
+            "cost_saved": amounts_text(saved.get(each.name, {}).items()),
             **{outcome.value: count for outcome, count in each.counts.items()},
             "redelivered": each.redelivered,
         }
-        for each in summarize_duplicates(context.ledger, by, limit=GROUPS, mean_of=context.mean_of)
+        for each in summarize_duplicates(context.ledger, by, limit=GROUPS, mean_of=_mean_of(context))
     ]
 
 
+def _saved_costs(context: Context, by: GroupBy) -> dict[str, dict[str, Decimal]]:
+    """Return the costs saved by task or submitter, and unit; none by identity, which has no sums."""
+    if by is GroupBy.IDENTITY:
+        return {}
+    first = day_of(context.ledger.read_clock()) - COST_DAYS
+    return saved_by_name(read_costs(context.ledger, CostsBy(by.value), since=date.fromisoformat(day_text(first))))
+
+
+def _cost_rows(context: Context) -> list[dict[str, str]]:
+    """Return the amounts spent and saved on each of the last days, by unit."""
+    return [cost_to_dict(each) for each in read_costs(context.ledger, CostsBy.DAY)]
+
+
 def uniqueness_rule(task: Any) -> dict[str, Any]:
-    """Return what makes two calls of a task equal, for how long, and what happens to a duplicate."""
+    """Return a task's rule of uniqueness in words: the arguments that count, the window, and the conflict policy."""
     options, unique_on = task._onejob, task.unique_on
     if unique_on is None:
         arguments = "all arguments"
@@ -175,7 +202,7 @@ def _trial(context: Context, request: PageRequest) -> dict[str, Any]:
 def _build_tasks(context: Context, request: PageRequest) -> Page:
     window = request.choice("window", tuple(WINDOWS))
     period, length = WINDOWS[window]
-    activity = read_activity(context.ledger, period, length=length, now=request.now, mean_of=context.mean_of)
+    activity = read_activity(context.ledger, period, length=length, now=request.now, mean_of=_mean_of(context))
     by_task = activity.by_task()
     waiting: Counter[str] = Counter()
     known = context.tasks(context.ledger.workers())

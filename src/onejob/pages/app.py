@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -13,20 +14,25 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
+from onejob.api.api_keys import KeyFile
 from onejob.api.app import Keys, ProtectionMiddleware, create_app
 from onejob.api.problems import handle_exception
-from onejob.celery.options import tasks_of
-from onejob.jobs.model import Job
+from onejob.celery.submission.options import tasks_of
+from onejob.errors import ConfigurationError
+from onejob.jobs.public_view import Job
 from onejob.pages.access import PAGE_HEADERS, Access, Authorize
 from onejob.pages.actions import ACTIONS
 from onejob.pages.activity import DUPLICATES, OVERVIEW, TASKS
+from onejob.pages.blocks import BLOCKS
 from onejob.pages.context import Context
 from onejob.pages.endpoints import Endpoints
 from onejob.pages.job import EDIT, JOB
-from onejob.pages.lists import AUDIT, DEAD_LETTERS, FIND, JOBS, PALETTE, SCHEDULES, WORKERS
+from onejob.pages.job_list import FIND, JOBS, PALETTE
+from onejob.pages.lists import AUDIT, DEAD_LETTERS, SCHEDULES, WORKERS
 from onejob.pages.rendering import VersionedFiles
+from onejob.pages.sessions import Sessions
 
-VIEWS = (OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, AUDIT, PALETTE, FIND)
+VIEWS = (OVERVIEW, JOBS, JOB, EDIT, DUPLICATES, DEAD_LETTERS, TASKS, WORKERS, SCHEDULES, BLOCKS, AUDIT, PALETTE, FIND)
 """All pages, in the order in which their paths are matched."""
 
 
@@ -46,9 +52,9 @@ def dashboard(
     `keys`: instead, a file of API keys (`onejob keys add`) with which people log in, and whose roles count. Without
     either, only requests from this machine to a local host name are accepted, with the role `operate`.
 
-    `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, `reason`, or `step` and its
-    name) and the value, and returns what the pages show instead. A `reason` is a text of the job or of its history,
-    which may quote its error. With it, jobs are neither searched by argument, error or identity nor redriven
+    `redact`: gets a `Job`, the name of a value (`arguments`, `result`, `progress`, `error`, `reason`, `log`, or `step`
+    and its name) and the value, and returns what the pages show instead. A `reason` is a text of the job or of its
+    history, which may quote its error. With it, jobs are neither searched by argument, error or identity nor redriven
     with other arguments, and identities and fingerprints, hashes of arguments, are left out: these would reveal what is
     not shown. Of the URL of a webhook only the host is shown.
 
@@ -56,17 +62,25 @@ def dashboard(
 
     Raises `ConfigurationError` for an invalid key file, and for both `authorize` and `keys`.
     """
-    access = Access(authorize, keys)
-    endpoints = Endpoints(Context(celery_app, redact), access, closing or Event())
+    if authorize is not None and keys is not None:
+        raise ConfigurationError("give authorize= or keys=, not both: each identifies the user")
+    context, sessions = Context(celery_app, redact), None
+    if keys is not None:
+        key_file = KeyFile(keys)
+        key_file.read()
+        sessions = Sessions(key_file, lambda: context.ledger)
+    access = Access(authorize, sessions)
+    endpoints = Endpoints(context, access, closing or Event())
     routes = [
         Route("/live", endpoints.guarded(endpoints.live, "live")),
         Mount("/static/{version}", VersionedFiles()),
         *(Route(view.path, endpoints.show(view)) for view in VIEWS),
         *(Route(action.path, endpoints.act(action), methods=["POST"]) for action in ACTIONS),
     ]
-    if access.keys is not None:
-        routes.append(Route("/login", endpoints.login, methods=["GET", "POST"]))
-        routes.append(Route("/logout", endpoints.guarded(endpoints.logout, "logout"), methods=["POST"]))
+    if sessions is not None:
+        login, logout = partial(endpoints.login, sessions), partial(endpoints.logout, sessions)
+        routes.append(Route("/login", login, methods=["GET", "POST"]))
+        routes.append(Route("/logout", endpoints.guarded(logout, "logout"), methods=["POST"]))
     handlers: Any = {404: endpoints.report, 405: endpoints.wrong_method, Exception: handle_exception}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.add_middleware(ProtectionMiddleware, headers=PAGE_HEADERS, is_local=access.is_local)

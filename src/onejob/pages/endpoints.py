@@ -1,9 +1,10 @@
-"""The endpoints of the dashboard: they identify the user, build pages and do actions in threads, and report errors."""
+"""The endpoints of the dashboard: they identify users, build pages and carry out actions in threads, report errors."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
+from math import inf
 from threading import Event
 from typing import TypeAlias
 from urllib.parse import quote, unquote
@@ -14,46 +15,49 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 
-from onejob.api.api_keys import Role, session_of
+from onejob.api.api_keys import Role
 from onejob.api.audit import DONE, REFUSALS, RequestAudit
 from onejob.api.checked_request import check_cookies
+from onejob.api.fair_threads import BULK, PAGES
+from onejob.api.fetch_metadata import check_site
 from onejob.api.job_reads import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
-from onejob.celery.batching import PerEventLoop
+from onejob.concurrency.batching import KeyedCache, PerEventLoop
 from onejob.errors import JobNotFoundError, StoreError
 from onejob.pages import live
 from onejob.pages.access import (
     COOKIE,
     CSRF_FIELD,
-    SESSION_SECONDS,
     Access,
     Form,
     User,
     delete_cookie,
+    read_cookie,
     read_cookies,
     read_form,
     remember_cookie,
     set_cookie,
 )
 from onejob.pages.actions import Action
-from onejob.pages.context import Context, KeyedCache
+from onejob.pages.context import Context
 from onejob.pages.rendering import Page, Redirect, View, render_csv, render_html, render_json, zone_of
+from onejob.pages.sessions import SESSION_SECONDS, Sessions
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
 SOURCE = "dashboard"
 FORMATS = ("html", "json", "csv")
 FRESH_SECONDS = 0.5
-"""How long a page is shown to others who update it."""
+"""Seconds for which a built page is shared with other viewers who update it."""
 READ = ("GET", "HEAD")
 """The methods of a mount, which has no attribute for them."""
 STREAMS_PER_USER = 100
-"""How many pages of one user get events at once in a process, so that nobody takes all connections."""
+"""The maximum number of pages of one user that get events in a process, so that nobody takes all connections."""
 DELETED = "deleted"
-"""The version of a job that a page has shown, and that is deleted."""
+"""The version of a job that was deleted after a page has shown it."""
 NOTICE_COOKIE = "onejob_notice"
 NOTICE_SECONDS = 30
-"""How long the notice of an action waits for the page that shows it."""
+"""Seconds for which the notice of an action waits for the page that shows it."""
 NOTICE_LIMIT = 300
 
 
@@ -80,9 +84,11 @@ class Endpoints:
             zone = zone_of(request)
             build = partial(view.show, self._context, request.query_params, request.path_params, zone)
             if "hx-request" in request.headers and not request.path_params:
-                # An open page, and all that show the same, after a change. Few show the same job, which may be large.
+                # Open pages with the same content update together after a change. Few show the same job, which may be
+                # large.
                 build = partial(self._pages.get, (view.name, request.url.query, str(zone)), build)
-            return await self._respond(await run_in_threadpool(build), request, user)
+            page = await PAGES.current().run(request, inf, lambda _: build())
+            return await self._respond(page, request, user)
 
         return self.guarded(show_page, view.name, view.role)
 
@@ -105,7 +111,7 @@ class Endpoints:
 
     def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
         token = self._context.tokens.token_of(request, user.name if user else "")
-        return render_html(page, request, user, token=token, notice=notice, has_login=self._access.keys is not None)
+        return render_html(page, request, user, token=token, notice=notice, has_login=self._access.sessions is not None)
 
     def act(self, action: Action) -> Endpoint:
         """Return the endpoint of a form."""
@@ -114,7 +120,9 @@ class Endpoints:
             user.check(action.role)
             request.state.form = form = await self._read_form(request, user)
             try:
-                result = await run_in_threadpool(action.run, self._context, user, form, request.path_params)
+                run = partial(action.run, self._context, user, form, request.path_params)
+                threads = (BULK if action.is_bulk else PAGES).current()
+                result = await threads.run(request, inf, lambda _: run())
             finally:
                 self._pages.clear()
                 self._context.stats.clear()
@@ -124,7 +132,7 @@ class Endpoints:
         return self.guarded(do_action, action.name, action.role if action.changes else Role.READ)
 
     async def _read_form(self, request: Request, user: User | None) -> Form:
-        """Return the form that a page has sent to this user. Raises `Problem` for a forged one."""
+        """Return the form that this user has sent from a page. Raises `Problem` for a forged form."""
         form = await read_form(request)
         await run_in_threadpool(self._context.tokens.check, request, form.text(CSRF_FIELD), user.name if user else "")
         return form
@@ -132,8 +140,8 @@ class Endpoints:
     async def live(self, request: Request, user: User) -> Response:
         """Stream an event after each change of the ledger, or of the job that the parameter `job` names."""
 
-        def is_open() -> bool:
-            return not self._closing.is_set() and self._access.is_valid(request)
+        async def is_open() -> bool:
+            return not self._closing.is_set() and await self._access.is_valid(request)
 
         job_id = request.query_params.get("job")
         if "wsgi_environ" in request.scope:
@@ -148,7 +156,7 @@ class Endpoints:
         return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
     def _poll(self, job_id: str | None, seen: str | None) -> Response:
-        """Respond to the question whether anything has changed since the version that a page has seen."""
+        """Respond to a poll: whether anything has changed since the version that a page has seen."""
         try:
             content = live.format_poll(self._read_version(job_id, seen), seen)
         except StoreError:  # the page says that it is not connected, and asks again
@@ -156,24 +164,24 @@ class Endpoints:
         return Response(content, headers={"content-type": "text/event-stream; charset=utf-8"})
 
     def _read_version(self, job_id: str | None, seen: str | None) -> str:
-        """Return the version of the ledger or of a job; of a deleted one once. Raises `JobNotFoundError`."""
+        """Return the version of the ledger or of a job; `DELETED` once for a deleted job. Raises `JobNotFoundError`."""
         if job_id is None:
             return self._versions.get("ledger", lambda: live.version_name(live.read_version(self._context.ledger)))
         try:
-            return live.version_name(self._context.job(job_id))
+            return live.version_name_of(self._context.job(job_id))
         except JobNotFoundError:
             if seen in {None, DELETED}:
                 raise
             return DELETED
 
-    async def login(self, request: Request) -> Response:
+    async def login(self, sessions: Sessions, request: Request) -> Response:
         """Show the form for an API key, or start the session of the key in it."""
         detail, status = "", 200
         if request.method == "POST":
             try:
                 form = await self._read_form(request, None)
-                session = session_of(form.text("key").strip())
-                request.state.caller = user = await run_in_threadpool(self._access.user_of, session)
+                key, session = await run_in_threadpool(sessions.begin, form.text("key").strip())
+                request.state.caller = User(key.name, key.role)
             except (Problem, StoreError, ClientDisconnect) as error:
                 problem = problem_from(error)
                 detail, status = str(problem.detail), problem.status_code
@@ -181,21 +189,22 @@ class Endpoints:
                     await self._audit.record_login(request, problem.slug)
             else:
                 await self._audit.record_login(request, DONE)
-                response = _redirect(request, "/", f"You are logged in as {user.name}.")
+                response = _redirect(request, "/", f"You are logged in as {key.name}.")
                 set_cookie(response, request, COOKIE, session, seconds=SESSION_SECONDS)
                 return response
         page = Page(template="login.html", title="Log in", data={"detail": detail}, status=status)
         return await self._respond(page, request, None)
 
-    async def logout(self, request: Request, user: User) -> Response:
-        """End the session."""
+    async def logout(self, sessions: Sessions, request: Request, user: User) -> Response:
+        """End the session, in all processes."""
         await self._read_form(request, user)
+        await run_in_threadpool(sessions.end, read_cookie(request, COOKIE))
         response = _redirect(request, "/login", "You are logged out.")
         delete_cookie(response, request, COOKIE)
         return response
 
     async def wrong_method(self, request: Request, _error: Exception) -> Response:
-        """Refuse a method that no route of the path has; Starlette's error names those of one route."""
+        """Refuse a method that no route of the path has; Starlette's error names only one route's methods."""
         routes: list[Route] = request.app.routes
         matching = [
             getattr(route, "methods", READ) for route in routes if route.matches(request.scope)[0] is not Match.NONE
@@ -203,12 +212,13 @@ class Endpoints:
         return await self.report(request, wrong_method({*chain(*matching)}))
 
     def guarded(self, handler: Handler, name: str, role: Role = Role.READ) -> Endpoint:
-        """Return an endpoint that identifies the user, reports errors as pages, and records what is to be audited."""
+        """Return an endpoint that identifies the user, reports errors as pages, and records in the audit log."""
 
         async def respond(request: Request) -> Response:
             user: User | None = None
             try:
                 check_cookies([value for name, value in request.headers.raw if name == b"cookie"])  # before a hook
+                check_site(request.method, request.headers.raw)
                 identified = await self._access.identify(request)
                 if isinstance(identified, Response):
                     return identified
@@ -233,7 +243,7 @@ class Endpoints:
         problem = problem_from(error)
         if request.query_params.get("format") == "json":
             return problem.response()
-        if problem.slug == "unauthorized" and self._access.keys is not None:
+        if problem.slug == "unauthorized" and self._access.sessions is not None:
             response = _redirect(request, "/login", "")
             delete_cookie(response, request, COOKIE)
             return response

@@ -1,27 +1,31 @@
-"""One job: its attempts as a picture, its values, its duplicates, its followers and webhooks, and what happened."""
+"""The page of a job: its attempts as a picture, its values, duplicates, followers, webhooks and history."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from onejob.api.api_keys import Role
 from onejob.api.problems import Problem, problem_from
-from onejob.celery.operations import Operation, curl_call, python_call
-from onejob.celery.options import tasks_of
-from onejob.celery.payload import loads, read_message
+from onejob.celery.messages.payload import decode, loads, read_message
+from onejob.celery.submission.options import tasks_of
+from onejob.client.operation import Operation
 from onejob.errors import OneJobError
+from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
-from onejob.jobs.public_view import fields_of
-from onejob.jobs.records import Entry
+from onejob.jobs.model import JobRow
+from onejob.jobs.public_view import fields_of, public_job
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, SpanKind, build_timeline
 from onejob.observability.metrics import WEBHOOK_TASK
 from onejob.pages.activity import uniqueness_rule
-from onejob.pages.context import UNREADABLE, Context, PageRequest, job_row
+from onejob.pages.context import UNREADABLE, Context
+from onejob.pages.job_rows import job_row
+from onejob.pages.page_request import PageRequest
 from onejob.pages.rendering import Page, Redirect, View, pretty
 from onejob.webhooks.job import WebhookPayload
 
@@ -37,6 +41,12 @@ DUPLICATE_FIELDS = (
     "at", "outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled",
 )  # fmt: skip
 WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "submitter")
+IMPORTS = {
+    "datetime.": "import datetime",
+    "Decimal(": "from decimal import Decimal",
+    "UUID(": "from uuid import UUID",
+}
+"""The imports that the values of a message need in Python, by what they begin with."""
 CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
 
 
@@ -44,7 +54,8 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
     if not request.path["job_id"]:
         return Redirect("/jobs")
     job, now = context.job(request.path["job_id"]), request.now
-    redact = None if context.redact is None else context.reason
+    shown = public_job(job)
+    redact = None if context.redact is None else partial(context.reason, shown)
 
     def format_time(at: float) -> str:
         return to_datetime(at).astimezone(request.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -59,8 +70,12 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
         "sentences": explanation.sentences,
         **_timeline(job, explanation.history, now),
         "history": [fields_of(entry) for entry in explanation.history],
+        "logs": [
+            {"attempt": each.attempt, "text": context.redacted(job, "log", each.text)}
+            for each in reversed(context.ledger.run_logs(job))
+        ],
         "steps": [
-            {"name": name, "value": context.redacted(job, f"step {name}", json.loads(value))}
+            {"name": name, "value": context.redacted(shown, f"step {name}", json.loads(value))}
             for name, value in context.ledger.steps(job).items()
         ],
         "duplicates": [
@@ -79,7 +94,7 @@ def _build_job(context: Context, request: PageRequest) -> Page | Redirect:
     return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
 
 
-def _fields(context: Context, job: Job) -> dict[str, Any]:
+def _fields(context: Context, job: JobRow) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
     fields = context.fields(job) | {"error": json.loads(job.error or "null")}
     fields |= {name: context.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
@@ -97,8 +112,8 @@ def _fields(context: Context, job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
-    """Return the spans of the job's life, whose kinds colour them, and the events that lie between them."""
+def _timeline(job: JobRow, history: Sequence[Entry], now: float) -> dict[str, Any]:
+    """Return the spans of the job's life, coloured by their kinds, and the events between them."""
     spans: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     for span in build_timeline(job, history, now):
@@ -115,7 +130,7 @@ def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
     return {"spans": spans, "events": events}
 
 
-def _related(context: Context, job: Job) -> dict[str, Any]:
+def _related(context: Context, job: JobRow) -> dict[str, Any]:
     """Return the followers of a job, its webhooks, and the canvas that waits for it."""
     found = context.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
     followed = None if job.follows_id is None else context.ledger.get_or_none(job.follows_id)
@@ -133,10 +148,10 @@ def _related(context: Context, job: Job) -> dict[str, Any]:
     }
 
 
-def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
-    """Return a delivery, whose values are its own and not those of the job that it follows.
+def _webhook(context: Context, webhook: JobRow) -> dict[str, Any]:
+    """Return the row of a webhook; its values are its own, not those of the job that it follows.
 
-    With a hook, of its URL, which may have a secret in its path or query, only the host.
+    With a `redact`, only the host of its URL is shown: path and query may have a secret.
     """
     fields = {name: value for name, value in job_row(context, webhook).items() if name in WEBHOOK_FIELDS}
     url, error = WebhookPayload.from_job(webhook).url, json.loads(webhook.error or "null")
@@ -147,18 +162,44 @@ def _webhook(context: Context, webhook: Job) -> dict[str, Any]:
     }
 
 
+def python_call(job: JobRow) -> str:
+    """Return Python code, with its imports, that submits a call with the job's arguments to the Celery app `app`."""
+    message = decode(job.payload)
+    call = f"app.tasks[{message.task!r}].apply_async(args={message.args!r}, kwargs={message.kwargs!r})"
+    imports = [line for begin, line in IMPORTS.items() if begin in call]
+    return "\n".join([*imports, call])
+
+
+def curl_call(job: JobRow, base_url: str, *, parameters: Sequence[str] = ()) -> str | None:
+    """Return a shell command that submits a call with the job's arguments over HTTP, with the API key in `$KEY`.
+
+    `parameters` names positional arguments. None if they do not suffice, or if JSON has no such values.
+    """
+    message = decode(job.payload)
+    if len(message.args) > len(parameters):
+        return None
+    kwargs = dict(zip(parameters, message.args, strict=False)) | message.kwargs
+    try:
+        body = json.dumps({"task": message.task, "kwargs": kwargs})
+    except TypeError:
+        return None
+    url = shlex.quote(f"{base_url.rstrip('/')}/jobs")
+    headers = """-H "authorization: Bearer $KEY" -H 'content-type: application/json'"""
+    return f"curl -s {headers} {url} -d {shlex.quote(body)}"
+
+
 def _build_edit(context: Context, request: PageRequest) -> Page:
     context.check_values_shown("editing them")
     job = context.job(request.path["job_id"])
     Operation.REDRIVE.check(job)
     if read_message(job) is None:
         raise Problem("invalid-arguments", UNREADABLE)
-    payload = json.loads(job.payload)  # as stored, so that a date among the arguments remains one
+    payload = json.loads(job.payload)  # as stored, so that a date among the arguments remains a date
     return edit_page(job, pretty(payload["args"]), pretty(payload["kwargs"]))
 
 
-def edit_page(job: Job, args: str, kwargs: str, *, error: OneJobError | None = None) -> Page:
-    """Return the form with these JSON texts, and why they were refused."""
+def edit_page(job: JobRow, args: str, kwargs: str, *, error: OneJobError | None = None) -> Page:
+    """Return the page of the form with these JSON texts, and the reason why they were refused."""
     problem = None if error is None else problem_from(error)
     data = {"job": {"id": job.id, "task": job.task}, "args": args, "kwargs": kwargs, "error": error and str(error)}
     status, outcome = (200, "done") if problem is None else (problem.status_code, problem.slug)

@@ -1,13 +1,13 @@
 """Sends events to open pages when something has changed: one poller per process, however many pages are open.
 
-In a WSGI server each open stream would keep a thread: there a response ends at once, and the browser asks again.
+In a WSGI server each open stream would keep a thread: there a response ends at once, and the browser polls.
 """
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from threading import Event
 from typing import TypeAlias
@@ -15,30 +15,31 @@ from typing import TypeAlias
 from fastapi.sse import format_sse_event
 
 from onejob.api.job_reads import JobWatcher
-from onejob.jobs.model import Job
-from onejob.jobs.records import Query
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
 from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.pages")
 
 POLL_SECONDS = 1.0
 CURRENT_SECONDS = 5.0
-"""How often an open page gets the event that nothing has changed, which also keeps its stream open."""
+"""Seconds between two `current` events (nothing has changed), which also keep a stream open."""
 QUIET_SECONDS = 60.0
-"""After so long without a change pages reload: not every value is a part of the version."""
+"""Seconds without a change after which pages reload: not every value is a part of the version."""
 ASK_AGAIN_SECONDS = 2.0
-"""After how long a browser asks again where nothing is streamed."""
+"""Seconds after which a browser polls again where nothing is streamed."""
 ASK_AGAIN = format_sse_event(retry=int(ASK_AGAIN_SECONDS * 1000))
-"""The whole answer to a browser if it is not known whether anything has changed."""
+"""The response to a poll if it is not known whether anything has changed."""
 CHANGE, CURRENT = "change", "current"
 NOT_COUNTED = nullcontext()
 NO_CHANGE = ('["sweeps_total"', '["published_total"', '["heartbeats_late_total"')
-"""How the totals begin that change although no job does."""
+"""The beginnings of totals that change although no job changes."""
 Version: TypeAlias = tuple[object, ...]
 
 
 class ChangeFeed:
-    """Reads a few totals of a ledger every second while anybody waits, and wakes the waiters when they differ."""
+    """Reads a few totals of a ledger every second while any page waits, and wakes the pages when they differ."""
 
     def __init__(self, ledger: Ledger, closing: Event) -> None:
         self._ledger = ledger
@@ -54,7 +55,7 @@ class ChangeFeed:
     async def subscribed(self) -> AsyncIterator[None]:
         """Keep the poller running for the length of a block, which begins when it has read the ledger.
 
-        What changes later than the block begins is a change.
+        Every later change wakes the block.
         """
         self._waiters += 1
         if self._poller is None or self._poller.done():
@@ -87,22 +88,28 @@ class ChangeFeed:
 
 
 def read_version(ledger: Ledger) -> Version:
-    """Return what differs after a job was submitted or has changed, a worker has come or gone, or a schedule acted."""
+    """Return the version of a ledger: it differs after a change of a job, a worker, a schedule or a block."""
     totals = ledger.store.totals()
     figures = sorted(item for item in totals.items() if not item[0].startswith(NO_CHANGE))
     newest = ledger.find(Query(limit=1, light=True))
-    workers, schedules = ledger.workers(), ledger.store.schedules()
-    return (figures, [job.id for job in newest], [each.name for each in workers], [each.nonce for each in schedules])
+    store = ledger.store
+    others = ([each.nonce for each in store.schedules()], [each.id for each in store.blocks()])
+    return (figures, [job.id for job in newest], [each.name for each in ledger.workers()], *others)
 
 
 def version_name(version: object) -> str:
-    """Return the name of a version of what a page shows; a version without a change has another after a while."""
+    """Return the name of a version; after `QUIET_SECONDS` a version without a change gets another name."""
     text = repr((version, int(time.time() // QUIET_SECONDS)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def version_name_of(job: JobRow) -> str:
+    """Return the name of the version of a job: a running one has another name after `CURRENT_SECONDS`, for its log."""
+    return version_name((job, int(time.time() // CURRENT_SECONDS) if job.state is State.RUNNING else 0))
+
+
 def format_poll(name: str, seen: str | None) -> bytes:
-    """Return the whole stream that answers one question: the event, its version, and when to ask again.
+    """Return the whole stream that responds to a poll: the event, its version, and the time of the next poll.
 
     `seen`: the version of the browser's last event, which it sends as `Last-Event-ID`.
     """
@@ -111,12 +118,12 @@ def format_poll(name: str, seen: str | None) -> bytes:
 
 
 async def stream_changes(
-    feed: ChangeFeed, is_open: Callable[[], bool], counted: AbstractContextManager[None] = NOT_COUNTED
+    feed: ChangeFeed, is_open: Callable[[], Awaitable[bool]], counted: AbstractContextManager[None] = NOT_COUNTED
 ) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events: `change` after a change, or `QUIET_SECONDS` without one, and `current` meanwhile.
 
-    The first one is `change`, since the page may have been built before the last change. `counted`: what counts the
-    stream while it is open.
+    The first event is `change`, since the page may have been built before the last change. `counted`: a context manager
+    that counts the open stream.
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(counted)
@@ -127,26 +134,30 @@ async def stream_changes(
             with suppress(TimeoutError):
                 await asyncio.wait_for(change.wait(), CURRENT_SECONDS)
             changed, change = change.is_set(), feed.next_change  # before the event is sent, which may take long
-            if not is_open():
+            if not await is_open():
                 return
             quiet_seconds = 0.0 if changed or quiet_seconds >= QUIET_SECONDS else quiet_seconds + CURRENT_SECONDS
             yield _event(CURRENT if quiet_seconds else CHANGE)
 
 
 async def stream_job(
-    watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]
+    watcher: JobWatcher, job: JobRow, caller: str, is_open: Callable[[], Awaitable[bool]]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the same events about a job, until it is deleted, while the stream `is_open`."""
+    """Yield the same events about a job, until it is deleted, while the stream `is_open`.
+
+    A running job, whose log may have grown, has a `change` every `CURRENT_SECONDS`.
+    """
     yield _event(CHANGE)
     async with watcher.watch(job, caller) as watch:
         latest = watch.job
         while latest is not None:
             if watch.job is latest:
                 await watch.wait_for_change(CURRENT_SECONDS)
-            if not is_open():
+            if not await is_open():
                 return
             changed, latest = watch.job is not latest, watch.job
-            yield _event(CHANGE if changed else CURRENT)
+            is_running = latest is not None and latest.state is State.RUNNING
+            yield _event(CHANGE if changed or is_running else CURRENT)
 
 
 def _event(name: str) -> bytes:

@@ -1,11 +1,10 @@
-"""Renders what a page shows as HTML, JSON or CSV: one value, three formats; with its charts and static files."""
+"""Renders the data of a page as HTML, JSON or CSV; with charts and static files."""
 
 import csv
 import hashlib
 import io
 import json
 import mimetypes
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
@@ -25,39 +24,39 @@ from starlette.types import Scope
 
 from onejob.api.api_keys import Role
 from onejob.jobs.public_view import short_id
+from onejob.jobs.spreadsheets import guard_cell
 from onejob.jobs.timestamps import duration_text, format_timestamp
 from onejob.pages.access import CSRF_FIELD, User, read_cookies
-from onejob.pages.context import Context, PageRequest
+from onejob.pages.context import Context
+from onejob.pages.page_request import PageRequest
 
 ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
 NO_FILTER = frozenset({"cursor", "limit", "format"})
 """The parameters of a list that select no jobs."""
-FORMULA = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[^\S\t\r\n]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])")
-"""Where a cell begins that a spreadsheet may execute (OWASP, CSV Injection), whichever separator it expects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a page shows: JSON values, and times as `datetime`."""
+    """The data of a page: JSON values, and times as `datetime`."""
 
     template: str
     title: str
     data: dict[str, Any]
     rows: str = ""
-    """The name of the list in `data` that CSV has; "" if the page is no list."""
+    """The name of the list in `data` for CSV; "" if the page is no list."""
     status: int = 200
     outcome: str = "done"
-    """What an action has come to, for the audit log: "done", or the slug of a problem."""
+    """The outcome of an action, for the audit log: "done", or the slug of a problem."""
     has_scripts: bool = True
     live: str = ""
-    """What is watched for changes: `ledger`, or the id of a job after `job:`; "" if the page does not change."""
+    """The subject that is watched for changes: `ledger`, or `job:` and an id; "" if the page does not change."""
     built_at: float | None = None
-    """When it was built, on the store's clock, as its times are."""
+    """The time at which it was built, on the store's clock, like all its times."""
 
 
 class Redirect(NamedTuple):
-    """The page of this dashboard to go to instead, and the notice that it shows."""
+    """A redirect to another page of this dashboard, and the notice that it shows."""
 
     path: str
     notice: str = ""
@@ -72,7 +71,7 @@ class View(NamedTuple):
     role: Role = Role.READ
 
     def show(self, context: Context, query: QueryParams, path: Mapping[str, str], zone: tzinfo) -> Page | Redirect:
-        """Return what the page shows, for the parameters of its URL and its path. Raises `Problem` for a wrong one."""
+        """Return the page for the parameters of its URL and its path. Raises `Problem` for an invalid parameter."""
         now = context.ledger.read_clock()
         page = self.build(context, PageRequest(query, now, path, zone))
         return page if isinstance(page, Redirect) else replace(page, built_at=now)
@@ -105,9 +104,9 @@ def _environment() -> Environment:
 def render_html(
     page: Page, request: Request, user: User | None, *, token: str, notice: str = "", has_login: bool = False
 ) -> Response:
-    """Render a page as HTML; `user`: None before the login. `notice`: what the last action has done.
+    """Render a page as HTML; `user`: None before the login. `notice`: the result of the last action.
 
-    `token`: the one of its forms.
+    `token`: the token of its forms.
     """
     base, zone, given = request.scope.get("root_path", ""), zone_of(request), request.query_params.multi_items()
     path = quote(request.scope["path"].removeprefix(base) or "/")
@@ -130,15 +129,15 @@ def render_html(
 
 
 def render_json(page: Page) -> Response:
-    """Render what a page shows as JSON. A number that JSON does not have, such as NaN, is a text."""
+    """Render the data of a page as JSON. A number that JSON does not have, such as NaN, becomes a text."""
     text = json.dumps({"title": page.title, **page.data}, default=_plain)
     text = json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False, indent=2)
-    content = text.encode(errors="backslashreplace")  # which is also how JSON escapes a lone surrogate
+    content = text.encode(errors="backslashreplace")  # JSON escapes a lone surrogate in the same way
     return Response(content, page.status, media_type="application/json")
 
 
 def render_csv(page: Page) -> Response:
-    """Render the list of a page as CSV (RFC 4180). What a spreadsheet would execute is preceded by a quote."""
+    """Render the list of a page as CSV (RFC 4180). A quote precedes text that a spreadsheet would execute."""
     rows = page.data[page.rows]
     output = io.StringIO()
     writer = csv.writer(output)
@@ -155,7 +154,7 @@ def pretty(value: object) -> str:
 
 
 def zone_of(request: Request) -> tzinfo:
-    """Return the time zone of the viewer, which the page's script has stored in a cookie; UTC without one."""
+    """Return the time zone of the viewer, which the page's script has stored in a cookie; UTC without the cookie."""
     return _zone(unquote(next(iter(read_cookies(request, ZONE_COOKIE)), ""))[:64])
 
 
@@ -175,7 +174,7 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain).strip('"')
-    return text if isinstance(value, int | float) else FORMULA.sub("'", text)
+    return text if isinstance(value, int | float) else guard_cell(text)
 
 
 def _with_query(path: str, parameters: Iterable[tuple[str, Any]]) -> str:
@@ -184,7 +183,7 @@ def _with_query(path: str, parameters: Iterable[tuple[str, Any]]) -> str:
 
 
 def _when(zone: tzinfo, at: datetime | None) -> str:
-    """Return a time in the viewer's zone, which the page's script makes relative; the exact one is its title."""
+    """Return a time in the viewer's zone; the page's script makes it relative, and its title is exact."""
     if at is None:
         return ""
     local = at.astimezone(zone)
@@ -207,14 +206,14 @@ def duration(seconds: float | None) -> str:
 WIDTH, HEIGHT = 720.0, 120.0
 """The size of the coordinate system of a bar chart; the style sheet gives its size on the page."""
 GAP = 0.18
-"""The share of a bar's width that is left between two."""
+"""The gap between two bars, as a share of a bar's width."""
 SPAN_WIDTH = 1000.0
 SMALLEST_SPAN = 3.0
-"""How wide a span is drawn at least, so that short ones can be seen."""
+"""The minimum width of a span, so that short spans can be seen."""
 
 
 class Bar(NamedTuple):
-    """One part of a stacked bar: its rectangle, and the series that colours it."""
+    """A part of a stacked bar: its rectangle, and the series that colours it."""
 
     x: float
     y: float
@@ -225,7 +224,7 @@ class Bar(NamedTuple):
 
 
 def draw_bars(rows: Sequence[Mapping[str, Any]], series: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Return a chart with a stacked bar for each row, of the numbers that it has by the names in `series`.
+    """Return a chart with a stacked bar for each row, of the row's numbers by the names in `series`.
 
     `labels`: the text of each row, which becomes the title of the transparent `columns` over its bar.
     """
@@ -271,7 +270,7 @@ def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
 
 
 CACHED = "public, max-age=31536000, immutable"
-mimetypes.add_type("text/javascript", ".js")  # as Python has it from 3.12 on, whatever the system says
+mimetypes.add_type("text/javascript", ".js")  # the type in Python from 3.12 on, whatever the system's table has
 
 
 @cache
@@ -282,7 +281,7 @@ def static_version() -> str:
 
 
 class VersionedFiles(StaticFiles):
-    """The files below `/static/{version}`. One of another version, as during a rolling deployment, is not cached."""
+    """The files below `/static/{version}`. A file of another version, as during a rolling deployment, is not cached."""
 
     def __init__(self) -> None:
         super().__init__(packages=[("onejob.pages", "static")])

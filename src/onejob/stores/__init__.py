@@ -1,7 +1,8 @@
-"""Opens stores by URL. The driver of a store is imported only when needed."""
+"""Opens stores by URL: the driver of a store is imported only when a URL needs it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
@@ -9,17 +10,13 @@ from onejob.errors import ConfigurationError
 from onejob.stores.django_database import SCHEME as DJANGO_SCHEME
 from onejob.stores.django_database import resolve
 from onejob.stores.protocol import Store
+from onejob.stores.urls import redacted, scheme_of
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 POSTGRES_SCHEMES = frozenset({"postgresql", "postgres"})
 _KINDS = {"postgresql": POSTGRES_SCHEMES, "redis": REDIS_SCHEMES, "sqlite": frozenset({"sqlite"})}
 SCHEMES = frozenset().union(*_KINDS.values())
-"""The schemes of stores that Celery's URLs may have, too."""
-
-
-def scheme_of(url: str) -> str:
-    """Return the part of a URL before "://", lower case and without a "+driver"; "" when there is none."""
-    return url.partition("://")[0].lower().partition("+")[0] if "://" in url else ""
+"""The schemes of the URLs of stores, which URLs of Celery's brokers and result backends may have, too."""
 
 
 def kind_of(url: str) -> str:
@@ -67,12 +64,12 @@ def postgres_driver() -> ModuleType:
 def display_url(url: str, *, with_user: bool = False) -> str:
     """Return a store's URL without password and options, `with_user` for PostgreSQL. Raises `ConfigurationError`.
 
-    The file of a SQLite ledger is absolute: a relative one is another file in another working directory.
+    The file of a SQLite ledger is absolute: a relative path is another file in another working directory.
     """
     url = resolve(url)
     kind = kind_of(url)
     if kind == "sqlite":
-        from onejob.stores.sqlite.connection import absolute_path
+        from onejob.stores.sqlite.files import absolute_path
 
         return f"sqlite:///{absolute_path(sqlite_path(url))}"
     if kind == "postgresql":
@@ -85,13 +82,21 @@ def display_url(url: str, *, with_user: bool = False) -> str:
     return f"{scheme_of(url)}://{redis_connection.location_of(redis_connection.pool_of(url))}"
 
 
+def missing_file(url: str) -> Path | None:
+    """Return the file of a SQLite ledger that opening it would create; None if it exists, and for other ledgers."""
+    if kind_of(url) != "sqlite":
+        return None
+    path = Path(sqlite_path(resolve(url))).absolute()
+    return None if path.exists() else path
+
+
 def sqlite_path(url: str) -> str:
     """Return the file of `sqlite:///relative` or `sqlite:////absolute`."""
     parts = urlsplit(url)
     path = unquote(parts.path)[1:]
     if parts.netloc or parts.query or parts.fragment or not path or path == ":memory:":
         raise ConfigurationError(
-            f"{url!r} names no file: write sqlite:///ledger.db, or sqlite:////srv/app/ledger.db for an absolute path, "
-            "without options, and with %3F and %23 for ? and #"
+            f"{redacted(url)} names no file: write sqlite:///ledger.db, or sqlite:////srv/app/ledger.db for an "
+            "absolute path, without options, and with %3F and %23 for ? and #"
         )
     return path

@@ -1,4 +1,4 @@
-"""`django://alias`: the URL of a database in Django's settings, resolved when it is used.
+"""The URL `django://alias` of a database in Django's settings, which is resolved each time it is used.
 
 Django gives a database another name while tests run (`test_shop` instead of `shop`), so that the URL is never kept.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from onejob.errors import ConfigurationError
+from onejob.stores.urls import redacted
 
 SCHEME = "django"
 
@@ -22,7 +23,7 @@ def alias_of(url: str) -> str | None:
         return None
     alias = alias.rstrip("/")
     if not alias or "/" in alias:
-        msg = f"{url!r} names no database of Django: write django://default, or another alias in DATABASES"
+        msg = f"{redacted(url)} names no database of Django: write django://default, or another alias in DATABASES"
         raise ConfigurationError(msg)
     return alias
 
@@ -52,13 +53,13 @@ def resolve(url: str) -> str:
         return f"sqlite:///{quote(f'{name}?' if is_bare_uri else name)}"
     engine = connection.settings_dict["ENGINE"]
     raise ConfigurationError(
-        f"onejob_store={url!r}: the engine of this database is {engine}; a ledger can be in PostgreSQL or SQLite. "
-        "Name the alias of such a database, or a Redis by its URL"
+        f"onejob_store={redacted(url)}: the engine of this database is {engine}; a ledger can be in PostgreSQL or "
+        "SQLite. Name the alias of such a database, or a Redis by its URL"
     )
 
 
 def address_of(url: str) -> tuple[Any, ...]:
-    """Return what changes when Django moves the database of `django://alias`: its name and its server."""
+    """Return the name and the server of the database of `django://alias`, which change when Django moves it."""
     settings = _connection(str(alias_of(url))).settings_dict
     return (settings["NAME"], settings.get("HOST"), settings.get("PORT"), settings["ENGINE"])
 

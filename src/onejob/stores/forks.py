@@ -1,4 +1,4 @@
-"""Forks: the child abandons what is the parent's, and no other thread is in the middle of what it needs."""
+"""Forks of a process: the child drops the parent's connections, and inherits no lock that another thread holds."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class ForkLocks(threading.local):
         self._held: list[threading.RLock] = []
 
     def acquire(self, locks: Iterable[threading.RLock]) -> None:
-        """Take these locks, within `FORK_PATIENCE` all together; one that another thread keeps is left out."""
+        """Take locks, within `FORK_PATIENCE` all together; a lock that another thread keeps is left out."""
         deadline = time.monotonic() + FORK_PATIENCE
         self._held.extend(lock for lock in locks if lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
 
     def release(self) -> None:
-        """Release them, in the parent."""
+        """Release the locks of this thread, in the parent."""
         while self._held:
             self._held.pop().release()
 
     def forget(self) -> None:
-        """Keep none of them, in the child."""
+        """Forget the locks of this thread without releasing them, in the child."""
         self._held.clear()
 
 
 def abandon_in_children(instance: Any) -> None:
-    """Call `instance.abandon()` in each forked child. It returns what is the parent's, which so stays unclosed."""
+    """Call `instance.abandon()` in each forked child. It returns the parent's objects, which so stay unclosed."""
     _instances.add(instance)
 
 

@@ -1,4 +1,4 @@
-"""A bounded cache of this process: which jobs held which identities. A store verifies what it reads here."""
+"""A bounded cache of the jobs that held identities, in this process. A store verifies a holder that it finds here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LIMIT = 1024
 
 
 class HolderCache(dict[str, str]):
-    """Maps an identity to its holder at the latest duplicate, who may be outdated. Safe to use from many threads."""
+    """Maps an identity to the job that held it at the latest duplicate. Safe to use from many threads."""
 
     def put(self, identity: str, job_id: str) -> None:
         """Store a holder. A full cache is cleared first."""

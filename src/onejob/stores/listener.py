@@ -1,4 +1,4 @@
-"""The subscribers of a store's signals in this process: one thread, and one connection, that wake them."""
+"""Wakes the subscribers of a store's signals in this process, by one thread with one connection."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Listener(ABC):
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self.working = threading.RLock()
-        """Held by the thread unless it waits: a fork must not copy a lock of a client library that is held."""
+        """The lock that the thread holds unless it waits: a fork must not copy a held lock of a client library."""
         _listeners.add(self)
         abandon_in_children(self)
 
     def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
-        """Have a function called with the payload of each signal: see `Signals`."""
+        """Have a function called with the payload of each signal, as `Signals.subscribe` says."""
         if self.interval == POLL:
             return lambda: None
         subscription = object()
@@ -163,11 +163,11 @@ class Feed(ABC):
 
     @abstractmethod
     def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
-        """Listen to more channels, and to others no more."""
+        """Begin to listen to the `added` channels, and stop for the `removed` channels."""
 
     @abstractmethod
     def read(self) -> Iterable[tuple[Channel, str | None, str]]:
-        """Return channel, key (None: now listened to) and payload of what has arrived, without waiting."""
+        """Return channel, key (None: now listened to) and payload of each signal that has arrived, without waiting."""
 
     @abstractmethod
     def check(self) -> None:
@@ -186,7 +186,7 @@ class ConnectedListener(Listener):
     """A thread that listens on a connection of its own, which `connect` opens."""
 
     _interrupt_file: int | None = None
-    """A pipe's end: to write to it ends the wait."""
+    """The writing end of a pipe: a write to it ends the wait of the thread."""
     _feed: Feed | None = None
 
     def __init__(self, connect: Callable[[], Feed], *, polls: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The store protocols: atomic operations on rows. The ledger is the use cases on top of them.
 
-A new store begins with `CoreStore`; each of the others is a capability of its own. `tests/contract` tests each.
+A new store begins with `CoreStore`; each other protocol is a capability of its own. `tests/stores` tests them all.
 
 Every store guarantees:
 
@@ -16,59 +16,110 @@ Every store guarantees:
   between. At most one job is queued next per identity.
 - A token is larger than every earlier token of the job, and at least the clock in microseconds.
 - No store implements a rule of the lifecycle: a change contains what to compare and what to set.
-- Driver errors leave a store only as `StoreError`, or `StoreUnavailableError` when the outcome is unknown.
+- Driver errors leave a store only as `StoreError`, of the class that its verdict has (`verdicts.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from onejob.jobs import records
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.jobs.backlog import Backlog
+from onejob.jobs.blocks import Block
+from onejob.jobs.broker_messages import Delivery, NewMessage
+from onejob.jobs.costs import CostAnswer, CostKey, CostSum, CostWrite, Label
+from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
+from onejob.jobs.metric_buckets import NO_AMOUNTS, Bucket, Period
+from onejob.jobs.model import (
+    Admission,
+    Applied,
+    Cancel,
+    Change,
+    Duplicate,
+    DuplicateCount,
+    HandoverOf,
+    JobRow,
+    Renewal,
+    Submission,
+    Tombstone,
+)
+from onejob.jobs.query import Query
+from onejob.jobs.schedule_state import ScheduleState
+from onejob.jobs.workers import UNREGISTERED, Registration, WorkerInfo
 from onejob.transactions.sessions import OpenTransaction
 
 HISTORY_LIMIT = 200
-"""How many entries of a job's history a store keeps: the newest ones."""
-WINDOW_OVER = "its uniqueness window is over"
-"""The history's detail of a job whose identity was released for a submission."""
+"""How many entries of a job's history a store keeps: the newest entries."""
+WINDOW_OVER, HAS_EXPIRED = "its uniqueness window is over", "it has expired"
+"""The two details in the history of a job whose identity was released for a submission."""
 DUPLICATE_LIMIT = 20
-"""How many duplicates of one job a store keeps: the newest ones. All are counted."""
+"""How many duplicates of one job a store keeps: the newest duplicates. All are counted."""
 SUBMITTER_LIMIT = 1000
-"""About how many submitters the statistics of a task distinguish, and those of a job that is kept."""
+"""About how many submitters the statistics of a task, and of a job that is kept, distinguish."""
 OTHER_SUBMITTERS = "(others)"
 """The submitter under which the duplicates of all further submitters are counted."""
+LOGS_KEPT = 10
+"""How many attempts of a job, the newest ones, have a log."""
 BATCH_LIMIT = 1000
 """How many submissions one call may have."""
 FORGOTTEN_AFTER = 3_600.0
-"""Seconds for which an expired queue and its bindings are kept: a consumer that was suspended meanwhile renews it."""
+"""Seconds for which an expired queue and its bindings are kept, so that a suspended consumer can renew the queue."""
 LOOK_INTERVAL = 10.0
-"""Seconds after which workers look for jobs and messages without a signal, which tells of all that are due before."""
+"""Seconds after which workers look for jobs and messages without a signal; signals announce all that are due before."""
 Wake: TypeAlias = Callable[[str], object]
 BACKSTOP = 1.0
-"""Seconds after which each subscriber looks for itself, so that a lost notification costs no more."""
+"""Seconds after which each subscriber looks for itself, so that a lost signal delays it by no more than that."""
 POLL = 0.05
-"""Seconds after which each subscriber looks for itself where no notifications arrive."""
+"""Seconds after which each subscriber looks for itself where no signals arrive."""
 JOB = "job"
 MESSAGE = "message"
 INDEXED_STATES = (State.CANCELED, State.FAILED, State.RETRYING)
 """The states that have an index in the order of `created_at`. Running jobs are found by their leases."""
 
 
-def indexed_state(query: records.Query) -> State | None:
-    """Return the state of all jobs of a query if that has an index, and None otherwise."""
+class Index(StrEnum):
+    """The indexes that lead to the jobs of a query, in the order of `created_at`. The values name the statements."""
+
+    TIMES = ""
+    RUNS = "of_runs"
+    SUBMITTER = "of_submitter"
+    STATE = "of_state"
+
+
+INDEXED = {
+    Index.TIMES: frozenset[str](),
+    Index.RUNS: frozenset({"states"}),
+    Index.SUBMITTER: frozenset({"submitter"}),
+    Index.STATE: frozenset({"states"}),
+}
+"""The filters of a query that each index applies."""
+
+
+def index_of(query: Query) -> Index:
+    """Return the index that leads to the jobs of a query.
+
+    Runs are few. The jobs of a submitter precede those of a state, so that a caller with own jobs reads no others.
+    """
+    if query.states == {State.RUNNING}:
+        return Index.RUNS
+    if query.submitter:
+        return Index.SUBMITTER
+    return Index.TIMES if indexed_state(query) is None else Index.STATE
+
+
+def indexed_state(query: Query) -> State | None:
+    """Return the state of all jobs of a query if the query has one state, of `INDEXED_STATES`; None otherwise."""
     (state,) = query.states if len(query.states) == 1 else (None,)
-    return state if state is State.RUNNING or state in INDEXED_STATES else None
+    return state if state in INDEXED_STATES else None
 
 
-def is_indexed(query: records.Query, *, of_submitter: bool) -> bool:
-    """Return whether an index has the jobs of a query and no others. `of_submitter`: there is one of submitters."""
-    filters = query.filters
-    if of_submitter and query.submitter:
-        return filters == {"submitter"}
-    return not filters or (filters == {"states"} and indexed_state(query) is not None)
+def is_indexed(query: Query) -> bool:
+    """Return whether the index of a query has its jobs and no others."""
+    return query.filters <= INDEXED[index_of(query)]
 
 
 class GroupBy(StrEnum):
@@ -80,35 +131,35 @@ class GroupBy(StrEnum):
 
 
 class CoreStore(Protocol):
-    """What every store must have. Safe to use from many threads, and after a fork."""
+    """The operations that every store must have. A store is safe to use from many threads, and after a fork."""
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_after: float, wait_for_locks: bool = True,
-        message_of: MessageOf | None = None,
+        self, submissions: Sequence[Submission], *, handover_of: HandoverOf, wait_for_locks: bool = True
     ) -> list[Admission]:  # fmt: skip
-        """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the admissions in this order.
+        """Submit at most `BATCH_LIMIT` submissions in order, in a few round trips; return the admissions in that order.
 
-        Each is written as a queued job that holds its identity, unless a job holds it already. A job that has its id
-        answers it, or the job that has answered its key, while the key is retained. For any other duplicate,
+        Each submission is written as a queued job that holds its identity, unless a job holds it already. A job with
+        the submission's id answers, or the job that has answered its key, while the key is retained;
+        `Admission.repeated` decides if there are both. A new key is stored for the job that answers. For others,
         `onejob.jobs.on_duplicate.resolve` decides whether the holder of the identity takes over the payload, or
-        the submission is written as the job that is queued next (if there is one already, that one may take over the
-        payload). With `follows` a follower of the job that answers is written, too.
+        the submission is written as the job that is queued next (if a job is queued next already, that job may take
+        over the payload). With `follows` a follower of the job that answers is written, too.
 
-        A duplicate is counted in the job's row and in the statistics, and stored. `wake_after`: seconds until
-        `take_due` returns a job that may run at once; a delayed one is returned when it is due.
+        A duplicate is counted in the job's row and in the statistics, and stored.
+
+        `handover_of` says how a job that is due now gets to a worker, and when `take_due` returns it; a delayed job
+        is returned when it is due. A store calls the function for each submission that may write or move such a job,
+        once or several times. An admission says whether the job was handed over.
 
         A new job, also one that is queued next, is charged with the `charges` of its submission. If one of these quotas
         is used up, nothing is written, and the result is a `QuotaExceededError`. Expired windows are deleted in small
         portions by later uses of any quota.
 
-        A `MessagePushingStore` calls `message_of` for each new job that is due now. A `DeliveringStore` never calls it:
-        if it is given, the jobs are offered to the workers of their queues.
-
         Without `wait_for_locks` a row that another transaction has locked raises `StoreBusyError` after a short wait.
         Raises `QuotaExceededError` for a single submission, and `PartlySubmittedError` if some of several were refused.
         """
 
-    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> JobRow | None:
         """Write a follower: a queued job without an identity that becomes due with the end of the job that it follows.
 
         It is due at once if that job has ended already, and otherwise in one lease at the latest. A job that has its id
@@ -123,22 +174,31 @@ class CoreStore(Protocol):
         """
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
-        """Extend the leases of all (job id, nonce) pairs in one call; return the renewals in the same order."""
+        """Extend the leases of claims, which are pairs of job id and nonce; return the renewals in the same order."""
 
     def apply(self, change: Change) -> Applied:
         """Apply a change if its conditions hold."""
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
-        """Store a run's progress. Returns the job's `cancel`, or None if the token is stale."""
+        """Store a run's progress. Return the job's `cancel`, or None if the token is stale."""
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
-        """Memoise a step. Returns the stored value (an earlier one wins), or None if the token is stale."""
+        """Memoise a step. Return the stored value (an earlier value wins), or None if the token is stale."""
 
     def steps(self, job_id: str) -> Mapping[str, str]:
         """Return the memoised steps of a job by name."""
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
-        """Return jobs whose `wake_at` is due, and postpone it by `hold` seconds, so that only one sweeper gets each.
+    def keep_run_log(self, job_id: str, token: int, text: str) -> bool:
+        """Write the log of the latest attempt, in place of the log before; return False if the token is stale.
+
+        The run may have ended. The newest `LOGS_KEPT` attempts of a job have a log.
+        """
+
+    def run_logs(self, job_id: str) -> dict[int, str]:
+        """Return the logs of a job by attempt."""
+
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[JobRow]:
+        """Return jobs whose `wake_at` is due, and postpone it by `hold` seconds: only one sweeper gets each job.
 
         Runs whose lease has expired come first (none without `expired_runs`), then all others; each in the order of
         `wake_at`. A job that waits, or whose canvas waits, is returned only if its `publisher_task`, or else its task,
@@ -150,21 +210,25 @@ class CoreStore(Protocol):
     ) -> None:
         """Set `wake_at` of jobs by id, in seconds from now; jobs that run or are settled do not change.
 
-        `taken`: the `wake_at` of some of the jobs as the caller has seen it; one that has another now does not change.
-        `lost`: only of published jobs that may run, which lose their `published_at`: a sweep has to publish them again.
+        `taken`: the `wake_at` of some of the jobs as the caller has seen it; a job with another one does not change.
+        `lost`: change only published jobs that may run and are not parked; their `published_at` is cleared: a sweep
+        publishes them again.
         """
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         """Return the jobs that exist by id, in one round trip."""
 
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
-        tombstone_for: float = 0.0,
+        skip_needed: bool = False, successor: str | None = None, tombstone_for: float = 0.0,
     ) -> list[str]:  # fmt: skip
         """Delete the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
 
         `skip_referenced`: a job that an idempotency key or an unfinished follower points to stays. It becomes due when
         the key expires, or when the time since its end has doubled. A store may skip a locked row. Statistics stay.
+        `skip_needed`: such a job stays unchanged, and so does a job whose canvas is still to be notified.
+
+        `successor`: another job, if it exists, answers their idempotency keys from then on; else the keys are free.
 
         `tombstone_for`: how many seconds the tombstone of each ended job is kept. Each call also deletes expired
         tombstones, at most twice as many as there are `job_ids`, so that they do not accumulate.
@@ -175,21 +239,21 @@ class CoreStore(Protocol):
 
 
 class Queries(Protocol):
-    """Finding jobs by other criteria than their ids, and reading their histories and tombstones."""
+    """The reads that find jobs by other criteria than their ids, and that return their histories and tombstones."""
 
     def read_clock(self) -> float:
         """Return the time on the store's clock, with which the times of jobs are compared."""
 
-    def find_existing(self, identity: str, key: str | None) -> Job | None:
-        """Return the job that would answer a submission: its key's, or else the one that holds its identity.
+    def find_existing(self, identity: str, key: str | None) -> JobRow | None:
+        """Return the job that would answer a submission: the job of its key, or else the holder of its identity.
 
         A holder whose uniqueness window is over would not answer: the next submission, redrive or sweep releases it.
         """
 
-    def find(self, query: records.Query) -> list[Job]:
-        """Return jobs, newest first."""
+    def find(self, query: Query) -> list[JobRow]:
+        """Return the jobs of a query, newest first."""
 
-    def counts(self, query: records.Query, *, limit: int | None = None) -> dict[State, int]:
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         """Return how many jobs match, by state, without states that have none; the page of the query is ignored.
 
         `limit`: only the newest so many matching jobs are counted.
@@ -201,42 +265,43 @@ class Queries(Protocol):
         A job that has ended counts as queued, and not as completed, until its canvas is notified.
         """
 
-    def is_indexed(self, query: records.Query) -> bool:
+    def is_indexed(self, query: Query) -> bool:
         """Return whether an index has the jobs of a query and no others, so that `find` reads few others."""
 
-    def edge(self, query: records.Query, *, skip: int) -> float | None:
-        """Return when the job was created that is `skip` places after the position of a query; None without one.
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        """Return the `created_at` of the job `skip` places after the position of a query; None if there is no such job.
 
-        The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first: the
-        other filters are ignored.
+        `before`, `before_id` and `until` are the position. All jobs of the time range count that the index of the query
+        leads to, newest first: the other filters are ignored.
         """
 
-    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[records.Backlog]:
-        """Return the jobs that wait for a run or run, by task, queue and state, sorted; none that wait for another job.
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+        """Count the jobs that wait for a run or run, by task, queue and state, sorted.
 
+        Jobs that wait for another job, or for the end of a pause, are left out.
         Of each of the tasks whose workers handle them, the `limit` waiting jobs with the earliest `wake_at` are looked
         at, and all running ones, which are as few as the slots of the workers. `submitter`: only its jobs count.
         """
 
-    def followers(self, job_id: str, *, limit: int) -> list[Job]:
-        """Return the jobs whose `follows_id` is this job, oldest first, ended ones, too: webhooks are such jobs."""
+    def followers(self, job_id: str, *, limit: int) -> list[JobRow]:
+        """Return the jobs whose `follows_id` is this job, also ended jobs, oldest first. Webhooks are such jobs."""
 
-    def history(self, job_id: str) -> list[records.Entry]:
-        """Return a job's history, oldest first: what is stored and what the row implies (`full_history`)."""
+    def history(self, job_id: str) -> list[Entry]:
+        """Return a job's history, oldest first: the stored entries and those that the row implies (`full_history`)."""
 
-    def tombstone(self, job_id: str) -> records.Tombstone | None:
+    def tombstone(self, job_id: str) -> Tombstone | None:
         """Return the tombstone of a deleted job; None if a new job has this id."""
 
 
 class DuplicateStats(Protocol):
     """The duplicates of jobs, and their statistics.
 
-    Sums by task, submitter and outcome are kept for ever; the numbers of an identity are those of its jobs that are
-    kept. At most `SUBMITTER_LIMIT` submitters have sums of their own.
+    Sums by task, submitter and outcome are kept for ever; the numbers of an identity come from its jobs that are kept.
+    At most `SUBMITTER_LIMIT` submitters have sums of their own.
     """
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
-        """Store and count a duplicate that was found without `submit_many`, as that would.
+        """Store and count a duplicate that was found outside of `submit_many`, in the same way.
 
         `also`: the nonces of further submissions that differ only by their nonces, in order.
 
@@ -249,12 +314,35 @@ class DuplicateStats(Protocol):
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
-    ) -> list[records.DuplicateCount]:
+    ) -> list[DuplicateCount]:
         """Return the counts of the `limit` groups with the most duplicates, largest first.
 
         Redelivered messages have counts of their own, which do not affect the order. `submitter`: count only the
         duplicates of this submitter (by identity: those of the jobs of this submitter). `tasks`: only of these tasks.
         """
+
+
+class Costs(Protocol):
+    """The costs of runs, and their sums by day, task, submitter and tag, which are kept for `COST_DAYS` days.
+
+    On each day at most `SUBMITTER_LIMIT` submitters of a task have sums of their own, and as many tags; all others are
+    added up as `OTHER_SUBMITTERS`.
+    """
+
+    def add_cost(self, write: CostWrite, *, sources: frozenset[State]) -> CostAnswer | None:
+        """Set the costs of a run if they are the expected ones, and add to the sums of today; None: the token is stale.
+
+        What is spent is added once, and to what is saved once for each duplicate of the job in `SAVED` so far.
+        """
+
+    def add_saved(self, amounts: Mapping[CostKey, Decimal]) -> None:
+        """Add amounts to what is saved today.
+
+        This is not idempotent: after a lost reply, a retry may add all amounts twice. No decision depends on them.
+        """
+
+    def cost_sums(self, *, first: int, last: int, label: Label) -> list[CostSum]:
+        """Return the sums with a label of these days, numbered from the epoch (UTC), in any order."""
 
 
 class WebhookEvents(Protocol):
@@ -272,7 +360,7 @@ class Results(Protocol):
     """The results of Celery tasks that are no jobs, and of groups, for `result_backend = "onejob://"`."""
 
     def put_result(self, name: str, body: str, *, keep_for: float) -> None:
-        """Store a result, which is not empty, for so many seconds, in place of an earlier one of this name.
+        """Store a result, which is not empty, for so many seconds, in place of an earlier result of this name.
 
         Each call deletes a few results whose time is over.
         """
@@ -285,26 +373,26 @@ class Results(Protocol):
 
 
 class AuditLog(Protocol):
-    """What operators did, and which requests were refused."""
+    """The audit log: the actions of operators, and the refused requests."""
 
-    def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
-        """Append an entry, with an id and the time; delete two at most of those that exceed a limit.
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        """Append an entry, with an id and the time; delete at most two of the entries that exceed a limit.
 
         The limits: older than `keep_for` seconds, or not one of the newest `keep` of its kind. So entries of one kind
-        never displace those of another.
+        never displace entries of another kind.
 
         This is not idempotent: after a lost reply, a retry may append the entry twice.
         """
 
-    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[records.AuditEntry]:
-        """Return entries of the last `keep_for` seconds, newest first; with `before` only those with smaller ids."""
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        """Return entries of the last `keep_for` seconds, newest first; with `before` only entries with smaller ids."""
 
 
 class Metrics(Protocol):
-    """What all processes share besides jobs: metrics, in total and by time, and worker heartbeats."""
+    """The metrics that all processes add up, in total and by time, and the heartbeats of workers."""
 
-    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = records.NO_AMOUNTS) -> None:
-        """Add `amounts` to totals by name, and `recent` to the current bucket of each `Period`; a missing one is 0.
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        """Add `amounts` to totals by name, and `recent` to the current bucket of each `Period`; a missing number is 0.
 
         Each call deletes some of the expired buckets: at most twice as many amounts as it may add.
 
@@ -314,33 +402,33 @@ class Metrics(Protocol):
     def totals(self) -> dict[str, float]:
         """Return all totals by name."""
 
-    def series(self, period: records.Period, *, since: float) -> list[records.Bucket]:
-        """Return the buckets that begin at `since` or later, oldest first, without empty ones.
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        """Return the buckets that begin at `since` or later, oldest first, without empty buckets.
 
-        A bucket expires `Period.kept_for` seconds after its begin. One that begins later than now is left out.
+        A bucket expires `Period.kept_for` seconds after its begin. A bucket that begins later than now is left out.
         """
 
-    def heartbeat(self, node: str, *, lasts: float, registration: records.Registration = records.UNREGISTERED) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker.
 
-        `registration` replaces that of its previous heartbeat.
+        `registration` replaces the registration of the worker's previous heartbeat.
         """
 
-    def workers(self) -> list[records.WorkerInfo]:
+    def workers(self) -> list[WorkerInfo]:
         """Return the workers whose heartbeats have not expired, by name."""
 
-    def take_dead_workers(self) -> list[records.WorkerInfo]:
+    def take_dead_workers(self) -> list[WorkerInfo]:
         """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
 
 
 class Channel(StrEnum):
-    """What a signal is about."""
+    """The channels of signals: the kinds of things that a signal is about."""
 
     END = "end"
     """A job has ended; the key is its id."""
     DUE = "due"
-    """A job or a message may be due; the key is the name of its queue, or "" for a job that the end of another one has
-    made due. The payload is `JOB` or `MESSAGE`."""
+    """A job or a message may be due; the key is the name of its queue, or "" for a job that became due by the end of
+    another job. The payload is `JOB` or `MESSAGE`."""
 
 
 class Signals(Protocol):
@@ -352,8 +440,8 @@ class Signals(Protocol):
     def subscribe(self, channel: Channel, key: str, wake: Wake) -> Callable[[], None]:
         """Have `wake` called with the payload of each signal, and return the function that ends the subscription.
 
-        It is called in the thread that listens, must not block, and may be called without a reason. An empty payload
-        means that something may have happened: also when a connection was lost, and when a new one listens. So a
+        `wake` is called in the thread that listens, must not block, and may be called without a reason. With an empty
+        payload something may have happened: also when a connection was lost, and when a new connection listens. So a
         subscriber looks for itself once after this call, which never raises, after each wake, and at each `interval`.
         """
 
@@ -362,26 +450,26 @@ class Signals(Protocol):
 
 
 class SignalingStore(Protocol):
-    """A store that wakes who waits for what happens in it, in any process."""
+    """A store that sends signals of its changes to subscribers, in any process."""
 
     @property
     def signals(self) -> Signals:
-        """The signals. In a user's transaction a store has none."""
+        """The signals of the store. In a user's transaction a store has none."""
 
-    def get_awaited(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Return what `get_many` does, and signal the end of each of the jobs that has not ended (`Channel.END`).
+    def get_awaited(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
+        """Return the jobs that exist by id, and signal the later end (`Channel.END`) of each that has not ended.
 
-        A store may signal only the ends of jobs that were read so. Who subscribes first misses no end.
+        A store may signal only the ends of jobs that were read so. A caller that subscribes first misses no end.
         """
 
 
 class Schedules(Protocol):
     """The states of the entries of the beat schedule."""
 
-    def schedules(self) -> list[records.ScheduleState]:
+    def schedules(self) -> list[ScheduleState]:
         """Return all states, by name."""
 
-    def put_schedule(self, state: records.ScheduleState, *, expected: str) -> bool:
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
         """Write a state if the stored nonce of its entry is `expected` ("": none is stored); return whether it was.
 
         A repeated call, which finds its own nonce, gets True again.
@@ -391,88 +479,109 @@ class Schedules(Protocol):
         """Delete the state of an entry if the stored nonce is `expected`."""
 
 
+class Blocks(Protocol):
+    """The pauses and strikes, and the jobs that are parked on a pause (`Change.parked_on`)."""
+
+    def blocks(self) -> list[Block]:
+        """Return all blocks, by id."""
+
+    def put_block(self, block: Block) -> None:
+        """Write a block, unless its id exists."""
+
+    def delete_block(self, block_id: str) -> None:
+        """Delete a block, if it exists. Jobs that are parked on it stay parked."""
+
+    def unpark(self, block_id: str, *, limit: int, reason: str) -> list[str]:
+        """Make the first jobs that are parked on a pause due, at most `limit`, and return their ids.
+
+        The most urgent jobs come first, and then the oldest. These jobs are parked no longer, a sweep or the workers of
+        their queues take them, and `reason` says why.
+        """
+
+
 class Store(
-    CoreStore, Queries, DuplicateStats, WebhookEvents, Results, AuditLog, Metrics, SignalingStore, Schedules, Protocol
-):
-    """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
+    CoreStore, Queries, DuplicateStats, Costs, WebhookEvents, Results, AuditLog, Metrics, SignalingStore, Schedules,
+    Blocks,
+    Protocol,
+):  # fmt: skip
+    """A full store, as the ledger uses it. A store in a SQL database may be a `TransactionalStore`, too."""
 
 
 @runtime_checkable
 class MessagePushingStore(Protocol):
-    """A store that can push the `BrokerMessage` of a submission or a change in the same atomic operation.
+    """A store that can push the message of a hand-over in the same atomic operation.
 
-    An admission or an applied change tells by `sent` whether it did: for a new job that is due, and for a job that
-    waits for a run, and is due, after a change. A repeated call pushes nothing, and tells what the first one did.
+    The store pushes the message of a new job that is due, and of a job that waits for a run and is due after a change;
+    `handed_over` in the answer says so. A repeated call pushes nothing, and its answer says what the first call did.
+    For any other store the caller sends the message.
     """
 
     @property
     def address(self) -> str:
-        """The server, the database and the user, without secrets: messages can be pushed to this address only."""
+        """The server, the database and the user, without secrets: the store can push messages to this address only."""
 
     @property
     def slot(self) -> int:
-        """The slot of a Redis Cluster that has all keys of the ledger: there, messages can be pushed to it only."""
+        """The slot of a Redis Cluster that has all keys of the ledger: messages can be pushed to this slot only."""
 
 
 @runtime_checkable
 class DeliveringStore(Protocol):
     """A store from which workers take the jobs of their queues, so that nothing has to be published.
 
-    A waiting job is offered if it has no `published_at`, and its route is the name of a queue: with a `message_of` of
-    `submit_many`, or with the `message` of a change; a job that is delayed, or was lost, always is.
+    A waiting job is offered if it has no `published_at`, and its route is the name of a queue: by its hand-over, or
+    because it is delayed, was lost, or waits for a sweep.
     """
 
-    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
+    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[JobRow]:
         """Take the due jobs that are offered to the workers of these queues, each for one lease.
 
-        The most urgent first, and then in the order of `run_at`; none of the tasks that are `refused`. Until its claim
-        a job that was taken is like one whose message was sent. Expired jobs are left to a sweep.
+        The most urgent jobs come first, then those with the earliest `run_at`; none of the tasks that are `refused`.
+        Until its claim a taken job is like a job whose message was sent. Expired jobs are left to a sweep.
         """
 
     def next_delivery(self, queues: Collection[str], *, refused: Collection[str] = ()) -> float | None:
-        """Return in how many seconds the next job offered to these workers is due, at most 0 for now; None: none is."""
+        """Return the seconds until a job is due that these workers are offered, at most 0 for now; None if none is."""
 
 
 @runtime_checkable
 class MessageStore(Protocol):
-    """A store that is a broker of the messages that are no jobs, for `broker_url = "onejob://"`.
+    """A store that is the broker of messages that are no jobs, for `broker_url = "onejob://"`.
 
     A message that a consumer has taken is delivered again when its deadline passes. A repeated call changes nothing.
     """
 
-    def put_messages(
-        self, messages: Sequence[records.NewMessage], *, durable: bool = True, wake: bool = True
-    ) -> list[str]:
+    def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
         """Write a copy of each message to each queue that its exchange and its routing key lead to, in this order.
 
-        Return the queues that got one; a temporary queue that has expired gets none. With `wake` their consumers are
-        signaled (`Channel.DUE`). Without `durable` the copies may be lost with the server.
+        Return the queues that got a copy; an expired temporary queue gets none. With `wake` the consumers of these
+        queues are signaled (`Channel.DUE`). Without `durable` the copies may be lost with the server.
         """
 
-    def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[records.Delivery]:
+    def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         """Return the first copies in these queues, by priority and then by age, and give them to a consumer.
 
-        They are the consumer's for `hold` seconds; 0: they are deleted at once. A store may skip a row that is locked.
+        The copies are the consumer's for `hold` seconds; 0: they are deleted at once. A store may skip a locked row.
         """
 
     def delete_messages(self, ids: Sequence[int], *, consumer: str) -> None:
-        """Delete copies that are still this consumer's: they are acknowledged."""
+        """Delete the copies that are still this consumer's, which has acknowledged them."""
 
     def release_messages(self, ids: Sequence[int], *, consumer: str) -> None:
-        """Return copies that are still this consumer's to their places in their queues."""
+        """Put the copies that are still this consumer's back to their places in their queues."""
 
     def renew_messages(self, ids: Sequence[int], queues: Sequence[str], *, consumer: str, hold: float) -> None:
         """Extend the deadlines of a consumer's copies, and the lives of the temporary queues from which it consumes.
 
-        Returns the copies of dead consumers to their queues, and deletes what has expired; an expired queue itself,
-        which gets no copies, after `FORGOTTEN_AFTER`.
+        The call also puts copies of dead consumers back into their queues, and deletes expired copies; an expired
+        queue, which gets no copies, is deleted after `FORGOTTEN_AFTER`.
         """
 
     def declare_queue(self, name: str, *, expires_after: float | None, message_ttl: float | None) -> None:
-        """Create a queue, or replace its options. A temporary one exists for `expires_after` seconds at first."""
+        """Create a queue, or replace its options. A temporary queue exists for `expires_after` seconds at first."""
 
     def bind_queue(self, name: str, exchange: str, routing_key: str, pattern: str | None) -> None:
-        """Have a queue get the messages of an exchange with this routing key, or one that `pattern` matches."""
+        """Bind a queue to the messages of an exchange with this routing key, or with a key that `pattern` matches."""
 
     def unbind_queue(self, name: str, exchange: str, routing_key: str) -> None:
         """Remove a binding."""
@@ -494,8 +603,10 @@ class MessageStore(Protocol):
 class TransactionalStore(Protocol):
     """A store in a SQL database that users write to as well."""
 
-    def in_transaction(self, transaction: OpenTransaction) -> Store:
+    def in_transaction(self, transaction: OpenTransaction, *, writes: bool = True) -> Store:
         """Return a store that works in a user's transaction: its writes take effect with the commit.
+
+        Without `writes` the returned store may only read, and takes no lock of a writer.
 
         Raises `ConfigurationError`, before anything is written, if the transaction is not on the database of this
         ledger. All other errors are the driver's own. Only equal submissions wait for locks of the transaction.

@@ -1,4 +1,4 @@
-"""The ledger's SQL schema: its versions, which of them this code supports, and how a database gets them.
+"""The ledger's SQL schema: its versions, the versions that this code supports, and the migration to a version.
 
 Schema changes follow expand and contract, so that rolling deployments need no downtime: a version expands the schema in
 a way that the previous code tolerates, and only the version after that removes what is unused. So code supports its own
@@ -8,6 +8,8 @@ version and the next one. Each version is one file in `migrations/` of each SQL 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
@@ -22,11 +24,32 @@ MIGRATION_LOCK = 7_305_804_402_471_633_272
 """The key of the advisory lock that serializes migrations in PostgreSQL: arbitrary, the same in all processes."""
 Dialect: TypeAlias = Literal["postgresql", "sqlite"]
 _FOLDERS = {"postgresql": "postgres", "sqlite": "sqlite"}
+TRIM_FUNCTION = "trim_audit_log"
+"""The function in PostgreSQL that deletes old entries of the audit log, which only the owner may do."""
+_SEQUENCES = """
+select format('%I.%I', '{name}', relname), quote_ident(attname), sequence, coalesce(last_value, 0)
+from pg_attribute
+join pg_class on pg_class.oid = attrelid and relnamespace = '{name}'::regnamespace
+cross join lateral (
+  select case when attidentity <> '' then pg_get_serial_sequence(attrelid::regclass::text, attname) end
+) as identity (sequence)
+left join pg_sequences on schemaname = '{name}' and format('%I.%I', schemaname, sequencename) = sequence
+where attidentity <> '' and has_sequence_privilege(sequence, 'usage') and has_table_privilege(attrelid, 'select')
+order by 1
+"""
 _POSTGRES_SCHEMA = re.compile(r"\bonejob\.")
 
 
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A part that a ledger lacks although its version is right, and the statements by which its owner mends that."""
+
+    what: str
+    statements: tuple[str, ...]
+
+
 class LedgerSchema:
-    """The ledger's schema through a cursor of any driver (PEP 249). `name`: that in PostgreSQL; SQLite has none."""
+    """The ledger's schema through a cursor of any driver (PEP 249). `name`: the schema's in PostgreSQL, else ""."""
 
     def __init__(self, cursor: Any, dialect: Dialect, name: str = "") -> None:
         self._cursor = cursor
@@ -55,6 +78,28 @@ class LedgerSchema:
                 self._cursor.execute(f'create schema "{self._name}"')  # which needs a privilege that a role may lack
         for statement in statements(self._dialect, self._name, start=self.version(), to=to):
             self._cursor.execute(statement)
+        for repair in self.repairs():
+            for statement in repair.statements:
+                self._cursor.execute(statement)
+
+    def repairs(self) -> tuple[Repair, ...]:
+        """Return the parts that a ledger of the right version lacks, e.g. after a copy of its rows. In SQLite: none."""
+        if not self._name or self.version() is None:
+            return ()
+        function = f'"{self._name}".{TRIM_FUNCTION}'
+        has_function = self._first(f"select to_regproc('{function}') is not null")
+        missing = Repair(f"the function {TRIM_FUNCTION} is missing", tuple(_access_statements(self._name)))
+        return (*(() if has_function else (missing,)), *self._stale_sequences())
+
+    def _stale_sequences(self) -> Iterator[Repair]:
+        """Yield repairs of identity columns whose next number may be taken: a copy of rows leaves sequences behind."""
+        self._cursor.execute(_SEQUENCES.format(name=self._name))
+        for table, column, sequence, last in self._cursor.fetchall():
+            newest = self._first(f"select max({column}) from {table}") or 0  # noqa: S608 - quoted by the server
+            if newest > last:
+                what = f"the sequence of {table}.{column} is at {last}, and the rows go up to {newest}"
+                move = f"select setval('{sequence}', (select max({column}) from {table}))"  # noqa: S608 - likewise
+                yield Repair(what, (f"lock table {table} in share row exclusive mode", move))
 
     def _first(self, query: str) -> Any:
         self._cursor.execute(query)
@@ -68,7 +113,7 @@ def pending(current: str | None, to: str | None = None) -> tuple[str, ...]:
 
 
 def statements(dialect: Dialect, name: str, *, start: str | None, to: str | None = None) -> list[str]:
-    """Return the statements that migrate a ledger of version `start` (None: no ledger) to another, which they store."""
+    """Return the statements that migrate a ledger from version `start` (None: no ledger) to a version, and store it."""
     versions = pending(start, to)
     if not versions:
         return []
@@ -81,7 +126,13 @@ def statements(dialect: Dialect, name: str, *, start: str | None, to: str | None
         ]
     else:
         stored = [f"update {table} set version_num = '{versions[-1]}'"]  # noqa: S608 - ours
-    return [*(each for version in versions for each in _statements_of(dialect, name, version)), *stored]
+    access = _access_statements(name) if dialect == "postgresql" else []
+    return [*(each for version in versions for each in _statements_of(dialect, name, version)), *stored, *access]
+
+
+def _access_statements(name: str) -> list[str]:
+    """Return the repeatable statements that reserve some operations to the owner of a ledger in PostgreSQL."""
+    return _statements_of("postgresql", name, "access")
 
 
 def _statements_of(dialect: Dialect, name: str, version: str) -> list[str]:

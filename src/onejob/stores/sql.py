@@ -1,4 +1,4 @@
-"""What SQL stores have in common: jobs and changes as rows, and operations that are statements of the same names."""
+"""The common parts of the SQL stores: jobs and changes as rows, and operations that run statements of equal names."""
 
 # ruff: noqa: D102 - an operation is explained where it is promised: in the protocol
 
@@ -11,19 +11,29 @@ from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from onejob.jobs import records
+from onejob.jobs.audit_entries import AuditEntry
+from onejob.jobs.backlog import Backlog, group_backlog
+from onejob.jobs.blocks import Block
+from onejob.jobs.broker_messages import NewMessage
+from onejob.jobs.costs import CostSum, Label, day_text
+from onejob.jobs.handover import UNSENT
+from onejob.jobs.history import row_implies_entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Cancel, Change, Duplicate, Job, values_of
-from onejob.stores.protocol import FORGOTTEN_AFTER, GroupBy, indexed_state, is_indexed
+from onejob.jobs.metric_buckets import Bucket, Period
+from onejob.jobs.model import Cancel, Change, Duplicate, DuplicateCount, JobRow, Tombstone, values_of
+from onejob.jobs.query import Query
+from onejob.jobs.schedule_state import ScheduleState
+from onejob.jobs.workers import UNREGISTERED, Registration, WorkerInfo
+from onejob.stores.protocol import FORGOTTEN_AFTER, LOGS_KEPT, GroupBy, index_of, indexed_state, is_indexed
 
-COLUMNS = tuple(field.name for field in fields(Job))
-_TYPES = [str(field.type) for field in fields(Job)]
+COLUMNS = tuple(field.name for field in fields(JobRow))
+_TYPES = [str(field.type) for field in fields(JobRow)]
 _CONVERTERS: dict[str, Callable[[Any], object]] = {
     "State": {state.value: state for state in State}.__getitem__,  # at a fraction of the cost of State(value)
     "Cancel": {cancel.value: cancel for cancel in Cancel}.__getitem__,
     "bool": bool,
 }
-"""The types of fields that a row has in another form, and that are not None."""
+"""The functions that convert a field which a row has in another form, and which is not None, by its type."""
 _CONVERTED = [(index, _CONVERTERS[kind]) for index, kind in enumerate(_TYPES) if kind in _CONVERTERS]
 _OPTIONAL_TEXTS = [index for index, kind in enumerate(_TYPES) if kind == "str | None"]
 _by_column = itemgetter(*COLUMNS)
@@ -32,7 +42,7 @@ _COMPLETION = (
     "job_id", "request_id", "token", "keeps_identity", "identity_for", "identity_until", "wake_after", "published",
     "publish_error", "result", "reason",
 )  # fmt: skip
-"""The fields of a change that `complete.sql` applies, besides its target."""
+"""The fields of a change that `complete.sql` applies, besides the target."""
 _OTHERS = {
     each.name: each.default
     for each in fields(Change)
@@ -42,38 +52,45 @@ _completion, _others = attrgetter(*_COMPLETION), attrgetter(*_OTHERS)
 _NO_OTHERS = tuple(_OTHERS.values())
 
 
-def job_of(row: Sequence[Any]) -> Job:
-    """Return the job of a row that has its fields in their order."""
+def job_of(row: Sequence[Any]) -> JobRow:
+    """Return the job of a row whose values are the job's fields in order."""
     values = list(row)
     for index, convert in _CONVERTED:
         values[index] = convert(values[index])
     for index in _OPTIONAL_TEXTS:
         values[index] = values[index] or None
-    return Job(**dict(zip(COLUMNS, values, strict=True)))
+    return JobRow(**dict(zip(COLUMNS, values, strict=True)))
 
 
-def job_in(row: Mapping[str, Any]) -> Job:
-    """Return the job of a row by column, which may have other columns, too."""
+def job_in(row: Mapping[str, Any]) -> JobRow:
+    """Return the job of a row by column, which may have further columns."""
     return job_of(_by_column(row))
 
 
 def completion_of(change: Change) -> dict[str, Any] | None:
     """Return the values for `complete.sql`; None for a change that does more than every completion of a run."""
-    only_ends = change.ends and change.token and records.row_implies_entry(change) and _others(change) == _NO_OTHERS
+    only_ends = change.ends and change.token and row_implies_entry(change) and _others(change) == _NO_OTHERS
     if not only_ends or change.target is None:
         return None
     return dict(zip(_COMPLETION, _completion(change), strict=True)) | {"target": change.target.value}
 
 
+def is_sent(change: Change) -> bool | None:
+    """Return whether a change sets `published_at`; None: it leaves the column unchanged."""
+    return None if change.handover is None else change.handover.way not in UNSENT
+
+
+def is_handed_over(change: Change, job: JobRow | None) -> bool:
+    """Return whether workers take a job from the ledger after a change, by its hand-over."""
+    return job is not None and change.handover is not None and change.handover.is_offered(job.route)
+
+
 to_json = json.JSONEncoder(ensure_ascii=False).encode
-"""Returns JSON for a statement: PostgreSQL reads no escapes where a database has no encoding."""
+"""The function that returns JSON for a statement: without escapes, which not every database of PostgreSQL reads."""
 
 
 class SQLStore(ABC):
-    """A part of a store in a SQL database. The operations are documented in `onejob.stores.protocol`."""
-
-    _lists_submitters = False
-    """Whether the statements that list and count have a variant for the index of submitters."""
+    """The common part of the stores in SQL databases. `onejob.stores.protocol` documents the operations."""
 
     @staticmethod
     @abstractmethod
@@ -87,11 +104,19 @@ class SQLStore(ABC):
 
     @abstractmethod
     def _rows(self, operation: str, /, **values: Any) -> list[dict[str, Any]]:
-        """Execute the statement of an operation, or its several ones in one transaction; return the rows by column."""
+        """Execute the statements of an operation in one transaction; return the rows by column."""
 
     @abstractmethod
-    def _jobs(self, statement: str, /, **values: Any) -> list[Job]:
+    def _jobs(self, statement: str, /, **values: Any) -> list[JobRow]:
         """Execute a statement as a transaction, and return its jobs."""
+
+    def _search_rows(self, operation: str, /, **values: Any) -> list[dict[str, Any]]:
+        """Return the rows of a statement that may read many jobs for few results, without keeping others waiting."""
+        return self._rows(operation, **values)
+
+    def _search_jobs(self, statement: str, /, **values: Any) -> list[JobRow]:
+        """Return the jobs of a statement that may read many jobs for few results."""
+        return self._jobs(statement, **values)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -107,7 +132,13 @@ class SQLStore(ABC):
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._rows("steps", job_id=job_id)}
 
-    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[Job]:
+    def keep_run_log(self, job_id: str, token: int, text: str) -> bool:
+        return bool(self._rows("keep_run_log", job_id=job_id, token=token, text=text, kept=LOGS_KEPT))
+
+    def run_logs(self, job_id: str) -> dict[int, str]:
+        return {row["attempt"]: row["text"] for row in self._rows("run_logs", job_id=job_id)}
+
+    def deliver(self, queues: Collection[str], *, limit: int, refused: Collection[str] = ()) -> list[JobRow]:
         jobs = self._jobs("deliver", queues=self._names(queues), refused=self._names(refused), limit=limit)
         return sorted(jobs, key=lambda job: (-job.priority_rank, job.run_at))
 
@@ -116,71 +147,67 @@ class SQLStore(ABC):
         seconds: float | None = rows[0]["seconds"]
         return seconds
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[JobRow]:
         return self._jobs("take_due", tasks=self._names(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
     # --- queries ------------------------------------------------------------------------------------------------------
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         if len(job_ids) == 1:  # the usual number
             jobs = self._jobs("get", job_id=job_ids[0])
         else:
             jobs = self._jobs("get_many", job_ids=self._encode(job_ids))
         return {job.id: job for job in jobs}
 
-    def find_existing(self, identity: str, key: str | None) -> Job | None:
+    def find_existing(self, identity: str, key: str | None) -> JobRow | None:
         return next(iter(self._jobs("find_existing", identity=identity, key=key)), None)
 
-    def find(self, query: records.Query) -> list[Job]:
-        return self._jobs(self._narrowed("find_light" if query.light else "find", query), **self._filters(query))
+    def find(self, query: Query) -> list[JobRow]:
+        read = self._jobs if self.is_indexed(query) else self._search_jobs
+        return read(self._narrowed("find_light" if query.light else "find", query), **self._filters(query))
 
-    def counts(self, query: records.Query, *, limit: int | None = None) -> dict[State, int]:
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         name = self._narrowed("count_jobs" if limit is None else "count_newest", query)
-        rows = self._rows(name, **(self._filters(query) | {"limit": limit}))
+        rows = self._search_rows(name, **(self._filters(query) | {"limit": limit}))
         return {State(row["state"]): row["count"] for row in rows}
 
     def count_states(self, *, limit: int) -> dict[State, int]:
         (row,) = self._rows("count_states", limit=limit)
         return {state: min(max(row[state], 0), limit) for state in State}
 
-    def is_indexed(self, query: records.Query) -> bool:
-        return is_indexed(query, of_submitter=True)
+    def is_indexed(self, query: Query) -> bool:
+        return is_indexed(query)
 
-    def edge(self, query: records.Query, *, skip: int) -> float | None:
-        rows = self._rows("edge", **self._filters(query), skip=skip)
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        rows = self._search_rows(self._narrowed("edge", query), **self._filters(query), skip=skip)
         return rows[0]["created_at"] if rows else None
 
-    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[records.Backlog]:
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
         rows = self._rows("backlog", tasks=self._names(tasks), limit=limit, submitter=submitter)
-        return records.group_backlog(row.values() for row in rows)
+        return group_backlog(row.values() for row in rows)
 
-    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+    def followers(self, job_id: str, *, limit: int) -> list[JobRow]:
         return self._jobs("followers", job_id=job_id, limit=limit)
 
-    def tombstone(self, job_id: str) -> records.Tombstone | None:
+    def tombstone(self, job_id: str) -> Tombstone | None:
         rows = self._rows("tombstone", job_id=job_id)
-        return records.Tombstone.from_row(rows[0]) if rows else None
+        return Tombstone.from_row(rows[0]) if rows else None
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
         return [Duplicate.from_row(row) for row in self._rows("duplicates", job_id=job_id)]
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
-    ) -> list[records.DuplicateCount]:
-        rows = self._rows("list_stats", by=by.value, limit=limit, submitter=submitter, tasks=self._names(tasks))
-        return [records.DuplicateCount.from_row(**row) for row in rows]
+    ) -> list[DuplicateCount]:
+        rows = self._search_rows("list_stats", by=by.value, limit=limit, submitter=submitter, tasks=self._names(tasks))
+        return [DuplicateCount.from_row(**row) for row in rows]
 
-    def _narrowed(self, name: str, query: records.Query) -> str:
-        """Return the variant of a statement for the index that finds the jobs of a query, if there is one."""
-        state = indexed_state(query)
-        variant = None if state is None else "of_state"
-        if state is State.RUNNING:
-            variant = "of_runs"
-        elif query.submitter and self._lists_submitters:
-            variant = "of_submitter"
-        return name if variant is None else f"{name}_{variant}"
+    def _narrowed(self, name: str, query: Query) -> str:
+        """Return the variant of a statement for the index that leads to the jobs of a query, if it has one."""
+        variant = index_of(query)
+        return f"{name}_{variant}" if variant else name
 
-    def _filters(self, query: records.Query) -> dict[str, Any]:
+    def _filters(self, query: Query) -> dict[str, Any]:
         state = indexed_state(query)
         states = self._encode(sorted(each.value for each in query.states))
         return values_of(query) | {"states": states, "tasks": self._names(query.tasks), "state": state and state.value}
@@ -188,26 +215,30 @@ class SQLStore(ABC):
     def _names(self, names: Collection[str] | None) -> Any:
         return None if names is None else self._encode(sorted(names))
 
+    def cost_sums(self, *, first: int, last: int, label: Label) -> list[CostSum]:
+        values = {"first": day_text(first), "last": day_text(last), "label": label.value}
+        return [CostSum.from_row(row) for row in self._search_rows("cost_sums", **values)]
+
     # --- what processes share besides jobs ----------------------------------------------------------------------------
 
-    def heartbeat(self, node: str, *, lasts: float, registration: records.Registration = records.UNREGISTERED) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         name = "heartbeat" if lasts > 0 else "delete_worker"
         self._rows(name, node=node, lasts=lasts, registration=registration.to_json())
 
-    def workers(self) -> list[records.WorkerInfo]:
-        return [records.WorkerInfo.from_row(**row) for row in self._rows("workers")]
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo.from_row(**row) for row in self._rows("workers")]
 
-    def take_dead_workers(self) -> list[records.WorkerInfo]:
-        return [records.WorkerInfo.from_row(**row) for row in self._rows("take_dead_workers")]
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo.from_row(**row) for row in self._rows("take_dead_workers")]
 
     def totals(self) -> dict[str, float]:
         return {row["name"]: row["total"] for row in self._rows("totals")}
 
-    def series(self, period: records.Period, *, since: float) -> list[records.Bucket]:
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
         found: dict[float, dict[str, float]] = {}
         for row in self._rows("series", period=period.seconds, kept_for=period.kept_for, since=since):
             found.setdefault(row["starts_at"], {})[row["name"]] = row["amount"]
-        return [records.Bucket(start, amounts) for start, amounts in found.items()]
+        return [Bucket(start, amounts) for start, amounts in found.items()]
 
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
         rows = self._rows("keep_event", id=event_id, body=body, keep_for=keep_for)
@@ -222,28 +253,38 @@ class SQLStore(ABC):
     def delete_result(self, name: str) -> None:
         self._rows("delete_result", name=name)
 
-    def append_audit(self, entry: records.AuditEntry, *, keep: int, keep_for: float) -> None:
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
         self._rows("append_audit", kind=entry.kind, entry=entry.to_json(), keep=keep, keep_for=keep_for)
 
-    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[records.AuditEntry]:
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
         rows = self._rows("audit", limit=limit, before=before, keep_for=keep_for)
-        return [records.AuditEntry.from_row(**row) for row in rows]
+        return [AuditEntry.from_row(**row) for row in rows]
 
-    def schedules(self) -> list[records.ScheduleState]:
-        return [records.ScheduleState.from_row(**row) for row in self._rows("schedules")]
+    def schedules(self) -> list[ScheduleState]:
+        return [ScheduleState.from_row(**row) for row in self._rows("schedules")]
 
-    def put_schedule(self, state: records.ScheduleState, *, expected: str) -> bool:
+    def put_schedule(self, state: ScheduleState, *, expected: str) -> bool:
         values = {"name": state.name, "nonce": state.nonce, "state": state.to_json()}
         return bool(self._rows("put_schedule", expected=expected, **values))
 
     def delete_schedule(self, name: str, *, expected: str) -> None:
         self._rows("delete_schedule", name=name, expected=expected)
 
+    def blocks(self) -> list[Block]:
+        return [Block.from_row(**row) for row in self._rows("blocks")]
+
+    def put_block(self, block: Block) -> None:
+        self._rows("put_block", id=block.id, body=block.to_json())
+
+    def delete_block(self, block_id: str) -> None:
+        self._rows("delete_block", id=block_id)
+
+    def unpark(self, block_id: str, *, limit: int, reason: str) -> list[str]:
+        return [row["id"] for row in self._rows("unpark", parked_on=block_id, limit=limit, reason=reason)]
+
     # --- the store as a broker: the messages that are no jobs, in queues that are rows --------------------------------
 
-    def put_messages(
-        self, messages: Sequence[records.NewMessage], *, durable: bool = True, wake: bool = True
-    ) -> list[str]:
+    def put_messages(self, messages: Sequence[NewMessage], *, durable: bool = True, wake: bool = True) -> list[str]:
         given = [{"position": position, **values_of(each)} for position, each in enumerate(messages)]
         rows = self._rows("put_messages", messages=to_json(given), durable=durable, wake=wake)
         return sorted({row["queue"] for row in rows})

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
-from onejob.jobs.model import LARGE_FIELDS, Job, Submission
-from onejob.jobs.records import REDELIVERED
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOOK_INTERVAL, OTHER_SUBMITTERS, WINDOW_OVER
+from onejob.jobs.costs import COST_DAYS
+from onejob.jobs.model import LARGE_FIELDS, REDELIVERED, JobRow, Submission
+from onejob.stores.protocol import (
+    DUPLICATE_LIMIT,
+    HAS_EXPIRED,
+    HISTORY_LIMIT,
+    LOOK_INTERVAL,
+    OTHER_SUBMITTERS,
+    WINDOW_OVER,
+)
 
 FRAGMENTS = "fragments"
-"""The file with fragments, which are inserted into statements where their names stand in braces."""
+"""The folder of fragments, which replace their names in braces in statements."""
 CONSTANTS: dict[str, int | float | str] = {
     "history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER,
-    "other_submitters": OTHER_SUBMITTERS, "redelivered": REDELIVERED, "look_interval": LOOK_INTERVAL,
+    "has_expired": HAS_EXPIRED, "other_submitters": OTHER_SUBMITTERS, "redelivered": REDELIVERED,
+    "look_interval": LOOK_INTERVAL, "cost_days": COST_DAYS,
 }  # fmt: skip
-"""What statements have as fragments with the same names."""
-JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
+"""The constants that statements insert as fragments, by their names."""
+JOB_COLUMNS = ", ".join(field.name for field in fields(JobRow))
 """The fragment `job_columns`: the columns of a job, in the order of its fields."""
-LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
-"""The fragment `light_columns`: the same, with the large ones empty."""
+LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(JobRow))
+"""The fragment `light_columns`: the columns of a job with the `LARGE_FIELDS` empty."""
 _OTHER_NAMES = {"nonce": "submission_nonce", "canvas": "canvas_pending"}
 NEW_JOB = {
     each.name: column
     for each in fields(Submission)
-    if (column := _OTHER_NAMES.get(each.name, each.name)) in Job.__dataclass_fields__
+    if (column := _OTHER_NAMES.get(each.name, each.name)) in JobRow.__dataclass_fields__
 }
-"""The fields of a submission that its new job has, with the columns for them: the fragment `new_job_columns`."""
+"""The fields of a submission that its new job has, with their columns: the fragment `new_job_columns`."""
 NEW_VALUES = (
     "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
-    "reason",
+    "reason", "parked_on",
 )  # fmt: skip
 """The fields of a change that are values for the columns of the same names, unless they are None."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -46,20 +55,28 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 @cache
 def statements(package: str, suffix: str, **more: str) -> dict[str, str]:
     """Return a package's statements by name, without header comments; `more`: further fragments, by name."""
+    folder = files(package)
     fragments = {name: repr(constant) for name, constant in CONSTANTS.items()}
     fragments |= {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
-    fragments |= {"new_job_columns": ", ".join(NEW_JOB.values()), **more}
+    fragments |= {"new_job_columns": ", ".join(NEW_JOB.values()), **more, **_read(folder / FRAGMENTS, suffix)}
+    return {name: _fill(text, fragments) for name, text in _read(folder, suffix).items()}
+
+
+def _read(folder: Traversable, suffix: str) -> dict[str, str]:
+    """Return the texts in the files of a folder, by name; none of a folder that does not exist."""
     texts: dict[str, str] = {}
-    for file in files(package).iterdir():
+    for file in folder.iterdir() if folder.is_dir() else ():
         stem = file.name.removesuffix(suffix)
         if stem != file.name:
             file_text, *named = _HEADING.split(file.read_text(encoding="utf-8"))
             for name, text in zip(named[::2] or [stem], named[1::2] or [file_text], strict=True):
-                (fragments if stem == FRAGMENTS else texts).update(_variants_of(name, text))
-    for found in (fragments, texts):  # each fragment may use those before it
-        for name, text in found.items():
-            found[name] = _FRAGMENT.sub(lambda match: fragments[match[1]], text)
+                texts.update(_variants_of(name, text))
     return texts
+
+
+def _fill(text: str, fragments: Mapping[str, str]) -> str:
+    """Return a text with fragments in place of their names in braces, also in the fragments themselves."""
+    return _FRAGMENT.sub(lambda match: _fill(fragments[match[1]], fragments), text)
 
 
 def _variants_of(name: str, text: str) -> Iterator[tuple[str, str]]:

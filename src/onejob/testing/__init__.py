@@ -22,7 +22,7 @@ _NAMES = {
     "jobs": ("JobRun", "Jobs"),
     "ledger": ("SubmittedJob",),
 }
-"""What each module defines: pytest imports this package at each start, which must not import Celery."""
+"""The public names by module, imported when used: pytest imports this package at each start, without Celery."""
 
 
 def __getattr__(name: str) -> Any:

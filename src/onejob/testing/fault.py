@@ -1,6 +1,7 @@
-"""Faults of a worker, which is lost, killed or frozen at a point of a run, or gets a message twice; and their matrix.
+"""Faults of a worker (lost, killed or frozen at a point of a run, or given a message twice), and their matrix.
 
-The matrix runs a task under every fault at every point, recovers it, and compares its effects with those without one.
+The matrix runs a task under every fault at every point, recovers it, and compares its effects with the effects of a run
+without a fault.
 """
 
 import os
@@ -18,32 +19,33 @@ from typing import Any
 from unittest.mock import patch
 
 from onejob.errors import ConfigurationError, OneJobError
-from onejob.jobs.model import Job
-from onejob.jobs.records import Query
+from onejob.jobs.handover import BY_SWEEP
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
 from onejob.ledger.sweep import LEASE_ERROR
 from onejob.testing.ledger import Hook, django_connections, is_in_django_transaction, parse_point
 from onejob.testing.worker import InProcessWorker
 
 RECOVERIES = 20
-"""How often the clock is advanced to the next thing that is due, until all jobs have ended."""
+"""How often the clock is advanced to the next due job, until all jobs have ended."""
 
 
 class FaultKind(StrEnum):
-    """What happens to a worker."""
+    """The kind of a worker's fault."""
 
     LOST = "lost"
-    """Its run ends in this process, as if the worker had died: nothing more is written to the ledger."""
+    """The worker's run ends in this process, as if the worker had died: nothing more is written to the ledger."""
     KILLED = "killed"
-    """Its run is in a child process, which is killed with SIGKILL: no `finally` of the body runs."""
+    """The worker's run is in a child process, which is killed with SIGKILL: no `finally` of the body runs."""
     FROZEN = "frozen"
-    """Its run stops until it has lost the job, and then goes on; another run has ended before, or begins afterwards."""
+    """The worker's run stops until it has lost the job, then goes on; another run ends before, or begins afterwards."""
     REDELIVERED = "redelivered"
-    """Its run goes on, after the message was delivered once more."""
+    """The worker's run goes on, after the message was delivered once more."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault at one point of a run."""
+    """A fault at a point of a run."""
 
     kind: FaultKind
     point: str
@@ -60,7 +62,7 @@ class Fault:
 
 
 def faults(*, steps: Iterable[str] = (), progress: int = 0, processes: bool = True) -> list[Fault]:
-    """Return the faults of a task, each for a parametrized test that calls `Jobs.survive`.
+    """Return the faults of a task, as parameters of a test that calls `Jobs.survive`.
 
     `steps`: the names of its steps, in order; `progress`: how often it reports its progress. `Jobs.survive` fails if
     the task passes other points than these. Without `processes`, no process is killed.
@@ -88,11 +90,11 @@ def faults_at(points: Sequence[str], declared: tuple[str, ...] = (), *, processe
 
 
 def inject(worker: InProcessWorker, kind: FaultKind, point: str, task: str | None) -> None:
-    """Have a fault happen to the next run, of a task if one is given, that reaches a point.
+    """Inject a fault into the next run that reaches a point; `task`: only into a run of this task.
 
     Raises `ConfigurationError` for text that is no point.
     """
-    actions: dict[FaultKind, tuple[str, Callable[[Job], object]]] = {
+    actions: dict[FaultKind, tuple[str, Callable[[JobRow], object]]] = {
         FaultKind.LOST: ("lose_worker", worker.lose),
         FaultKind.FROZEN: ("freeze", partial(_overtake, worker)),
         FaultKind.REDELIVERED: ("redelivery", worker.deliver_again),
@@ -104,22 +106,22 @@ def inject(worker: InProcessWorker, kind: FaultKind, point: str, task: str | Non
     worker.ledger.hooks.append(Hook(point, task, action, description))
 
 
-def _overtake(worker: InProcessWorker, job: Job) -> None:
+def _overtake(worker: InProcessWorker, job: JobRow) -> None:
     """Stop a run until its lease has expired and other runs have ended; then it goes on.
 
-    Within a transaction, the other run begins when this one has ended: it would wait for the locks of the transaction,
-    and on the same connection it would be a part of it.
+    Within a transaction, the other run begins when this run has ended: otherwise it would wait for the transaction's
+    locks, or on the same connection be a part of the transaction.
     """
     worker.clock.travel(job.lease + 1)
     ledger = worker.ledger
     if ledger.is_completing or is_in_django_transaction():
-        ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_after=0.0)
+        ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, handover=BY_SWEEP)
     else:
         worker.run_all()
 
 
 def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[], object]) -> bool:
-    """Run a request in a child process; return whether that was killed. Raises `OneJobError` if it broke otherwise."""
+    """Run a request in a child process; return whether it was killed. Raises `OneJobError` for another failure."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
@@ -147,14 +149,14 @@ def execute_in_child(worker: InProcessWorker, request: Any, in_child: Callable[[
 
 @dataclass(frozen=True)
 class Survival:
-    """What happened under one fault."""
+    """The outcome of a task under one fault."""
 
     fault: Fault
-    job: Job
+    job: JobRow
     effects: Any = None
-    """What `effects` returned afterwards."""
+    """The value of `effects` afterwards."""
     problem: str = ""
-    """What was wrong; "" if nothing was."""
+    """The harm that the fault did; "" if it did none."""
 
     def __str__(self) -> str:
         outcome = self.problem or "survived"
@@ -163,13 +165,13 @@ class Survival:
 
 @dataclass(frozen=True)
 class CrashReport:
-    """What happened under all faults."""
+    """The outcome of a task under all faults."""
 
     call: str
     points: tuple[str, ...]
     """The points of an undisturbed run, in order."""
     expected: Any
-    """What `effects` returned after that."""
+    """The value of `effects` after the undisturbed run."""
     survivals: list[Survival] = field(default_factory=list)
 
     @property
@@ -178,7 +180,7 @@ class CrashReport:
         return [each for each in self.survivals if each.problem]
 
     def __str__(self) -> str:
-        """Return the report as text: what went wrong, where, and what to use; or all faults, if nothing did."""
+        """Return the report as text: each harm, its point, and a remedy; without harm, all faults."""
         problems = self.problems
         head = f"crash matrix of {self.call}: {len(problems)} of {len(self.survivals)} faults did harm"
         lines = [head, *map(str, problems or self.survivals)]
@@ -186,8 +188,8 @@ class CrashReport:
 
 
 def advise(points: Sequence[str], problems: Sequence[Survival]) -> str:
-    """Return where the first effect was repeated or lost, and what protects it."""
-    # A frozen worker repeats an effect that comes after the point where it froze; a lost one, the effect before it.
+    """Return the place where the first effect was repeated or lost, and a remedy."""
+    # A frozen worker repeats an effect after the point where it froze; a lost worker, the effect before the point.
     lost = [each for each in problems if each.fault.kind in {FaultKind.LOST, FaultKind.KILLED}]
     first = min((each.fault.point for each in lost or problems), key=points.index)
     if first.startswith("before_step:"):
@@ -215,22 +217,22 @@ class Trial:
     kwargs: dict[str, Any]
     _: KW_ONLY
     effects: Callable[[], Any] | None = None
-    """Returns the effects of the call; None: only the end of the job is compared."""
+    """A function that returns the effects of the call; None: only the end of the job is compared."""
     setup: Callable[[], object] = lambda: None
-    """Removes the effects."""
+    """A function that removes the effects."""
     in_child: Callable[[], object] = lambda: None
-    """Is called in each child process before the run."""
+    """A function to call in each child process before the run."""
 
     def submit(self) -> str:
         """Submit the call, and return the id of its job."""
         return str(self.task.apply_async(self.args, self.kwargs).id)
 
     def look(self) -> Any:
-        """Return the effects, None without a function for them."""
+        """Return the effects; None without a function for them."""
         return None if self.effects is None else self.effects()
 
     def look_before(self) -> Any:
-        """Return the effects before a run, or the type of what `effects` raises, as nothing is there to look at."""
+        """Return the effects before a run, or the type of the error if `effects` fails because there are none yet."""
         try:
             return deepcopy(self.look())
         except Exception as error:  # noqa: BLE001 - of the user's function
@@ -238,7 +240,7 @@ class Trial:
 
 
 def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
-    """Run a call under all faults. Raises `AssertionError` with the report if one does harm."""
+    """Run a call under all faults. Raises `AssertionError` with the report if a fault does harm."""
     __tracebackhide__ = True
     worker = trial.worker
     trial.setup()
@@ -267,7 +269,7 @@ def run_matrix(trial: Trial, call: str, *, processes: bool) -> CrashReport:
     return report
 
 
-def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
+def survive(trial: Trial, fault: Fault) -> tuple[JobRow, bool]:
     """Run a call under a fault, recover its job, and return it with whether the fault has happened."""
     worker, job_id = trial.worker, trial.submit()
     inject(worker, fault.kind, fault.point, trial.task.name)
@@ -278,12 +280,12 @@ def survive(trial: Trial, fault: Fault) -> tuple[Job, bool]:
     return worker.ledger.get(job_id), happened
 
 
-def recover(worker: InProcessWorker) -> list[Job]:
-    """Run what is due, and advance the clock to what is due next, until all jobs have ended.
+def recover(worker: InProcessWorker) -> list[JobRow]:
+    """Run all due jobs, and advance the clock to the next due time, until all jobs have ended.
 
-    Returns the jobs that have not after `RECOVERIES` rounds, such as one that retries for ever.
+    Returns the jobs that have not ended after `RECOVERIES` rounds, such as a job that retries for ever.
     """
-    left: list[Job] = []
+    left: list[JobRow] = []
     for _ in range(RECOVERIES):
         worker.run_all()
         left = [job for job in worker.ledger.find(Query(limit=1000)) if not job.state.final or job.canvas_pending]
@@ -296,11 +298,11 @@ def recover(worker: InProcessWorker) -> list[Job]:
 
 @contextmanager
 def _in_children(trial: Trial) -> Iterator[None]:
-    """Have runs be in child processes, until one is killed."""
+    """Run the jobs in child processes, until a child is killed."""
     worker = trial.worker
 
     def prepare() -> None:
-        for connection in django_connections():  # which share the sockets of the parent
+        for connection in django_connections():  # a child shares the sockets of its parent
             if not getattr(connection, "is_in_memory_db", lambda: False)():
                 connection.connection = None
         trial.in_child()
@@ -315,7 +317,7 @@ def _in_children(trial: Trial) -> Iterator[None]:
 
 
 def _prepare(trial: Trial, before: Any) -> None:
-    """Forget all jobs and effects. Raises `ConfigurationError` if the effects of an earlier run are still there."""
+    """Remove all jobs and effects. Raises `ConfigurationError` if the effects of an earlier run are still there."""
     __tracebackhide__ = True
     trial.worker.clear()
     trial.setup()
@@ -327,7 +329,7 @@ def _prepare(trial: Trial, before: Any) -> None:
         )
 
 
-def _run_clean(trial: Trial, before: Any) -> tuple[Job, Any]:
+def _run_clean(trial: Trial, before: Any) -> tuple[JobRow, Any]:
     """Run a call without a fault, and return its job with its effects."""
     __tracebackhide__ = True
     _prepare(trial, before)

@@ -26,14 +26,15 @@ from kombu.transport.virtual import BrokerState
 
 from onejob.celery import app_state as app_state_module
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.broker import SCHEME
-from onejob.celery.current_job import draining
-from onejob.celery.options import TaskOptions, tasks_of
-from onejob.celery.result import AsyncResult
+from onejob.celery.messages.broker import SCHEME
+from onejob.celery.option_declarations import check_setting_names
+from onejob.celery.results.result import AsyncResult
+from onejob.celery.run import draining
+from onejob.celery.submission.options import TaskOptions, tasks_of
 from onejob.config import NAMES, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
-from onejob.stores import scheme_of
 from onejob.stores.django_database import alias_of
+from onejob.stores.urls import scheme_of
 from onejob.testing.fault import CrashReport
 from onejob.testing.jobs import JobRun, Jobs, app_of, real_app
 from onejob.testing.ledger import RecordingLedger
@@ -43,11 +44,11 @@ from onejob.testing.worker import IsolatedPublisher
 BROKER = "memory://localhost"
 BACKEND = "cache+memory://"
 ENVIRONMENT = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
-"""What Celery reads in place of the settings."""
+"""The environment variables that Celery reads in place of the settings."""
 STATE = app_state_module._ATTRIBUTE  # noqa: SLF001 - the one place where an app has its state
 _active: dict[int, Jobs] = {}
 _thread: ContextVar[int] = ContextVar("onejob_thread_of_test")
-"""The thread of the test, in whose context its coroutines run also in another thread, as those of Django's tests."""
+"""The thread of the test; coroutines of Django's tests run in another thread, but in the test's context."""
 
 
 @contextmanager
@@ -55,17 +56,16 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     """Isolate an app in a block: its jobs are in a ledger in a temporary directory, and its messages in memory.
 
     Yields the `Jobs` of the test. `settings` are settings of onejob for the block, without their prefix: `lease=5`.
-    A `lease` without a `heartbeat` brings its own, a third of it, unless that of the app is shorter.
     All other settings are read anew from `app.conf`, and what the block changes in `app.conf` is undone at its end.
     `eager`: whether a job runs within its submission, as in `Jobs.eager`. Default: `task_always_eager` of the app.
 
     No block reads or writes the app's own ledger, broker or result backend. The ledger of another app that the block
-    opens raises `ConfigurationError`: isolate it, too. So does an isolated app in a block of its own, and a setting
-    that onejob does not have.
+    opens raises `ConfigurationError`: isolate it, too. Isolating an app twice, and an unknown setting, raise it, too.
     """
     app = real_app(app)
     if id(app) in _active:
         raise ConfigurationError(f"app {app.main!r} is isolated already, by a fixture or an outer block: use its jobs")
+    check_setting_names({f"onejob_{name}": value for name, value in settings.items()})
     if unknown := settings.keys() - {*NAMES} | settings.keys() & {"store"}:
         msg = f"isolated takes settings of onejob without their prefix, not {sorted(unknown)}: lease, retention, ..."
         raise ConfigurationError(msg)
@@ -75,9 +75,6 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
         shutil.copyfile(empty_ledger(), directory / "ledger.db")
-        lease, heartbeat = settings.get("lease"), app.conf.get("onejob_heartbeat", Settings().heartbeat)
-        if isinstance(lease, int | float) and isinstance(heartbeat, int | float):
-            settings = {"heartbeat": min(heartbeat, lease / 3), **settings}
         given = {f"onejob_{name}": value for name, value in settings.items()}
         stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | given))
         stack.enter_context(_broker_in_memory(app))
@@ -99,21 +96,21 @@ def run_job(
     task: Any, *args: Any, attempt: int | None = None, retries: int = 0, steps: Mapping[str, Any] | None = None,
     canceled: bool = False, **kwargs: Any,
 ) -> JobRun:  # fmt: skip
-    """Run the body of a task once, as `Jobs.run_job` does, and isolate its app for that unless it is isolated."""
+    """Run the body of a task once, as `Jobs.run_job` does; isolate its app for the call unless it is isolated."""
     options: dict[str, Any] = {"attempt": attempt, "retries": retries, "steps": steps, "canceled": canceled}
     with _isolated_for(task) as jobs:
         return jobs.run_job(task, *args, **options, **kwargs)
 
 
 def crash_matrix(task: Any, *args: Any, **options: Any) -> CrashReport:
-    """Run a task under every fault, as `Jobs.crash_matrix` does, and isolate its app for that unless it is isolated."""
+    """Run a task under every fault, as `Jobs.crash_matrix` does; isolate its app for the call unless it is isolated."""
     with _isolated_for(task) as jobs:
         return jobs.crash_matrix(task, *args, **options)
 
 
 @contextmanager
 def _isolated_for(task: Any) -> Iterator[Jobs]:
-    """Yield the jobs of the app of a task, which is isolated for this block unless it is isolated already."""
+    """Yield the jobs of a task's app; isolate the app for this block unless it is isolated already."""
     app = app_of(task)
     with nullcontext(found) if (found := find_jobs(app)) is not None else isolated(app) as jobs:
         yield jobs
@@ -141,12 +138,10 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
     backend = f"{SCHEME}://" if scheme_of(str(given)) == SCHEME else BACKEND
     return {
         **urls,
-        "broker_transport": None,  # which counts more than the URLs
+        "broker_transport": None,  # the setting that precedes the URLs
         "broker_transport_options": {},
         "task_always_eager": False,
         "onejob_store": f"sqlite:///{directory / 'ledger.db'}",
-        "onejob_metrics_interval": 0,
-        "onejob_share_old_locks": False,
         **({"result_backend": backend, "result_backend_transport_options": {}} if given else {}),
     }
 
@@ -165,12 +160,12 @@ def _changed_settings(app: Any, settings: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _broker_in_memory(app: Any) -> Iterator[None]:
-    """Have an app connect anew, to a broker and a result backend of its own in memory.
+    """Make an app connect anew, to a broker and a result backend of its own in memory.
 
     Celery has no public way to do so. The private names are those of Celery 5.4 to 5.7 and kombu 5.4 to 5.6: the pools
     of connections and producers, the result backend of the app and of this thread, and what each task has built with
-    it; `backend_cls` is what the constructor of the app was given, and the setting stands in for it. All result
-    backends in memory share one cache.
+    it; `backend_cls` is the argument of the app's constructor, which the setting replaces. All result backends in
+    memory share one cache.
     """
     anew: list[tuple[Any, str, Any]] = [
         (memory.Channel, "queues", {}),
@@ -198,10 +193,10 @@ def _broker_in_memory(app: Any) -> Iterator[None]:
 
 @contextmanager
 def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]:
-    """Give an app a new state, with the ledger in a file, in transactions on `django_alias` as the app's own is."""
+    """Give an app a new state, with the ledger in a file; its writes join transactions on `django_alias`."""
     clock, state = Clock(), AppState(app)
     store = IsolatedStore(path, clock)
-    ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
+    ledger = build_ledger(state.settings, store=store, kind=RecordingLedger, metrics_interval=0)
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(
         app, state.settings.publish_timeout, state.routing, state.contexts, lambda: ledger
@@ -214,8 +209,10 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
         stack.callback(ledger.close)
         stack.callback(publisher.close)
         for each in map(type, tasks_of(app).values()):
-            # where a bound class has its resolved options, with the settings
+            # the attribute in which a bound class keeps its resolved options, with the settings
             stack.enter_context(patch.object(each, "_onejob", TaskOptions.of(each, app)))
+            if getattr(each, "share_old_locks", False):  # of a shim, with locks outside of the test
+                stack.enter_context(patch.object(each, "share_old_locks", new=False))
         _active[id(app)] = jobs
         stack.callback(_active.pop, id(app))
         stack.callback(setattr, store, "refuse", None)
@@ -224,7 +221,7 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
 
 @contextmanager
 def _settled_blocks(ledger: RecordingLedger) -> Iterator[None]:
-    """Settle what was submitted in a block of Django's `atomic` at its end, which calls nobody in a `TestCase`."""
+    """Settle the submissions in a block of Django's `atomic` at its end: in a `TestCase` no callback is called."""
     transaction: Any = sys.modules.get("django.db.transaction")
     if transaction is None:
         yield
@@ -255,7 +252,7 @@ def replaced_state(app: Any, state: AppState) -> Iterator[None]:
 
 @contextmanager
 def _refused_waits(app: Any) -> Iterator[None]:
-    """Refuse to wait without a timeout, in the thread or the context of the test, for what only the test can run."""
+    """Refuse to wait without a timeout, in the test's thread or context, for jobs that only the test can run."""
     of_jobs: Any = AsyncResult
     of_plain_tasks: Any = celery_result.AsyncResult
     thread = get_ident()
@@ -299,7 +296,7 @@ def _unended(result: Any, call: str) -> OneJobError:
     )
 
 
-def _refuse(settings: Settings, _is_known_task: Any = None) -> NoReturn:
+def _refuse(settings: Settings, _is_known_task: Any = None, **_: Any) -> NoReturn:
     raise ConfigurationError(
         f"a test has isolated another app, and would now open the ledger at {settings.store.rpartition('@')[2]!r} of "
         "this one: isolate this app, too, with onejob.testing.isolated(app)"
@@ -330,7 +327,7 @@ class _RefusedState(AppState):
 
 @contextmanager
 def refused(app: Any, refusal: str = OUTSIDE_OF_A_TEST) -> Iterator[None]:
-    """Refuse the ledger of an app in a block, except where that isolates the app."""
+    """Refuse the ledger of an app in a block, except where the block isolates the app."""
     app = real_app(app)
     with replaced_state(app, _RefusedState(app, refusal)):
         yield
@@ -338,7 +335,7 @@ def refused(app: Any, refusal: str = OUTSIDE_OF_A_TEST) -> Iterator[None]:
 
 @contextmanager
 def guarded(name: str) -> Iterator[None]:
-    """Refuse the ledger of the app with a name such as `shop:app` in a test, which may import it first.
+    """Refuse the ledger of the app with a name such as `shop:app` in a test; the test may be the first to import it.
 
     An app that is isolated already, by a fixture of a wider scope, is left alone.
     """
@@ -370,7 +367,7 @@ def _loaded_app(name: str) -> Any:
 class JobsMixin:
     """Isolates an app in each test of a test case: `class InvoiceTests(JobsMixin, TestCase)`, with the mixin first.
 
-    In a test `self.jobs` are the `Jobs` of the app. The app's own ledger is not touched: what is submitted outside of a
+    In a test `self.jobs` are the `Jobs` of the app. The app's own ledger is not touched: a submission outside of a
     test, as in `setUpClass` or Django's `setUpTestData`, raises `ConfigurationError`. In a transaction of Django's
     `TestCase` the ledger is outside of it.
     """

@@ -1,21 +1,23 @@
-"""The jobs of an isolated app: what a test runs, moves in time and asserts."""
+"""The jobs of an isolated app: a test runs them, moves them in time, and asserts their submissions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 from unittest.mock import patch
 
 from celery import current_app, signals
 
-from onejob.celery.call import Call, build, dump_models
-from onejob.celery.payload import dumps, loads
-from onejob.celery.result import JobWithValues
+from onejob.celery.messages.payload import dumps, loads
+from onejob.celery.submission.call import Call, build, dump_models
+from onejob.client.client import Client
 from onejob.errors import ConfigurationError, OneJobError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, Outcome
-from onejob.jobs.policy import Limits
+from onejob.jobs.model import JobRow, Outcome
+from onejob.jobs.public_view import Job, public_job
+from onejob.jobs.text_limits import TextLimits
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.testing.fault import CrashReport, Fault, FaultKind, Trial, declaration, inject, recover, run_matrix, survive
@@ -23,33 +25,33 @@ from onejob.testing.ledger import Hook, RecordedRun, SubmittedJob
 from onejob.testing.worker import InProcessWorker
 
 SHOWN = 20
-"""How many submissions a message shows."""
+"""The number of submissions that a message shows."""
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """How one run of a body ended."""
+    """The end of a run of a body."""
 
     id: str
     """The job's id."""
     state: State
-    """The state of the job after the run: `completed`, `failed`, `retrying`, `canceled`, or what a lost run leaves."""
+    """The state of the job after the run: `completed`, `failed`, `retrying`, `canceled`, or as a lost run leaves it."""
     error: BaseException | None = None
-    """The exception that ended the run or, before a retry, caused it; None for a run without."""
+    """The exception that ended the run, or that caused its retry; None for a run without an exception."""
     progress: list[Any] = field(default_factory=list)
-    """What the body reported, in order."""
+    """The progress that the body reported, in order."""
     steps: dict[str, Any] = field(default_factory=dict)
     """The steps that are kept after the run, by name."""
     retry_in: float | None = None
-    """Seconds until the retry that the body has requested; None: it has requested none."""
+    """Seconds until the retry that the body has requested; None: no retry."""
     value: Any = None
-    """The result of a completed job, as decoded from JSON; else None."""
+    """The result of a completed job, as decoded from JSON; None for any other job."""
 
     @property
     def result(self) -> Any:
         """The result of the body, as decoded from JSON.
 
-        Raises the error of a run that failed, and `OneJobError` for one that ended without a result in another way.
+        Raises the error of a failed run, and `OneJobError` for a run that ended without a result in another way.
         """
         if self.error is not None and self.state is State.FAILED:
             raise self.error
@@ -68,11 +70,16 @@ class JobRun:
 class Jobs(InProcessWorker):
     """The jobs of an isolated app. `isolated` and the fixture `jobs` make it.
 
-    Where a method takes a task, it takes a Celery task, its name, or a task of `django.tasks`.
+    A parameter `task` takes a Celery task, its name, or a task of `django.tasks`.
     """
 
     is_eager = False
     """Whether jobs run within their submissions."""
+
+    @cached_property
+    def client(self) -> Client:
+        """The client of the app, which finds jobs and operates on them."""
+        return Client(self.app)
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class Jobs(InProcessWorker):
     ) -> JobRun:  # fmt: skip
         """Run the body of a task once, in this process, as a worker does; return how the run ended.
 
-        The job is a new one, whatever else was submitted. `attempt` is its `current_job().attempt`; `retries` its
+        The job is a new job, whatever else was submitted. `attempt` is its `current_job().attempt`; `retries` its
         `self.request.retries`; `steps` are the values that an earlier attempt has kept; `canceled` requests its
         cancellation as soon as it has started. Arguments and results pass through JSON. An argument of the body that
         has one of these names is passed by position.
@@ -103,10 +110,10 @@ class Jobs(InProcessWorker):
         if canceled:
             self.ledger.hooks.append(Hook("after_start", task.name, lambda started: self.ledger.cancel(started.id)))
         with _watched_errors(job.id) as errors:
-            self.app_state.publisher.publish(job)  # which runs it in the eager mode
+            self.app_state.publisher.publish(job)  # runs the job in the eager mode
             self.run_next_message(job.id)
         job = self.ledger.get(job.id)
-        none = RecordedRun(job.id, job.task, job.token, job.attempt)  # of a worker that was lost before the start
+        none = RecordedRun(job.id, job.task, job.token, job.attempt)  # the worker was lost before the start
         run = next((run for run in reversed(self.ledger.runs) if run.job_id == job.id), none)
         return JobRun(
             id=job.id,
@@ -120,29 +127,29 @@ class Jobs(InProcessWorker):
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Have the jobs that are submitted in a block run within their submissions, before `delay` returns.
+        """Run the jobs that are submitted in a block within their submissions, before `delay` returns.
 
         They are admitted, claimed and completed as always, so that duplicates, windows and steps keep their promises,
-        unlike with `task_always_eager`. A failure is the result's, and a retry or a countdown waits for `travel`.
+        unlike with `task_always_eager`. The result has the failure of a job; a retry or a countdown waits for `travel`.
         """
         with patch.object(self, "is_eager", new=True):
             yield
 
     def run_if_eager(self) -> None:
-        """Run what was just submitted, in the eager mode."""
+        """Run the job that was just submitted, in the eager mode."""
         if self.is_eager:
             while self.run_next_message():
                 pass
 
     def run_committed_if_eager(self) -> None:
-        """Run what a block of Django's TestCase has submitted, in the eager mode."""
+        """Run the jobs that a block of Django's TestCase has submitted, in the eager mode."""
         if self.is_eager and not self.ledger.pending:
             self.run_all()
 
     def travel(self, seconds: float = 0.0, **units: float) -> None:
         """Advance the clock of the ledger by `seconds`, or by `minutes`, `hours`, `days`.
 
-        Leases expire, countdowns become due, uniqueness windows and retentions end. Then `run_all` does what is due.
+        Leases expire, countdowns become due, uniqueness windows and retentions end. `run_all` then runs the due jobs.
         """
         self.clock.travel(seconds, **units)
 
@@ -170,7 +177,7 @@ class Jobs(InProcessWorker):
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def lose_worker(self, at: str, task: Any = None) -> None:
-        """Have the next run, of any task or of one, end at a point as if its worker had died there.
+        """End the next run of a task, or of any task, at a point as if its worker had died there.
 
         Points are `start`, `progress:1`, `step:NAME`, `complete`, `fail`, `retry`, with `before_` or `after_` the write
         to the ledger; alone they mean `after_`. The run ends by an exception that no `except Exception` catches, but
@@ -181,27 +188,27 @@ class Jobs(InProcessWorker):
         inject(self, FaultKind.LOST, at, task and celery_task(self.app, task).name)
 
     def freeze(self, at: str, task: Any = None) -> None:
-        """Have the next run stop at a point until its lease has expired and another run has ended, and then go on.
+        """Stop the next run at a point until its lease has expired and another run has ended; then it goes on.
 
-        It is the late worker, whose writes are refused. Points and errors are as in `lose_worker`.
+        The run is that of a late worker, whose writes are refused. Points and errors are as in `lose_worker`.
         """
         inject(self, FaultKind.FROZEN, at, task and celery_task(self.app, task).name)
 
     def recover(self) -> None:
-        """Run what is due, and travel to what is due next, until all jobs have ended.
+        """Run all due jobs, and travel to the next due time, until all jobs have ended.
 
-        Raises `OneJobError` if some have not after 20 travels, such as a job that retries for ever.
+        Raises `OneJobError` if some jobs have not ended after 20 travels, such as a job that retries for ever.
         """
         if left := recover(self):
             job = left[0]
             msg = f"recover has traveled as often as it may: job {job.id} of {job.task} is {job.state}, {job.reason}"
             raise OneJobError(msg)
 
-    def survive(self, fault: Fault, task: Any, *args: Any, **kwargs: Any) -> JobWithValues:
-        """Submit a job, have the fault happen to its run, recover, and return the job, whose effects the test asserts.
+    def survive(self, fault: Fault, task: Any, *args: Any, **kwargs: Any) -> Job:
+        """Submit a job, inject a fault into its run, recover, and return the job; the test asserts its effects.
 
-        Raises `AssertionError` if no run has reached the fault's point, or one has passed points that are not among
-        those of `faults`.
+        Raises `AssertionError` if no run has reached the fault's point, or a run has passed points that `faults` does
+        not name.
         """
         __tracebackhide__ = True
         task = celery_task(self.app, task)
@@ -213,7 +220,7 @@ class Jobs(InProcessWorker):
         if others := [point for point in passed if fault.declared and point not in fault.declared]:
             named = f"faults(...) does not name: {', '.join(others)}. Declare {declaration(passed)}"
             raise AssertionError(f"{task.name} has points that {named}")
-        return JobWithValues.of(job)
+        return public_job(job)
 
     def crash_matrix(
         self, task: Any, *args: Any, effects: Callable[[], Any] | None, setup: Callable[[], Any] = lambda: None,
@@ -242,7 +249,7 @@ class Jobs(InProcessWorker):
             return run_matrix(trial, f"{task.name}{_call(args, kwargs)}", processes=processes)
 
     def check_faults(self) -> None:
-        """Raise `AssertionError` for faults that were to happen at points that no run has reached."""
+        """Raise `AssertionError` for injected faults whose points no run has reached."""
         __tracebackhide__ = True
         if self.ledger.hooks:
             wanted = ", ".join(hook.description for hook in self.ledger.hooks)
@@ -252,12 +259,12 @@ class Jobs(InProcessWorker):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def get(self, job_id: str) -> JobWithValues:
-        """Return a job by its id, with its values decoded from JSON. Raises `JobNotFoundError`."""
-        return JobWithValues.of(self.ledger.get(job_id))
+    def get(self, job_id: str) -> Job:
+        """Return a job by its id. Raises `JobNotFoundError`."""
+        return public_job(self.ledger.get(job_id))
 
     def submitted(self, task: Any = None) -> list[SubmittedJob]:
-        """Return what was submitted, in order: all, or the submissions of a task."""
+        """Return the submissions in order: all, or the submissions of a task."""
         self.ledger.settle()
         name = task and celery_task(self.app, task).name
         return [each for each in self.ledger.submitted if name in {None, each.task}]
@@ -268,8 +275,8 @@ class Jobs(InProcessWorker):
         """Assert that a task was submitted with these arguments, `times` times; return these submissions.
 
         Arguments are compared by name, with their defaults, as JSON: `f(1)` is `f(a=1)`. Without any, all submissions
-        of the task count. With an `outcome` ("admitted", "attached", ...) only those count that had it.
-        Raises `AssertionError`, which shows what was submitted.
+        of the task count. With an `outcome` ("admitted", "attached", ...) only submissions with that outcome count.
+        Raises `AssertionError`, which shows the submissions.
         """
         __tracebackhide__ = True
         task = celery_task(self.app, task)
@@ -306,7 +313,7 @@ class Jobs(InProcessWorker):
 
 
 def celery_task(app: Any, task: Any) -> Any:
-    """Return the task of an app that is named as text, or that runs a task of `django.tasks`; any other as it is.
+    """Return the app's task with a name, or the task that runs a task of `django.tasks`; any other task unchanged.
 
     Raises `ConfigurationError` for a name that the app does not have.
     """
@@ -320,26 +327,26 @@ def celery_task(app: Any, task: Any) -> Any:
 
 
 def real_app(app: Any) -> Any:
-    """Return an app in place of a proxy of it, as `celery.current_app` is one."""
+    """Return the app behind a proxy such as `celery.current_app`; any other app unchanged."""
     return app._get_current_object() if hasattr(app, "_get_current_object") else app  # noqa: SLF001 - of Celery's proxies
 
 
 def app_of(task: Any) -> Any:
-    """Return the app of a task; for a name, or a task of `django.tasks`, the current one."""
+    """Return the app of a task; for a name, or a task of `django.tasks`, the current app."""
     return getattr(task, "app", None) or current_app
 
 
-def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:
-    """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
+def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> JobRow:
+    """Write a job that is no duplicate of a job that the test has submitted."""
     submission = build(worker.app_state, Call(task, args, kwargs, {"retries": retries}, source="run_job"))
     own = f"run_job {submission.id}"
     alone = replace(submission, identity=own, charges=(), rejects=False, replaces=False, queue_next=False)
-    return Ledger(worker.ledger.store, worker.ledger.policy).submit(alone).job
+    return Ledger(worker.ledger.store, worker.ledger.settings).submit(alone).job
 
 
-def _lose_attempt(worker: InProcessWorker, job: Job, steps: Mapping[str, Any]) -> None:
-    """Make an earlier attempt that kept steps and then lost its job."""
-    ledger, limits = Ledger(worker.ledger.store, worker.ledger.policy), worker.app_state.settings.limits
+def _lose_attempt(worker: InProcessWorker, job: JobRow, steps: Mapping[str, Any]) -> None:
+    """Make an earlier attempt that has kept steps and then lost its job."""
+    ledger, limits = Ledger(worker.ledger.store, worker.ledger.settings), worker.app_state.settings.limits
     claimed = ledger.claim(job.id, nonce=new_nonce(), node="an earlier worker").job
     assert claimed is not None  # noqa: S101 - for the type checker: the job is new, and nobody else's
     for name, value in steps.items():
@@ -375,7 +382,7 @@ def _watched_errors(job_id: str) -> Iterator[list[BaseException]]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The submissions that an assertion looks for: of a task, with some arguments or any, with an outcome or any."""
+    """The submissions that an assertion looks for: of a task, and if given, with some arguments and an outcome."""
 
     task: Any
     args: tuple[Any, ...]
@@ -386,7 +393,7 @@ class Wanted:
         return f"{self.task.name}{_call(self.args, self.kwargs)}" if self.args or self.kwargs else str(self.task.name)
 
     def find(self, submitted: Sequence[SubmittedJob]) -> list[SubmittedJob]:
-        """Return those among the submissions of the task."""
+        """Return the wanted submissions among the submissions of the task."""
         found = [each for each in submitted if self.outcome in {None, each.outcome}]
         if not self.args and not self.kwargs:
             return found
@@ -394,7 +401,7 @@ class Wanted:
         return [each for each in found if self._named(each.args, each.kwargs) == wanted]
 
     def describe_mismatch(self, submitted: Sequence[SubmittedJob], found: int, times: int) -> str:
-        """Return the message of a failed assertion: what was expected, the nearest submission, and all there were."""
+        """Return the message of a failed assertion: the expected submission, the nearest one, and all submissions."""
         having = f" with the outcome {self.outcome}" if self.outcome else ""
         lines = [f"{self} was submitted {found} times{having}, expected {times}"]
         own = [each for each in submitted if each.task == self.task.name]
@@ -425,7 +432,7 @@ class Wanted:
         """Return arguments by name, as they arrive in a worker. Raises `InvalidArgumentsError`."""
         args, kwargs = dump_models(self.task, args, kwargs, {})
         named = self.task._onejob.identifier.arguments(args, kwargs)
-        decoded: dict[str, Any] = loads(dumps(named, "the arguments", Limits()))
+        decoded: dict[str, Any] = loads(dumps(named, "the arguments", TextLimits()))
         return decoded
 
 

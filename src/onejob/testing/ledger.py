@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from onejob.celery.payload import decode, loads
+from onejob.celery.messages.payload import decode, loads
 from onejob.errors import ConfigurationError, StaleTokenError
+from onejob.jobs.handover import BY_CALLER, Handover, by_caller
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Admission, Applied, Job, MessageOf, Outcome, Retention, Submission
+from onejob.jobs.model import Admission, Applied, HandoverOf, IdentityHold, JobRow, Outcome, Submission
 from onejob.ledger.ledger import Ledger
 from onejob.testing.store import IsolatedStore
 from onejob.transactions.sessions import OpenTransaction
@@ -23,12 +24,12 @@ _POINT = re.compile(
 
 
 class WorkerLost(BaseException):
-    """Raised within a run to end it as the death of its worker does: no `except Exception` of a body catches it."""
+    """The exception that ends a run as its worker's death does: no `except Exception` of a body catches it."""
 
 
 @dataclass
 class RecordedRun:
-    """What one run has written to the ledger."""
+    """The writes of one run to the ledger."""
 
     job_id: str
     task: str
@@ -41,15 +42,15 @@ class RecordedRun:
 
 @dataclass(eq=False)
 class Hook:
-    """An action that is carried out once, when a run of a task reaches a point. `task` is None for that of any task."""
+    """An action that is carried out once, when a run of a task reaches a point; `task` None: a run of any task."""
 
     point: str
     task: str | None
-    action: Callable[[Job], object]
+    action: Callable[[JobRow], object]
     description: str = ""
 
-    def matches(self, point: str, job: Job) -> bool:
-        """Return whether this is the point, and the task."""
+    def matches(self, point: str, job: JobRow) -> bool:
+        """Return whether the hook waits for this point and this job's task."""
         return point == self.point and self.task in {None, job.task}
 
 
@@ -69,15 +70,15 @@ class PendingWrite:
     """A write that waits for the end of a user's transaction."""
 
     transaction: Any
-    job: Job
+    job: JobRow
     on_commit: Callable[[], object]
     on_rollback: Callable[[], object]
     on_silent_commit: Callable[[], object] = lambda: None
-    """What else is done for a commit in a test case of Django, which calls nobody."""
+    """A further action at a commit in a test case of Django, in which no callback is called."""
     ended: bool = False
 
     def __call__(self) -> None:
-        """Do what the commit does, once."""
+        """Make the write that the commit makes, once."""
         if not self.ended:
             self.ended = True
             self.on_commit()
@@ -89,7 +90,7 @@ class PendingWrite:
             self.on_rollback()
 
     def settle(self) -> bool:
-        """End the write if its transaction will never call it, and return whether it was so."""
+        """End the write if its transaction will never call it; return whether it ended here."""
         is_silent = not self.ended and _is_in_test_case_only(self.transaction)
         if is_silent:
             self()
@@ -97,9 +98,9 @@ class PendingWrite:
         return is_silent
 
     def precede_callbacks(self) -> None:
-        """Have Django call the write before the callbacks of others, which find it committed, as in production.
+        """Make Django call the write before other callbacks, so that these find it committed, as in production.
 
-        Django forgets all callbacks before it calls the first, so that a later one would look as if rolled back.
+        Django forgets all callbacks before it calls the first, so that a later callback would look as if rolled back.
         """
         connection = _django(self.transaction)
         blocks = getattr(connection, "atomic_blocks", ())
@@ -138,7 +139,7 @@ def _django(transaction: Any) -> Any:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """One submission: the task and its arguments, the outcome, and the id of the job that answers."""
+    """A submission: the task and its arguments, the outcome, and the id of the job that answers."""
 
     task: str
     args: tuple[Any, ...]
@@ -150,7 +151,7 @@ class SubmittedJob:
 
 
 class RecordingLedger(Ledger):
-    """A ledger that records what is submitted and what runs write, and calls `hooks` at the points of runs."""
+    """A ledger that records submissions and the writes of runs, and calls `hooks` at the points of runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -166,11 +167,11 @@ class RecordingLedger(Ledger):
         """Is called after writes whose commit called nobody."""
 
     def clear(self) -> None:
-        """Forget what was recorded."""
+        """Forget all records."""
         for records in (self.submitted, self.runs, self.hooks, self.pending):
             records.clear()
 
-    def run_of(self, job: Job) -> RecordedRun:
+    def run_of(self, job: JobRow) -> RecordedRun:
         """Return the record of the run that has a job's token."""
         return next(run for run in reversed(self.runs) if (run.job_id, run.token) == (job.id, job.token))
 
@@ -180,19 +181,19 @@ class RecordingLedger(Ledger):
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
+    def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
         """Submit and record."""
         self.settle()
-        admission = super().submit(submission, wake_after=wake_after)
+        admission = super().submit(submission, handover=handover)
         self.record_submitted(submission, admission)
         return admission
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, message_of: MessageOf | None = None
+        self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, handover_of: HandoverOf = by_caller
     ) -> list[Admission]:
-        """Submit and record each."""
+        """Submit jobs, and record each submission."""
         self.settle()
-        admissions = super().submit_many(submissions, wait_for_locks=wait_for_locks, message_of=message_of)
+        admissions = super().submit_many(submissions, wait_for_locks=wait_for_locks, handover_of=handover_of)
         for submission, admission in zip(submissions, admissions, strict=True):
             self.record_submitted(submission, admission)
         return admissions
@@ -218,35 +219,35 @@ class RecordingLedger(Ledger):
             self.reach("after_start", job)
         return claimed
 
-    def report(self, job: Job, progress: str) -> None:
+    def report(self, job: JobRow, progress: str) -> None:
         """Store the progress of a run, and record it."""
         run = self.run_of(job)
         with self._boundary(f"progress:{len(run.progress) + 1}", job):
             super().report(job, progress)
             run.progress.append(loads(progress))
 
-    def keep_step(self, job: Job, name: str, value: str) -> str:
+    def keep_step(self, job: JobRow, name: str, value: str) -> str:
         """Keep a step, and pass its points."""
         with self._boundary(f"step:{name}", job):
             return super().keep_step(job, name, value)
 
-    def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: Any) -> Job:
+    def _fenced(self, job: JobRow, transition: Transition, reason: str | None, **values: Any) -> JobRow:
         with self._boundary(str(transition), job):
             if transition is Transition.RETRY:
                 self.run_of(job).retry_in = values["run_in"]
             return super()._fenced(job, transition, reason, **values)
 
-    def in_transaction(self, transaction: OpenTransaction, emit: Any = None) -> Ledger:
+    def in_transaction(self, transaction: OpenTransaction, emit: Any = None, *, writes: bool = True) -> Ledger:  # noqa: ARG002 - it has no locks
         """Return a ledger whose writes take effect with the commit of a user's transaction, on any database."""
         return SessionLedger(self, transaction, emit)
 
     @contextmanager
-    def _boundary(self, write: str, job: Job) -> Iterator[None]:
+    def _boundary(self, write: str, job: JobRow) -> Iterator[None]:
         self.reach(f"before_{write}", job)
         yield
         self.reach(f"after_{write}", job)
 
-    def reach(self, point: str, job: Job) -> None:
+    def reach(self, point: str, job: JobRow) -> None:
         """Record that a run of a job has reached a point, and call the hooks that wait for it."""
         run = next((run for run in self.runs if (run.job_id, run.token) == (job.id, job.token)), None)
         if run is not None:
@@ -257,7 +258,7 @@ class RecordingLedger(Ledger):
                 hook.action(job)
 
     def settle(self) -> None:
-        """End the writes in users' transactions that have ended; undo the last ones first."""
+        """End the writes in users' transactions that have ended; undo the last writes first."""
         for write in [*reversed(self.pending)]:
             write.undo()
         silent = [write for write in [*self.pending] if write.settle()]
@@ -265,11 +266,11 @@ class RecordingLedger(Ledger):
         if silent:
             self.after_silent_commit()
 
-    def withdraw(self, job: Job) -> None:
+    def withdraw(self, job: JobRow) -> None:
         """Remove a job whose transaction was rolled back."""
         self.remove(self.cancel(job.id, reason="its transaction was rolled back"))
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         """Return jobs, after the end of users' transactions that have ended."""
         if self.pending:
             self.settle()
@@ -285,17 +286,17 @@ class SessionLedger(Ledger):
                 "in a test, the ledger takes part in transactions of a SQLAlchemy Session or of Django's connection, "
                 "which report their commits: a plain connection does not. Use a Session in this test"
             )
-        super().__init__(ledger.store, ledger.policy, emit)
+        super().__init__(ledger.store, ledger.settings, emit)
         self._ledger = ledger
         self._transaction = transaction
-        if _is_in_test_case_only(transaction):  # outside of a block each statement commits, and callbacks are called
+        if _is_in_test_case_only(transaction):  # outside of a block each statement commits, and Django calls callbacks
             transaction.after_commit = lambda call, **_: call()
 
-    def submit(self, submission: Submission, *, wake_after: float | None = None) -> Admission:
-        """Submit a job; a rollback removes it, or gives the job that it has changed what that had before."""
+    def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
+        """Submit a job; a rollback removes the job, or restores the job that the submission has changed."""
         self._ledger.settle()
         rows = self._ledger.store.rows_of(submission.identity)
-        admission = super().submit(submission, wake_after=wake_after)
+        admission = super().submit(submission, handover=handover)
         submitted = self._ledger.record_submitted(submission, admission)
 
         def undo() -> None:
@@ -312,7 +313,7 @@ class SessionLedger(Ledger):
         self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, undo, make_due))
         return admission
 
-    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> JobRow | None:
         """Submit a follower; a rollback removes it."""
         exists = submission.id in self.get_many([submission.id])
         follower = super().follow(submission, follows_id=follows_id)
@@ -321,7 +322,9 @@ class SessionLedger(Ledger):
             self._await_end(PendingWrite(self._transaction, follower, lambda: None, undo))
         return follower
 
-    def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
+    def complete(
+        self, job: JobRow, result: str, *, hold: IdentityHold | None = None, request_id: str | None = None
+    ) -> JobRow:
         """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""
         with patch.object(self._ledger, "is_completing", new=True):
             self._ledger.reach("before_complete", job)
@@ -331,18 +334,18 @@ class SessionLedger(Ledger):
             raise StaleTokenError(job.id, job.token, State.COMPLETED if repeated else now.state)
 
         def complete() -> None:
-            unrecorded = Ledger(self.store, self.policy, self._ledger.emit)
-            unrecorded.complete(job, result, keep=keep, request_id=request_id)
+            unrecorded = Ledger(self.store, self.settings, self._ledger.emit)
+            unrecorded.complete(job, result, hold=hold, request_id=request_id)
             self._ledger.reach("after_complete", job)
 
         self._await_end(PendingWrite(self._transaction, job, complete, lambda: None))
         return now
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         """Return jobs, also those of the open transaction."""
         return self._ledger.get_many(job_ids)
 
     def _await_end(self, write: PendingWrite) -> None:
-        self._transaction.after_commit(write)  # first: another thread takes what is not registered for rolled back
+        self._transaction.after_commit(write)  # first: another thread takes an unregistered write for rolled back
         self._ledger.pending.append(write)
         write.precede_callbacks()

@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give a test with the marker the fixture `jobs`. Raises `pytest.UsageError` for a marker that means nothing."""
+    """Give a test with the marker the fixture `jobs`. Raises `pytest.UsageError` for an invalid marker."""
     options = _options_of(item)
     if options is None:
         return
@@ -46,15 +46,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         raise pytest.UsageError(msg)
     names = getattr(item, "fixturenames", None)
     if names is not None and options.get("isolated", True) and "jobs" not in names:
-        function.fixturenames = [*names]  # a list of its own: that of a function's parameters is one
+        function.fixturenames = [*names]  # a list of its own: parametrized tests of a function share one
         function.fixturenames.insert(sum(_is_wider(item, name) for name in names), "jobs")
 
 
 @pytest.fixture
 def onejob_app(request: pytest.FixtureRequest) -> Any:
-    """Return the Celery app under test: that of a fixture `celery_app`, or else of the setting `onejob_app`.
+    """Return the Celery app under test, from a fixture `celery_app`, or else from the setting `onejob_app`.
 
-    The fixture of Celery's own plugin is that of no project, so the setting wins over it.
+    The setting precedes the fixture `celery_app` of Celery's own plugin, which has no project's app.
     """
     name = request.config.getini("onejob_app")
     found = request.session._fixturemanager.getfixturedefs("celery_app", request.node)  # noqa: SLF001 - pytest 8 and 9

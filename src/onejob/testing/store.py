@@ -88,7 +88,7 @@ class IsolatedStore(SQLiteStore):
 
 @cache
 def empty_ledger() -> Path:
-    """Return a file with an empty ledger: to copy one is ten times as fast as to make one."""
+    """Return a file with an empty ledger: copying it is ten times as fast as making a ledger."""
     directory = Path(tempfile.mkdtemp(prefix="onejob-"))
     atexit.register(_remove, directory, os.getpid())
     store = IsolatedStore(directory / "ledger.db", Clock())
@@ -98,6 +98,6 @@ def empty_ledger() -> Path:
 
 
 def _remove(directory: Path, process: int) -> None:
-    """Remove a directory at the end of the process that has made it, and not of one that was forked from it."""
+    """Remove a directory at the end of the process that made it, not at the end of a forked child."""
     if os.getpid() == process:
         shutil.rmtree(directory, ignore_errors=True)

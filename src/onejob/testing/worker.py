@@ -11,11 +11,11 @@ from celery.utils.imports import symbol_by_name
 from kombu.transport import memory
 
 from onejob.celery.app_state import AppState
-from onejob.celery.options import tasks_of
-from onejob.celery.payload import loads
-from onejob.celery.publisher import Publisher
+from onejob.celery.messages.payload import loads
+from onejob.celery.messages.publisher import Publisher
+from onejob.celery.submission.options import tasks_of
 from onejob.errors import OneJobError, StoreUnavailableError
-from onejob.jobs.model import Job
+from onejob.jobs.model import JobRow
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -25,12 +25,12 @@ from onejob.webhooks.job import WebhookPayload, build_event
 
 
 class IsolatedPublisher(Publisher):
-    """A publisher that calls `after_publish` when messages were sent."""
+    """A publisher that calls `after_publish` after sending messages."""
 
     after_publish: Callable[[], object] = staticmethod(lambda: None)
 
     def publish_all(
-        self, jobs: Sequence[Job], producer: Any = None, *, confirms: bool = False
+        self, jobs: Sequence[JobRow], producer: Any = None, *, confirms: bool = False
     ) -> dict[str, Exception]:  # fmt: skip
         """Send the messages of jobs."""
         errors = super().publish_all(jobs, producer, confirms=confirms)
@@ -40,7 +40,7 @@ class IsolatedPublisher(Publisher):
 
 HOSTNAME = "test@localhost"
 RUN_LIMIT = 1000
-"""How many runs `run_all` makes at most: more means that jobs submit each other for ever."""
+"""The maximum number of runs in `run_all`: more means that jobs submit each other for ever."""
 
 
 class InProcessWorker:
@@ -52,7 +52,6 @@ class InProcessWorker:
         self.app = app
         self.app_state = app_state
         self.ledger = ledger
-        """The ledger, with all its operations."""
         self.store = store
         self.clock = clock
         """The clock of the ledger."""
@@ -62,13 +61,13 @@ class InProcessWorker:
         self.is_elsewhere: Callable[[str], bool] = lambda _task: False
         """Whether another isolated app, which has the same broker, has a task."""
         self.execute: Callable[[Any], object] = self.execute_here
-        """What runs a request. A crash matrix runs it in a child process."""
+        """The function that runs a request. A crash matrix runs it in a child process."""
 
     def run_all(self) -> int:
-        """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
+        """Run all due jobs, and the jobs that they submit, until none is due; return the number of messages.
 
-        Jobs run as in a worker: they are claimed, executed and completed, retried, and their canvases go on. What is
-        lost or delayed is handled when it is due: see `travel`. Webhooks are recorded in `webhooks`, and not sent.
+        Jobs run as in a worker: they are claimed, executed and completed, retried, and their canvases go on. A lost or
+        delayed job is handled when it is due: see `travel`. Webhooks are recorded in `webhooks`, and not sent.
         """
         handled = 0
         while self.run_next():
@@ -86,7 +85,7 @@ class InProcessWorker:
         return True
 
     def sweep(self) -> bool:
-        """Publish what is due, recover what was lost, purge what is old; return whether anything was due."""
+        """Publish due jobs, recover lost jobs, purge old jobs; return whether anything was due."""
         self.ledger.settle()
         if self.ledger.pending:
             msg = "a transaction is open in which jobs were submitted or completed: run jobs after its commit"
@@ -98,10 +97,10 @@ class InProcessWorker:
         return False
 
     def run_next_message(self, job_id: str | None = None) -> bool:
-        """Handle the next message that is due, or that of a job; return False if there is none."""
+        """Handle the next due message, or the message of a job; return False if there is none."""
         for queue, payload in self._messages():
             headers = payload["headers"]
-            eta = headers.get("eta")  # of a plain Celery task
+            eta = headers.get("eta")  # the message of a plain Celery task
             is_due = not eta or datetime.fromisoformat(eta).timestamp() <= self.clock()
             if is_due and job_id in {None, headers.get("id")}:
                 queue.remove(payload)
@@ -115,8 +114,8 @@ class InProcessWorker:
     def execute_here(self, request: Any) -> None:
         """Run a request in this process, in a context of its own, as a worker has no context of a submitter.
 
-        The app is Celery's current one for the run, as in its worker: a canvas and a `shared_task` go on in that one.
-        A run that loses its worker ends here, with nothing more in the ledger.
+        During the run the app is Celery's current app, as in its worker: a canvas and a `shared_task` go on in this
+        app. A run that loses its worker ends here, with nothing more in the ledger.
         """
         with patch("celery._state._tls.current_app", self.app), suppress(WorkerLost):
             Context().run(request.execute)
@@ -130,23 +129,23 @@ class InProcessWorker:
         self.webhooks.clear()
         self.ledger.clear()
 
-    def lose(self, _job: Job) -> None:
-        """End the run that calls this as if its worker died here: it can write nothing more to the ledger."""
+    def lose(self, _job: JobRow) -> None:
+        """End the calling run as if its worker died here: it can write nothing more to the ledger."""
         self.store.refuse = refuse_lost_worker
         refuse_lost_worker()
 
-    def deliver_again(self, job: Job) -> None:
+    def deliver_again(self, job: JobRow) -> None:
         """Deliver the message of a job once more, now."""
         self.app_state.publisher.publish(job)
         self.run_next_message(job.id)
 
-    def _gone_in(self, job: Job) -> float | None:
+    def _gone_in(self, job: JobRow) -> float | None:
         """Return 0 seconds if no queue has the message of a job, so that a sweep sends it again; None otherwise."""
         has_message = any(payload["headers"].get("id") == job.id for _, payload in self._messages())
         return None if has_message else 0.0
 
     def _messages(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the messages in all queues but those of other apps, with the deque that each is in."""
+        """Yield the messages in all queues except other apps' queues, each with its deque."""
         for queue in [*memory.Channel.queues.values()]:
             for payload in [*queue.queue]:
                 task = payload.get("headers", {}).get("task")
@@ -167,13 +166,13 @@ class InProcessWorker:
             ends = dict.fromkeys(("on_ack", "on_reject"), lambda *_, **__: None)
             return make(message, app=self.app, task=task, hostname=HOSTNAME, **ends)
 
-    def _record_webhook(self, webhook: Job) -> None:
+    def _record_webhook(self, webhook: JobRow) -> None:
         """Record a webhook in place of its delivery, and complete its job."""
-        ledger = Ledger(self.store, self.ledger.policy)
+        ledger = Ledger(self.store, self.ledger.settings)
         claimed = ledger.claim(webhook.id, nonce=f"test{webhook.id}", node=HOSTNAME)
         payload = WebhookPayload.from_job(webhook)
         if claimed.applied and claimed.job is not None:
-            event = build_event(ledger.get(payload.job_id), source=self.app_state.webhooks.source)
+            event = build_event(ledger.get(payload.job_id), namespace=self.app_state.settings.namespace)
             self.webhooks.append((payload.url, loads(event)))
             ledger.complete(claimed.job, '{"status": 204}')
 

@@ -1,1 +1,1 @@
-"""Participation in database transactions of the application."""
+"""Submissions and effects in the database transactions of the application."""

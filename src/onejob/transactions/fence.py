@@ -1,11 +1,11 @@
-"""A fence row in the application's database: effects there happen at most once, wherever the ledger is stored."""
+"""A fence row in the application's database: the effects of a job there happen at most once, wherever its ledger is."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError
-from onejob.transactions.sessions import transaction_of
+from onejob.transactions.sessions import sqlstate_of, transaction_of
 
 TABLE = """\
 create table onejob_fence (
@@ -27,7 +27,7 @@ DIALECTS = ("postgresql", "sqlite")
 
 
 class HasToken(Protocol):
-    """A `Job` or a `RunningJob`."""
+    """A `RunningJob`."""
 
     @property
     def id(self) -> str:
@@ -58,9 +58,7 @@ def fence(session: object, job: HasToken, name: str = "") -> bool:
     try:
         rows = transaction.rows(_INSERT, {"job_id": job.id, "name": name, "token": job.token})
     except Exception as error:
-        causes = (error, error.__cause__, getattr(error, "orig", None))  # a library may have wrapped it
-        codes = {getattr(cause, name, None) for cause in causes for name in ("sqlstate", "pgcode")}
-        if UNDEFINED_TABLE in codes or "no such table: onejob_fence" in str(error):
+        if sqlstate_of(error) == UNDEFINED_TABLE or "no such table: onejob_fence" in str(error):
             raise ConfigurationError(f"this database has no table onejob_fence; create it once:\n{TABLE}") from error
         raise
     return bool(rows)

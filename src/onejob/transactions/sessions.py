@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from onejob.errors import ConfigurationError
 _NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 Rows = list[dict[str, Any]]
 _OPEN = frozenset({1, 2, 3})
-"""libpq's status of a transaction while a command runs, between two, and after one that failed."""
+"""libpq's status of a transaction while a command runs, between two commands, and after a failed command."""
 
 
 class OpenTransaction:
@@ -48,13 +49,19 @@ class OpenTransaction:
         """Whether the connection is in autocommit mode, without an open transaction."""
         return False
 
+    def drop_statements(self) -> None:
+        """Make psycopg prepare its statements anew, outside of a transaction; other drivers do so by themselves."""
+        psycopg = sys.modules.get("psycopg")
+        if psycopg is not None and isinstance(self.connection, psycopg.BaseConnection):
+            self.rows("deallocate all", {})
+
     @property
     def connection(self) -> object:
         """The driver's connection, which stays on one database as long as it exists."""
         raise NotImplementedError
 
     def watch(self) -> Callable[[], bool]:
-        """Return what tells, from any thread, whether this transaction, or a later one of its connection, is open."""
+        """Return a function for any thread that returns whether a transaction of this connection is open."""
         return partial(_has_transaction, self.connection)
 
 
@@ -76,6 +83,17 @@ def transaction_of(session: object) -> OpenTransaction:
         f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg, "
         f"psycopg2 or sqlite3, not {type(session).__module__}.{type(session).__qualname__}"
     )
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error of any driver, or of a library's error around it; "" if there is none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        for code in (getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None)):
+            if isinstance(code, str):
+                return code
+        cause = getattr(cause, "orig", None) or cause.__cause__
+    return ""
 
 
 # --- SQLAlchemy -----------------------------------------------------------------------------------------------------
@@ -165,7 +183,7 @@ def _on_commit(session: Any) -> None:
 
 
 def _on_transaction_end(session: Any, transaction: Any) -> None:
-    """Forget the callbacks that have run, or that were rolled back with their savepoint."""
+    """Remove the callbacks that have run, or that were rolled back with their savepoint."""
     pending, is_outermost = _pending(session), transaction.parent is None
     pending[:] = [each for each in pending if not is_outermost and each.transaction is not transaction]
 
@@ -222,7 +240,7 @@ class _Django(_Cursor):
 
     def __init__(self, connection: Any) -> None:
         if isinstance(connection, sys.modules["django.utils.connection"].ConnectionProxy):
-            connection = sys.modules["django.db"].connections[connection.alias]  # in other threads, too, this one
+            connection = sys.modules["django.db"].connections[connection.alias]  # this connection also in other threads
         super().__init__(connection)
         self.dialect = str(connection.vendor)
         # After `transaction.set_autocommit(False)`, outside `atomic()`, Django refuses callbacks.
@@ -252,6 +270,35 @@ class _SQLite(_Cursor):
     @property
     def autocommits(self) -> bool:
         return sqlite_autocommits(self._connection)
+
+    def watch(self) -> Callable[[], bool]:
+        databases = {row["name"]: row["file"] for row in self.rows("pragma database_list", {})}
+        if getattr(self._connection, "autocommit", None) is False and databases["main"]:
+            return _WriteWatch(databases["main"]).is_open
+        return super().watch()
+
+
+class _WriteWatch:
+    """Tells whether a transaction that has written is open, on a connection that always has an open transaction."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._is_over = False
+
+    def is_open(self) -> bool:
+        """Return whether the transaction may be open."""
+        self._is_over = self._is_over or self._can_write()
+        return not self._is_over
+
+    def _can_write(self) -> bool:
+        sqlite3 = sys.modules["sqlite3"]
+        try:
+            with closing(sqlite3.connect(self._file, timeout=0.0, isolation_level=None)) as connection:
+                connection.execute("begin immediate")
+                connection.execute("rollback")
+        except sqlite3.Error:
+            return False
+        return True
 
 
 def sqlite_autocommits(connection: Any) -> bool:

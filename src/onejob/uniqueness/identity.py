@@ -1,7 +1,7 @@
 """The identity of a call: a hash of the task and the canonical text of its arguments.
 
 The text represents what a worker receives: values that are equal after Celery's JSON have the same text, and values
-that differ have different texts. docs/identity.md lists the rules type by type.
+that differ have different texts. docs/concepts/identity.md lists the rules type by type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inspect import Parameter, Signature
 from typing import Final, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-from onejob.jobs.policy import Limits
+from onejob.jobs.text_limits import TextLimits
 from onejob.uniqueness.canonical_json import canonical, digest, key_text, kind_of
 
 if sys.version_info >= (3, 14):
@@ -26,9 +26,9 @@ UniqueOn: TypeAlias = Sequence[str] | Callable[..., object] | None
 
 _MISSING: Final = object()
 _HEADER = re.compile(r"""headers\[(["'])(?P<name>[^"'\[\]]+)\1\]""")
-"""How `unique_on` names a header of the message: `headers["tenant"]`."""
+"""The notation of a message's header in `unique_on`: `headers["tenant"]`."""
 _NO_HEADERS: Final[Mapping[str, object]] = {}
-_DEFAULT_LIMITS: Final = Limits()
+_DEFAULT_LIMITS: Final = TextLimits()
 
 
 class Identifier:
@@ -36,11 +36,12 @@ class Identifier:
 
     def __init__(
         self, task: str, function: Callable[..., object], unique_on: UniqueOn = None, *, bound: bool = False,
-        limits: Limits = _DEFAULT_LIMITS, checked: bool = True,
+        limits: TextLimits = _DEFAULT_LIMITS, checked: bool = True,
     ) -> None:  # fmt: skip
-        """`unique_on` selects the arguments and headers that count; `bound` drops the function's first parameter.
+        """Read the task's signature; `unique_on` selects arguments and headers, `bound` drops the first parameter.
 
-        Unless `checked`, a call that does not match the signature is no error: all that it passes counts.
+        Unless `checked`, a call that does not match the signature is no error: its identity is that of all its
+        arguments.
 
         Raises ConfigurationError if the name is not a string, the function has no signature, or `unique_on` does not
         match the signature.
@@ -51,7 +52,7 @@ class Identifier:
         self._limits = limits
         self._checked = checked
         self.signature = _signature(task, function, bound=bound)
-        """That of the task's calls, without the parameter for a bound task."""
+        """The signature of the task's calls, without the parameter for a bound task."""
         self._named = _NamedParameters.of(self.signature)
         self._choose = _check_callable(task, unique_on, self.signature) if callable(unique_on) else None
         self._names = None if self._choose else _check_names(task, unique_on, self.signature)
@@ -74,13 +75,13 @@ class Identifier:
         self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
         headers: Mapping[str, object] = _NO_HEADERS,
     ) -> str:  # fmt: skip
-        """Return the canonical text that `identity` hashes: the task, what `unique_on` selects, and the scope if given.
+        """Return the canonical text that `identity` hashes: the task, the values of `unique_on`, and the scope if any.
 
         Calls in different scopes are never equal. A header that a call does not have counts as None.
 
         Raises InvalidArgumentsError, InvalidPayloadError, and the errors of a callable `unique_on`.
         """
-        return self._describe(self._arguments_or_none(args, kwargs), args, kwargs, headers, scope)
+        return self._frame(self._content(self._arguments_or_none(args, kwargs), args, kwargs, headers), scope)
 
     def identity(
         self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
@@ -92,32 +93,37 @@ class Identifier:
     def both(
         self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
         headers: Mapping[str, object] = _NO_HEADERS,
-    ) -> tuple[str, str]:  # fmt: skip
-        """Return the identity of a call, and its fingerprint: the hash of all arguments, without `unique_on` and scope.
+    ) -> tuple[str, str, str]:  # fmt: skip
+        """Return the identity of a call, its fingerprint, and the text of `describe`; no value is written twice.
 
+        The fingerprint is the hash of all arguments, without `unique_on` and scope.
         Raises like `describe`, and InvalidPayloadError if any argument has no canonical text.
         """
         arguments = self._arguments_or_none(args, kwargs)
-        if scope is None and self._names is None and self._choose is None:
-            both = digest(self._describe(arguments, args, kwargs, headers))
-            return both, both
-        identity = digest(self._describe(arguments, args, kwargs, headers, scope))
-        return identity, digest(self._describe(arguments, args, kwargs, headers, selects=False))
+        content = self._content(arguments, args, kwargs, headers)
+        described = self._frame(content, scope)
+        identity = digest(described)
+        if arguments is not None and (self._names is not None or self._choose is not None):
+            content = self._content(arguments, args, kwargs, headers, selects=False)
+        elif scope is None:
+            return identity, identity, described
+        return identity, digest(self._frame(content)), described
 
-    def _describe(
+    def _content(
         self, arguments: Mapping[str, object] | None, args: Sequence[object], kwargs: Mapping[str, object],
-        headers: Mapping[str, object], scope: str | None = None, *, selects: bool = True,
-    ) -> str:  # fmt: skip
+        headers: Mapping[str, object], *, selects: bool = True,
+    ) -> tuple[str, str]:  # fmt: skip
+        """Return the name and the canonical text of the values that `unique_on` selects, or of all arguments."""
         if arguments is None:
-            return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
+            return "unique", self._write({"misfit": [list(args), dict(kwargs)]}, "the call")
         if selects and self._choose is not None:
-            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
+            return "unique", self._write(self._choose(**arguments), "the result of unique_on")
         if selects and self._names is not None:
             arguments = self._select(self._names, arguments, headers)
-        return self._write("arguments", arguments, scope=scope)
+        return "arguments", canonical(arguments, self._limits, root="", owner=self._owner)
 
     def _arguments_or_none(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
-        """Return `arguments`; None if they do not match the signature, and calls are not checked."""
+        """Return the arguments by name; None if they do not match the signature and calls are not checked."""
         if self._named is not None and (arguments := self._named.bind(args, kwargs)) is not None:
             return arguments
         try:
@@ -137,8 +143,10 @@ class Identifier:
                 continue
             root, *segments = name.split(".")
             # Only a top-level keyword may be absent: with a missing path, unrelated calls would become equal.
-            if segments or root in arguments:
+            if segments:
                 selected[name] = self._resolve_path(name, arguments.get(root, _MISSING), segments)
+            elif root in arguments:
+                selected[name] = arguments[root]
         return selected
 
     def _resolve_path(self, path: str, value: object, segments: Sequence[str]) -> object:
@@ -155,10 +163,14 @@ class Identifier:
                 )
         return value
 
-    def _write(self, role: str, value: object, root: str = "", scope: str | None = None) -> str:
-        text = canonical(value, self._limits, root=root, owner=self._owner)
+    def _write(self, value: object, root: str = "") -> str:
+        return canonical(value, self._limits, root=root, owner=self._owner)
+
+    def _frame(self, content: tuple[str, str], scope: str | None = None) -> str:
+        """Return the canonical text of a call; its names are sorted."""
+        role, text = content
         scoped = "" if scope is None else f'"scope":{canonical(scope)},'
-        if role == "arguments":  # the roles are sorted
+        if role == "arguments":
             return f'{{"arguments":{text},{scoped}"task":{self._task_text}}}'
         return f'{{{scoped}"task":{self._task_text},"unique":{text}}}'
 
@@ -173,7 +185,7 @@ def _task_text(task: object) -> str:
 
 
 def _inspect_signature(function: Callable[..., object]) -> Signature:
-    """Return the signature of a function, or of what it wraps, unless that is a class: its arguments are others."""
+    """Return the signature of a function, or of the function it wraps; a wrapped class has other arguments."""
     follows = not isinstance(inspect.unwrap(function), type)
     if sys.version_info >= (3, 14):  # annotations may refer to imports under TYPE_CHECKING
         return inspect.signature(function, follow_wrapped=follows, annotation_format=Format.FORWARDREF)
@@ -194,13 +206,13 @@ def _signature(task: str, function: Callable[..., object], *, bound: bool) -> Si
 
 
 def _params(signature: Signature) -> str:
-    """Return the parameters for a message, without defaults, which may be long or secret."""
+    """Return a signature's parameters as text for a message, without defaults, which may be long or secret."""
     bare = (each.replace(default=Parameter.empty, annotation=Parameter.empty) for each in signature.parameters.values())
     return ", ".join(map(str, bare)) or "no arguments"
 
 
 def _find_unknown(signature: Signature, kwargs: Mapping[str, object]) -> str:
-    """Return what is wrong with the first keyword argument that a signature does not have; "" without one."""
+    """Return a message about the first keyword argument that a signature does not have; "" if it has all of them."""
     names = kwargs if isinstance(kwargs, Mapping) and not _accepts_any(signature) else ()
     unknown = [name for name in names if isinstance(name, str) and name not in signature.parameters]
     if not unknown:
@@ -304,7 +316,7 @@ class _NamedParameters:
         return cls(dict.fromkeys(each.name for each in parameters), defaults)
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
-        """Return the same as `_bind`, many times faster; None for arguments that do not match."""
+        """Return the arguments by name, many times faster than `_bind`; None for arguments that do not match."""
         given = dict(zip(self.names, args, strict=False))
         if not kwargs and len(args) == len(self.names) and isinstance(args, (tuple, list)):
             return given
@@ -312,6 +324,16 @@ class _NamedParameters:
             return None
         arguments = {**self.defaults, **given, **kwargs}
         return arguments if arguments.keys() == self.names.keys() else None
+
+
+def value_at(arguments: Mapping[str, object], path: str) -> object:
+    """Return the value at a path into arguments by name, as `unique_on` reads it. Raises `KeyError` without one."""
+    value: object = arguments
+    for segment in path.split("."):
+        value = _get_member(value, segment)
+        if value is _MISSING:
+            raise KeyError(path)
+    return value
 
 
 def _get_member(value: object, segment: str) -> object:

@@ -22,10 +22,10 @@ from onejob.webhooks.settings import Address, WebhookSettings, WebhookUrl, may_c
 
 
 class FairSlots:
-    """At most `total` slots, `per_host` for one host, and for one submitter no more than are free.
+    """Shares `total` slots: at most `per_host` for one host, and for one submitter no more than are then free.
 
-    So one submitter gets half of the slots, and of n submitters that take all they get, each has 1/(n + 1) of them:
-    the rest is always free for another one. Safe to use from many threads.
+    So a submitter gets half of the slots, and each of n greedy submitters 1/(n + 1) of them: the rest is always free
+    for another submitter. Safe to use from many threads.
     """
 
     def __init__(self, total: int, per_host: int) -> None:
@@ -59,13 +59,13 @@ class FairSlots:
 
 
 RESPONSE_LIMIT = 64 * 1024
-"""Bytes that are read of one response, including the headers."""
+"""The bytes that are read of a response, including the headers."""
 LOOKUPS = FairSlots(64, per_host=2)
 """Limits the lookup threads: `getaddrinfo` cannot be interrupted, so that a thread may outlive its deadline."""
 
 
 class LookupBusyError(Exception):
-    """No DNS lookup could be started, because too many of this submitter or host still hang: nothing was attempted."""
+    """Too many DNS lookups of this submitter or host hang to start another: nothing was attempted."""
 
 
 class ForbiddenAddressError(Exception):
@@ -242,7 +242,7 @@ class WebhookClient:
     def send(
         self, url: str, body: bytes, headers: Headers, *, seconds: float = TOTAL_SECONDS, submitter: str = ""
     ) -> WebhookResponse:
-        """Make one attempt within `seconds`; `submitter` is who named the URL, and shares the DNS lookups with others.
+        """Make one attempt within `seconds`; `submitter` has named the URL, and shares the DNS lookups with others.
 
         Raises `DeliveryError`, `InvalidArgumentsError` for an invalid URL, and `LookupBusyError` if nothing was sent
         because too many lookups hang.

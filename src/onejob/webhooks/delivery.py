@@ -1,8 +1,8 @@
 """The deliveries of one node: a bounded queue with a thread pool, and one attempt: claim, send, record the result.
 
-A slow receiver delays no other host or submitter: threads and queued deliveries are limited in total, per submitter
-and per host (see `FairSlots`), and submitters take turns. `put` refuses what exceeds a limit; a later sweep, of this
-worker or another, offers it again.
+A slow receiver delays no other host or submitter: threads and queued deliveries are limited in total, per submitter and
+per host (see `FairSlots`), and submitters take turns. `put` refuses a job that exceeds a limit; a later sweep, of this
+worker or another, offers the job again.
 """
 
 import json
@@ -17,8 +17,9 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
+from onejob.jobs.handover import BY_SWEEP, by_sweep
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
+from onejob.jobs.model import JobRow
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger, NextRun
 from onejob.observability import tracing
@@ -30,7 +31,7 @@ from onejob.webhooks.client import (
     WebhookClient,
     WebhookResponse,
 )
-from onejob.webhooks.job import LEASE, WebhookPayload, build_event, build_headers
+from onejob.webhooks.job import LEASE, SCHEDULE, WebhookPayload, build_event, build_headers
 from onejob.webhooks.settings import WebhookSettings, WebhookUrl, parse_ip
 
 logger = logging.getLogger("onejob")
@@ -44,13 +45,13 @@ THREAD_NAME = "onejob-webhook"
 class _Item(NamedTuple):
     submitter: str
     host: str
-    job: Job
+    job: JobRow
 
 
 class DeliveryQueue:
     """Calls `deliver` for each queued job in a pool of daemon threads, which start on demand."""
 
-    def __init__(self, deliver: Callable[[Job], None]) -> None:
+    def __init__(self, deliver: Callable[[JobRow], None]) -> None:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._queued: dict[str, _Item] = {}
@@ -63,7 +64,7 @@ class DeliveryQueue:
         self._threads = 0
         self._open = True
 
-    def put(self, job: Job) -> bool:
+    def put(self, job: JobRow) -> bool:
         """Queue a job. Returns whether it is queued or in flight; False: a limit is reached, or the queue is closed."""
         try:
             host = WebhookUrl.parse(WebhookPayload.from_job(job).url).host
@@ -77,7 +78,7 @@ class DeliveryQueue:
             if is_new:
                 self._queued[job.id] = item
             if self._threads < (THREADS if is_new else 1):
-                with suppress(RuntimeError):  # the system has no more threads: others deliver it, or the next `put`
+                with suppress(RuntimeError):  # no more threads: the others, or the next `put`, deliver it
                     threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
                     self._threads += 1
         return True
@@ -104,9 +105,9 @@ class DeliveryQueue:
                     self._thread_slots.release(item.submitter, item.host)
 
     def _next_item(self) -> _Item | None:
-        """Take the next item that is within the limits; None ends the thread.
+        """Take the next item within the limits; None ends the thread.
 
-        Submitters with few deliveries in flight precede those with many, and first attempts precede retries.
+        Submitters with few deliveries in flight precede submitters with many; first attempts precede retries.
         """
 
         def rank(item: _Item) -> tuple[int, int, bool]:
@@ -130,24 +131,32 @@ class DeliveryQueue:
 EVENT_STEP = "event"
 """The step that keeps the id of the stored event, so that every attempt sends the same bytes."""
 KEPT_LONGER = 2 * LEASE
-"""Seconds that an event is kept beyond an attempt: if its worker is killed, the next one follows after the lease."""
+"""Seconds for which an event is kept beyond an attempt: the attempt after a killed worker follows the lease."""
 LOOKUP_BUSY_SECONDS = 2.0
-"""Seconds until a webhook is due again for which no DNS lookup could be started."""
+"""Seconds until a webhook without a DNS lookup, because too many hang, is due again."""
 JITTER = 0.1
 BUSY = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 class Delivery:
-    """Delivers webhooks for one node."""
+    """Delivers the webhooks of a ledger for one node.
 
-    def __init__(self, ledger: Ledger, settings: WebhookSettings, client: WebhookClient, node: str) -> None:
+    `namespace`: of the ledger. `schedule`: seconds between a failed attempt and the next one.
+    """
+
+    def __init__(
+        self, ledger: Ledger, settings: WebhookSettings, client: WebhookClient, node: str, *, namespace: str,
+        schedule: tuple[float, ...] = SCHEDULE,
+    ) -> None:  # fmt: skip
         self._ledger = ledger
         self._settings = settings
         self._client = client
         self._node = node
-        self._in_flight: dict[str, Job] = {}
+        self._namespace = namespace
+        self._schedule = schedule
+        self._in_flight: dict[str, JobRow] = {}
 
-    def deliver(self, webhook: Job) -> None:
+    def deliver(self, webhook: JobRow) -> None:
         """Make the attempt that is due; skip it if it cannot be claimed."""
         try:
             claimed = self._ledger.claim(webhook.id, nonce=new_nonce(), node=self._node)
@@ -162,21 +171,21 @@ class Delivery:
             self._in_flight.pop(webhook.id, None)
 
     def release_all(self) -> None:
-        """Release the webhooks in flight to other nodes, because this one is shutting down."""
+        """Release the webhooks in flight to other nodes, because this node is shutting down."""
         for webhook in self._in_flight.copy().values():
             try:
-                self._ledger.release(webhook, "its worker was shut down", wake_after=0.0)
+                self._ledger.release(webhook, "its worker was shut down", handover=BY_SWEEP)
             except (StaleTokenError, StoreError) as error:
                 logger.info("webhook %s: %s", webhook.id, error)
 
-    def _attempt(self, webhook: Job) -> None:
+    def _attempt(self, webhook: JobRow) -> None:
         payload = WebhookPayload.from_job(webhook)
         try:
             with tracing.tracer.deliver(webhook, payload.job_id, payload.url) as span:
                 response = self._send(webhook, payload, span.headers)
                 span.record(response.status)
         except LookupBusyError as error:
-            self._ledger.release(webhook, str(error), wake_after=LOOKUP_BUSY_SECONDS)
+            self._ledger.release(webhook, str(error), handover=by_sweep(LOOKUP_BUSY_SECONDS))
             return
         except (DeliveryError, InvalidArgumentsError) as error:
             self._record_failure(webhook, type(error).__name__, str(error))
@@ -187,18 +196,18 @@ class Delivery:
         excerpt = f": {response.excerpt}" if response.excerpt else ""
         self._record_failure(webhook, "Refused", f"the receiver answered {response.status}{excerpt}", response)
 
-    def _send(self, webhook: Job, payload: WebhookPayload, trace: Mapping[str, str]) -> WebhookResponse:
+    def _send(self, webhook: JobRow, payload: WebhookPayload, trace: Mapping[str, str]) -> WebhookResponse:
         try:
             self._settings.check_signer(payload.signer)
         except ConfigurationError as error:
             raise DeliveryError(f"this worker cannot sign it: {error}") from error
         secrets = self._settings.secrets_of(payload.signer)
         event = self._event(webhook, payload.job_id).removeprefix("{")
-        body = f'{{"id":{json.dumps(webhook.id)},{event}'  # which is all that differs between the webhooks of a job
+        body = f'{{"id":{json.dumps(webhook.id)},{event}'  # only the id differs between the webhooks of a job
         headers = [*build_headers(webhook.id, body, secrets, at=datetime.now(UTC)), *trace.items()]
         return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)
 
-    def _event(self, webhook: Job, job_id: str) -> str:
+    def _event(self, webhook: JobRow, job_id: str) -> str:
         """Return the event, which the first attempt of all webhooks of a job builds and stores."""
         event_id = self._event_id(webhook)
         if event_id is None:
@@ -208,9 +217,9 @@ class Delivery:
             if not job.state.final:
                 raise DeliveryError(f"job {job_id} was redriven before the first attempt, and is {job.state}")
             event_id = f"{job.id} {job.submission_nonce} {job.finished_at}"
-            event = build_event(job, source=self._settings.source)
+            event = build_event(job, namespace=self._namespace)
             # Kept as long as the job, whose other webhooks find it.
-            keep_for = max(self._ledger.policy.retention[job.state], KEPT_LONGER)
+            keep_for = max(self._ledger.settings.retention[job.state], KEPT_LONGER)
             stored = self._ledger.keep_event(event_id, event, keep_for=keep_for)
             self._ledger.keep_step(webhook, EVENT_STEP, json.dumps(event_id))
         else:
@@ -219,17 +228,17 @@ class Delivery:
             raise DeliveryError(f"the event of job {job_id} is no longer stored")
         return stored
 
-    def _event_id(self, webhook: Job) -> str | None:
+    def _event_id(self, webhook: JobRow) -> str | None:
         """Return the id of the stored event; None before the first attempt."""
         step = self._ledger.steps(webhook).get(EVENT_STEP)
         return None if step is None else str(json.loads(step))
 
-    def _record_failure(self, webhook: Job, kind: str, why: str, response: WebhookResponse | None = None) -> None:
+    def _record_failure(self, webhook: JobRow, kind: str, why: str, response: WebhookResponse | None = None) -> None:
         """Schedule the next attempt; after the last one, or 410 Gone, make the webhook a dead letter."""
-        event_id, schedule = self._event_id(webhook), self._settings.schedule
+        event_id, schedule = self._event_id(webhook), self._schedule
         if event_id is not None:  # kept until the next attempt, and then as long as a dead letter may be redriven
             longest = max((*schedule, MAX_RETRY_AFTER)) * (1 + JITTER)
-            retention = self._ledger.policy.retention[State.FAILED]
+            retention = self._ledger.settings.retention[State.FAILED]
             self._ledger.keep_event(event_id, None, keep_for=longest + KEPT_LONGER + retention)
         error = json.dumps({"type": kind, "message": why, "traceback": ""})
         gone = response is not None and response.status == HTTPStatus.GONE

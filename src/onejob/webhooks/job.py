@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple, Self, TypeAlias
 from uuid import UUID, uuid5
 
-from onejob.jobs.model import Job, Submission
+from onejob.jobs.model import JobRow, Submission
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.metrics import WEBHOOK_TASK
@@ -16,6 +16,8 @@ NAMESPACE = UUID("1f0d7c7e-6a55-4c0b-8d0d-5f1a5a5d4b6e")
 """Namespace of the version 5 UUIDs of webhooks: an arbitrary value that must never change."""
 LEASE = 60.0
 """Seconds; much longer than one attempt may take, because nothing renews it."""
+SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+"""Seconds between a failed attempt and the next one, as Standard Webhooks recommends; then it is a dead letter."""
 
 
 class WebhookPayload(NamedTuple):
@@ -24,20 +26,21 @@ class WebhookPayload(NamedTuple):
     job_id: str
     url: str
     signer: str = ""
-    """The submitter whose secrets sign; "" for those of the app."""
+    """The submitter whose secrets sign; "": the app's secrets sign."""
 
     @classmethod
-    def from_job(cls, webhook: Job) -> Self:
+    def from_job(cls, webhook: JobRow) -> Self:
         """Read the payload of a webhook's job."""
         return cls(**json.loads(webhook.payload)["kwargs"])
 
 
-def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str = "", host: str = "") -> Submission:
+def webhook_submission(url: str, job: JobRow, *, submitter: str = "", signer: str = "", host: str = "") -> Submission:
     """Return the submission of the webhook that reports the end of `job` to `url`.
 
-    Its id depends on these and on `signer` alone: a submitter with secrets of its own gets an event that these sign,
-    also if another submitter has named the same URL. `submitter` and `host`: who names the URL. The workers of the
-    job's task deliver it: those of another service would sign it with another secret. It is in the trace of the job.
+    Its id depends on `url`, `job` and `signer` alone: a submitter with secrets of its own gets an event that these
+    secrets sign, also if another submitter has named the same URL. `submitter` and `host` are those that name the URL.
+    Workers of the job's task deliver the webhook: workers of another service would sign it with another secret. It is
+    in the trace of the job.
     """
     # The nonce distinguishes a job from a later one with the same id, after the first was purged.
     name = " ".join(filter(None, (job.id, job.submission_nonce, url, signer)))
@@ -54,11 +57,14 @@ Headers: TypeAlias = list[tuple[bytes | str, bytes | str]]
 MEDIA_TYPE = "application/cloudevents+json"
 
 
-def build_event(job: Job, *, source: str) -> str:
-    """Return the event about an ended job, as JSON: all but its id, which differs between the webhooks of the job."""
+def build_event(job: JobRow, *, namespace: str) -> str:
+    """Return the event about an ended job, as JSON: all but its id, which differs between the webhooks of the job.
+
+    Its source names the `namespace` of the ledger.
+    """
     event = {
         "specversion": "1.0",
-        "source": source,
+        "source": f"urn:onejob:{namespace}",
         "type": f"onejob.job.{job.state}",
         "subject": job.id,
         "time": format_timestamp(job.finished_at or job.created_at),

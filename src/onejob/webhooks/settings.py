@@ -1,4 +1,4 @@
-"""The settings of webhooks, and which URLs and addresses they permit."""
+"""The settings of webhooks, and the URLs and addresses that they permit."""
 
 import base64
 import re
@@ -11,7 +11,6 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError
-from onejob.jobs.policy import check_seconds
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -28,7 +27,7 @@ NOT_PUBLIC: tuple[Network, ...] = (
     ip_network("2002::/16"),  # 6to4
     ip_network("3fff::/20"),  # documentation
 )
-"""Networks that `is_global` accepts in some version of Python, and that are unroutable or internal."""
+"""Unroutable or internal networks that `is_global` accepts in some version of Python."""
 
 
 def is_public(address: Address) -> bool:
@@ -41,7 +40,7 @@ def is_public(address: Address) -> bool:
 
 
 def embedded_ipv4(address: Address) -> Address:
-    """Return the IPv4 address to which an IPv4-mapped or NAT64 address is translated; any other one unchanged."""
+    """Return the IPv4 address to which an IPv4-mapped or NAT64 address is translated; any other address unchanged."""
     if isinstance(address, IPv4Address):
         return address
     return address.ipv4_mapped or (IPv4Address(address.packed[-4:]) if address in NAT64 else address)
@@ -97,8 +96,6 @@ class WebhookUrl(NamedTuple):
         return cls(scheme, match["host"].lower(), port, rest if rest.startswith("/") else f"/{rest}")
 
 
-SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-"""Seconds between a failed attempt and the next one; the schedule that Standard Webhooks recommends."""
 PREFIX = "whsec_"
 KEY_BYTES = range(24, 65)
 PACKAGES = ("httpcore2", "standardwebhooks")
@@ -106,20 +103,16 @@ PACKAGES = ("httpcore2", "standardwebhooks")
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookSettings:
-    """How webhooks are signed, which hosts and ports they may connect to, and how they are retried."""
+    """How webhooks are signed, and which hosts and ports they may connect to."""
 
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Signing secrets, each `whsec_` and base64. Every secret signs, so that secrets can be rotated."""
     submitter_secrets: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     """By submitter (or name of an API key), the secrets that sign the webhooks it asks for, instead of `secrets`."""
-    source: str = ""
-    """The CloudEvents attribute `source`."""
     ports: tuple[int, ...] = (443,)
     """Allowed ports; plain `http` is allowed only when 80 is one of them."""
     allow: tuple[str, ...] = ()
     """Networks (CIDR) that are allowed although they are not public, on any port, also over plain `http`."""
-    schedule: tuple[float, ...] = SCHEDULE
-    """Seconds between a failed attempt and the next one; after the last the webhook is a dead letter."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for an invalid value."""
@@ -135,22 +128,16 @@ class WebhookSettings:
         for port in self.ports:
             if isinstance(port, bool) or not isinstance(port, int) or port not in PORTS:
                 raise ConfigurationError(f"onejob_webhook_ports has {port!r}; a port is an integer from 1 to 65535")
-        for seconds in self.schedule:
-            check_seconds("each entry of onejob_webhook_schedule", seconds, zero=True)
-        if not isinstance(self.source, str) or not self.source.isprintable() or " " in self.source:
-            msg = f"onejob_webhook_source={self.source!r} must be a URI without spaces, e.g. https://shop.example/jobs"
-            raise ConfigurationError(msg)
         _ = self.networks
 
     @classmethod
-    def from_mapping(cls, conf: Mapping[str, Any], *, namespace: str) -> Self:
+    def from_mapping(cls, conf: Mapping[str, Any]) -> Self:
         """Read Celery's configuration. Raises `ConfigurationError` for an invalid value."""
         values = {field.name: conf.get(f"onejob_webhook_{field.name}") for field in fields(cls)}
-        values["source"] = values["source"] or f"urn:onejob:{namespace}"
         for name, value in values.items():
             if isinstance(value, list | tuple):
                 values[name] = tuple(value)
-            elif value is not None and name not in {"source", "submitter_secrets"}:
+            elif value is not None and name != "submitter_secrets":
                 raise ConfigurationError(f"onejob_webhook_{name} must be a list, not a {type(value).__name__}")
         return cls(**{name: value for name, value in values.items() if value is not None})
 
@@ -173,7 +160,7 @@ class WebhookSettings:
         return target.port in self.ports and (target.scheme == "https" or self.allows_http)
 
     def signer_of(self, submitter: str) -> str:
-        """Return the name whose secrets sign the webhooks of a submitter: its own, or "" for those of the app."""
+        """Return the name whose secrets sign the webhooks of a submitter: its own, or "" for the app's secrets."""
         return submitter if submitter in self.submitter_secrets else ""
 
     def secrets_of(self, signer: str) -> Sequence[str]:
@@ -204,7 +191,7 @@ class WebhookSettings:
 
 
 def _check_secrets(setting: str, secrets: object) -> None:
-    """Raise `ConfigurationError` unless these are valid secrets; its message contains none of them."""
+    """Raise `ConfigurationError` for invalid secrets; its message contains none of them."""
     if not isinstance(secrets, list | tuple):
         raise ConfigurationError(f"{setting} must be a list, not a {type(secrets).__name__}")
     for number, secret in enumerate(secrets, start=1):

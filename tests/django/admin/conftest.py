@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from tests.conftest import make_ledger
-from tests.contract.support import StoreAddress
 from tests.django.admin.staff import Person, person, project_on, serving_project
 from tests.django.project import Project
 from tests.pages.sample import Sample, fill, open_sample
+from tests.stores.support import StoreAddress
 
 DATABASE = "/14"
 """The database of Redis that these tests have to themselves."""

@@ -11,10 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.contract.support import StoreAddress
 from tests.django.project import Project, sqlite
 from tests.pages.browser import HtmlPage
 from tests.services import eventually, free_port
+from tests.stores.support import StoreAddress
 from tests.tiers import deep
 
 PATIENCE = 40.0

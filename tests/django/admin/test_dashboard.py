@@ -120,7 +120,8 @@ def test_the_dashboard_is_a_url(shop: Shop, asgi: str) -> None:
         check_pages(shop, url, BASE)
     with shop.login("rita") as rita:
         live = rita.get(f"{BASE}/live")
-        assert (live.status_code, "retry: 2000" in live.text) == (200, True)
+        assert live.status_code == 200
+        assert "retry: 2000" in live.text
 
 
 def test_the_dashboard_stands_beside_django(shop: Shop, asgi: str) -> None:
@@ -137,8 +138,11 @@ def test_values_are_hidden_everywhere(shop: Shop) -> None:
     paths = [f"/admin/onejob/job/{job_id}/change/", f"{BASE}/jobs/{job_id}", "/admin/onejob/job/?argument=4711"]
     *pages, refused = shop.project.script(HIDDEN, paths)
     for status, text in pages:
-        assert (status, "hidden arguments" in text, "4711" in text.replace(job_id, "")) == (200, True, False)
-    assert (refused[0], "redacted" in refused[1]) == (403, True)
+        assert status == 200
+        assert "hidden arguments" in text
+        assert "4711" not in text.replace(job_id, "")
+    assert refused[0] == 403
+    assert "redacted" in refused[1]
 
 
 def test_no_page_is_in_the_transaction_of_its_request(tmp_path: Path) -> None:

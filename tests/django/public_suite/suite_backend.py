@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onejob.django import TaskBackend, conf
-from onejob.jobs.records import Query
+from onejob.jobs.query import Query
 
 
 class DummyBackend(TaskBackend):

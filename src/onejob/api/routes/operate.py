@@ -1,6 +1,7 @@
 """Operations on jobs: cancel, run now, redrive, delete; of one job, or of many."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Self
 
 from celery import Celery
@@ -9,17 +10,30 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from starlette.responses import Response
 
 from onejob.api.callers import permissions_of
+from onejob.api.checked_request import PARAMETER_LIMIT, VALUE_LIMIT
+from onejob.api.fair_threads import BULK
 from onejob.api.problems import Problem
 from onejob.api.request_models import WHOLE, check_arguments
-from onejob.api.response_models import BulkPage, BulkView, Cursor, CursorText, decode_cursor, job_json, submit_response
+from onejob.api.response_models import (
+    BULK_LIMIT,
+    BulkPage,
+    BulkView,
+    CursorText,
+    decode_cursor,
+    job_json,
+    submit_response,
+)
 from onejob.api.routes.jobs import ID_LIMIT, JobRoutes, Text, with_filters
-from onejob.celery.operations import Operation, Operator, deadline, edit
+from onejob.client.operation import Operation
+from onejob.client.operator import Operator
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
+from onejob.jobs.model import JobRow
 from onejob.ledger.bulk import Selection
+from onejob.ledger.cursor import Cursor
 from onejob.ledger.dead_letters import PATTERN_LIMIT, GroupKey, in_group, select_dead_letters
-from onejob.ledger.search import FILTERS, PARTS_OF_TEXTS, has_condition, query_of
+from onejob.ledger.job_filters import FILTERS, PARTS_OF_TEXTS, has_condition, query_of
+from onejob.ledger.ledger import Ledger
 
 BULK_SECONDS = 10.0
 """Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
@@ -43,12 +57,12 @@ def empty_body(body: Annotated[EmptyBody, Body()] = EMPTY) -> None:
 
 
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
-JobIds = Annotated[list[JobId], Field(max_length=1000)]
-Limit = Annotated[int, Field(ge=1, le=1000), WHOLE]
+JobIds = Annotated[list[JobId], Field(max_length=BULK_LIMIT)]
+Limit = Annotated[int, Field(ge=1, le=BULK_LIMIT), WHOLE]
 
 
 def _has(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of an object with such a value of this name."""
+    """Return the JSON Schema of an object with a property `name` that fits `schema`."""
     return {"required": [name], "properties": {name: schema}}
 
 
@@ -57,13 +71,16 @@ FILTER_NAMES = [each.name for each in FILTERS if each.kind is not State]
 STATE_SCHEMA = {"type": "string", "enum": [*State]}
 AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """Takes a single state as a list of one."""
-STATES_SCHEMA = {"anyOf": [STATE_SCHEMA, {"type": "array", "items": STATE_SCHEMA}], "description": "One or more."}
+STATES_SCHEMA = {
+    "anyOf": [STATE_SCHEMA, {"type": "array", "items": STATE_SCHEMA, "maxItems": PARAMETER_LIMIT}],
+    "description": "One or more.",
+}
 IDS = _has("job_ids", {"minItems": 1})
 
 
 @with_filters("state")
 class RedriveRequest(StrictBody):
-    """The dead letters to redrive: those with these ids, or those that match the filters, newest first."""
+    """The dead letters to redrive: selected by their ids, or by filters, newest first."""
 
     model_config = ConfigDict(
         json_schema_extra=lambda schema: schema.update(
@@ -91,13 +108,17 @@ class RedriveRequest(StrictBody):
 
 
 class EditRequest(StrictBody):
-    """The new arguments; what is left out stays as it is."""
+    """The new arguments; an argument that is left out keeps its value."""
 
     model_config = ConfigDict(
-        json_schema_extra={"anyOf": [_has("args", {"type": "array"}), _has("kwargs", {"type": "object"})]},
+        json_schema_extra={
+            "anyOf": [_has("args", {"type": "array", "maxItems": VALUE_LIMIT}), _has("kwargs", {"type": "object"})]
+        },
     )
 
-    args: list[Any] | None = Field(None, description="The positional arguments.")
+    args: Annotated[list[Any], Field(max_length=VALUE_LIMIT)] | None = Field(
+        None, description="The positional arguments."
+    )
     kwargs: dict[str, Any] | None = Field(None, description="The keyword arguments.")
 
     @model_validator(mode="after")
@@ -118,7 +139,7 @@ class BulkGroup(StrictBody):
 
 @with_filters()
 class BulkFilter(StrictBody):
-    """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
+    """The filters of a bulk operation, combined with AND; without `state`, all states that the operation applies to."""
 
     model_config = ConfigDict(
         json_schema_extra=lambda schema: schema.update(
@@ -129,12 +150,15 @@ class BulkFilter(StrictBody):
         ),
     )
 
-    state: Annotated[list[Annotated[State, Field(strict=False)]], AS_LIST, WithJsonSchema(STATES_SCHEMA)] = Field([])
+    state: Annotated[
+        list[Annotated[State, Field(strict=False)]], Field(max_length=PARAMETER_LIMIT), AS_LIST,
+        WithJsonSchema(STATES_SCHEMA),
+    ] = Field([])  # fmt: skip
     group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
 
 
 class BulkRequest(StrictBody):
-    """An operation on the jobs with these ids, or on those that match the filter, newest first."""
+    """An operation on the jobs with some ids, or on the jobs that match a filter, newest first."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -194,7 +218,7 @@ class OperateRoutes:
         return self._operate(Operation.FORCE_CANCEL if force else Operation.CANCEL, job_id, request, 202)
 
     def run_now(self, job_id: str, request: Request) -> Response:
-        """Make a delayed or retrying job due at once. One that is due already is unchanged."""
+        """Make a delayed or retrying job due at once. A job that is due already is unchanged."""
         return self._operate(Operation.RUN_NOW, job_id, request, 200)
 
     def redrive(self, job_id: str, request: Request, *, forget_steps: bool = False) -> Response:
@@ -212,63 +236,76 @@ class OperateRoutes:
             raise Problem("forbidden", "an edit takes an API key with the role edit, or a `may` that permits it")
         permissions.check("edit", job)
         given = {name: value for name, value in body if value is not None}
-        ledger, check_answer = self.job_routes.ledger, permissions.check_answer
-        admission = edit(self.app, ledger, job.id, check=check_arguments, check_answer=check_answer, **given)
+        admission = operator_of(request, self.app, self.job_routes.ledger).edit(job.id, check=check_arguments, **given)
         status = 202 if admission.outcome.makes_job else 200
         return Response(submit_response(admission.outcome, admission.job), status, media_type="application/json")
 
-    def delete(self, job_id: str, request: Request) -> Response:
-        """Delete a job that has ended, unless it still answers duplicates. Its id is answered with 410 for a while."""
-        return self._operate(Operation.DELETE, job_id, request, 204)
+    def delete(self, job_id: str, request: Request, *, force: bool = False) -> Response:
+        """Delete a job that has ended, unless it still answers duplicates. Its id is answered with 410 for a while.
 
-    def redrive_many(self, body: RedriveRequest, request: Request) -> BulkView:
-        """Redrive many dead letters: those with some ids, of a task or with an error, or all.
-
-        If one cannot be redriven, the others still are; `refused` has the reason.
+        `force`: delete the job even if an idempotency key names it, which is free then, or if its end is still to be
+        passed on.
         """
-        result = self._operator(request).operate_many(
-            Operation.REDRIVE, body.selection, forget_steps=body.forget_steps, dry_run=body.dry_run
-        )
+        return self._operate(Operation.FORCE_DELETE if force else Operation.DELETE, job_id, request, 204)
+
+    async def redrive_many(self, body: RedriveRequest, request: Request) -> BulkView:
+        """Redrive many dead letters: by their ids, by a task or an error, or all.
+
+        If a dead letter cannot be redriven, the others still are; `refused` has the reason.
+        """
+        redrive = partial(
+            operator_of(request, self.app, self.job_routes.ledger).operate_many,
+            Operation.REDRIVE, body.selection, forget_steps=body.forget_steps, dry_run=body.dry_run,
+        )  # fmt: skip
+        result = await BULK.current().run(request, BULK_SECONDS, lambda _: redrive())
         return BulkView(dry_run=body.dry_run, done=result.done, refused=result.refused)
 
-    def operate_many(self, body: BulkRequest, request: Request) -> BulkPage:
-        """Cancel, make due, redrive or delete many jobs: those with some ids, or those that match a filter.
+    async def operate_many(self, body: BulkRequest, request: Request) -> BulkPage:
+        """Cancel, make due, redrive or delete many jobs: by their ids, or by a filter.
 
-        If one is refused, the others are not; `refused` has the reason. The jobs of a filter are processed newest
-        first, up to `limit` and for about ten seconds: repeat the request with `next` as the `cursor` until it is null.
-        Each job is processed once then, and none that was submitted after the first request.
+        If the operation is refused for a job, the others are still processed; `refused` has the reason. The jobs of a
+        filter are processed newest first, up to `limit` and for about ten seconds: repeat the request with `next` as
+        the `cursor` until it is null. Each job is then processed once; jobs that were submitted after the first request
+        are not.
         """
-        result = self._operator(request).operate_many(
+        operate = partial(
+            operator_of(request, self.app, self.job_routes.ledger).operate_many,
             body.operation, body.selection, forget_steps=body.forget_steps, dry_run=body.dry_run,
-            is_over=deadline(BULK_SECONDS),
         )  # fmt: skip
+        result = await BULK.current().run(request, BULK_SECONDS, lambda is_over: operate(is_over=is_over))
         cursor = None if result.next is None else Cursor(*result.next).encode()
         return BulkPage(dry_run=body.dry_run, done=result.done, refused=result.refused, next=cursor)
 
     def _operate(
         self, operation: Operation, job_id: str, request: Request, status: int, *, forget_steps: bool = False
     ) -> Response:
-        """Carry out an operation on a job that the caller sees. Raises `Problem` if it may not do this to the job.
+        """Carry out an operation on a job that the caller sees. Raises `Problem` if the caller has no permission.
 
-        `status`: of the response; 200 if the job is canceled.
+        `status`: the status of the response; it is 200 if the job is canceled.
         """
         permissions = permissions_of(request)
         job = self.job_routes.get(job_id, permissions)
         permissions.check(operation.permission, job)
-        after = self._operator(request).operate(operation, job, forget_steps=forget_steps)
+        after = operator_of(request, self.app, self.job_routes.ledger).operate(
+            operation, job, forget_steps=forget_steps
+        )
         if after is None:
             return Response(status_code=status)
         return Response(
             job_json(after), 200 if after.state is State.CANCELED else status, media_type="application/json"
         )
 
-    def _operator(self, request: Request) -> Operator:
-        permissions, ledger = permissions_of(request), self.job_routes.ledger
-        name = permissions.caller.name
 
-        def check(action: str, job: Job) -> None:
-            if not permissions.allows(action, job):
-                raise OneJobError(f"{name!r} is not permitted: {action} job {job.id}")
+def operator_of(request: Request, app: Celery, ledger: Ledger) -> Operator:
+    """Return the operator of jobs for the caller of a request."""
+    permissions = permissions_of(request)
+    name = permissions.caller.name
 
-        origin = f"over HTTP by {name}" if name else "over HTTP"
-        return Operator(app=self.app, ledger=ledger, origin=origin, reader=permissions.reader(ledger), check=check)
+    def check(action: str, job: JobRow) -> None:
+        if not permissions.allows(action, job):
+            raise OneJobError(f"{name!r} is not permitted: {action} job {job.id}")
+
+    return Operator(
+        app=app, ledger=ledger, origin=f"over HTTP by {name}" if name else "over HTTP",
+        reader=permissions.reader(ledger), check=check, check_answer=permissions.check_answer,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
-"""`POST /jobs`, in batches, and `POST /duplicates/check`, which stores nothing.
+"""The endpoints `POST /jobs`, in batches, and `POST /duplicates/check`, which stores nothing.
 
-Concurrent requests are submitted in batches, and each gets its own response.
+Concurrent requests are submitted in batches, and each gets its own response. A large body is parsed and hashed before
+its batch, in a slot of its caller, so that no batch waits for it.
 """
 
 import re
@@ -13,22 +14,23 @@ from urllib.parse import quote
 
 from celery import Celery
 from pydantic import WrapValidator
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.auth import Handler
+from onejob.api.caller_limits import BodyLimits, is_large
 from onejob.api.callers import Permissions, permissions_of
 from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
 from onejob.api.request_models import CALL_OPTIONS, KEY_PATTERN, MAX_DELAY, CallRequest, RequestReader, SubmitRequest
 from onejob.api.response_models import ValidatedSubmission, submit_response
+from onejob.api.root_path import path_of
 from onejob.celery.app_state import app_state_of
-from onejob.celery.async_submissions import admit_batch
-from onejob.celery.batching import Batcher, PerEventLoop
-from onejob.celery.call import Call, Prepared, prepare, seconds_until, unique_on_reported
-from onejob.celery.operations import check_duplicate
-from onejob.celery.submit import check_accepted
+from onejob.celery.submission.async_submissions import admit_batch
+from onejob.celery.submission.call import Call, Prepared, prepare, seconds_until, unique_on_reported
+from onejob.celery.submission.submit import check_accepted
 from onejob.celery.task import Task
+from onejob.client.jobs import check_duplicate
+from onejob.concurrency.batching import Batcher, PerEventLoop
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Admission, values_of
 from onejob.jobs.public_view import job_to_dict
@@ -40,12 +42,12 @@ SOURCE = "http"
 RETRY_AFTER = {"retry-after": "1"}
 QUOTED = re.compile(r'^"(.*)"$', re.DOTALL)
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
-"""What stands for itself in the path of a URL (RFC 3986, section 3.3)."""
+"""The characters that need no escape in the path of a URL (RFC 3986, section 3.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """One request to submit a job."""
+    """A request to submit a job."""
 
     body: SubmitRequest
     key: str | None
@@ -54,45 +56,62 @@ class PendingRequest:
     jobs_path: str
     """The path of the collection of jobs, under which the router is mounted."""
     span: SubmissionSpan = tracing.NO_SPAN
+    prepared: Prepared | Response | None = None
+    """The value of `_prepare`, if the call was prepared before its batch."""
 
 
-def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> tuple[Callable[..., Any], Handler]:
-    """Return the endpoint that submits jobs of these tasks, those of concurrent requests in a few round trips.
+def submit_endpoint(
+    app: Celery, tasks: Mapping[str, Task], limits: BodyLimits
+) -> tuple[Callable[..., Any], Handler]:  # fmt: skip
+    """Return the endpoint that submits jobs of these tasks, and the equivalent handler without FastAPI.
 
-    And the handler that does the same without FastAPI.
+    The jobs of concurrent requests are submitted in a few round trips.
     """
     reader = RequestReader(tasks)
     batchers: PerEventLoop[Batcher[PendingRequest, Response]] = PerEventLoop(
         lambda: Batcher(lambda batch: admit_batch(app, batch, partial(_prepare, tasks), _respond))
     )
 
-    async def handle(request: CheckedRequest) -> Response:
-        body, permissions = await reader.read(request), permissions_of(request)
+    def read(request: CheckedRequest) -> PendingRequest:
+        body, permissions = reader.parse(request.checked_body or b""), permissions_of(request)
         permissions.check("submit", body.task)
-        jobs_path = quote(request.scope["path"], safe=PATH_CHARACTERS).rstrip("/")
+        jobs_path = quote(path_of(request.scope), safe=PATH_CHARACTERS).rstrip("/")
         key, submitter = _idempotency_key(body, request), permissions.caller.submitter
-        pending = PendingRequest(body, key, permissions, submitter, jobs_path)
-        if tracing.tracer is tracing.NO_TRACER or body.validate_only:
-            return await batchers.current().process(pending)
+        return PendingRequest(body, key, permissions, submitter, jobs_path)
+
+    async def admit(request: CheckedRequest, pending: PendingRequest) -> Response:
+        if is_large(request):
+            prepared = await limits.run(request, partial(_prepare, tasks, pending))
+            pending = replace(pending, prepared=prepared)
+        return await batchers.current().process(pending)
+
+    async def handle(request: CheckedRequest) -> Response:
+        pending = await limits.run(request, partial(read, request))
+        if pending.body.validate_only:
+            limits.charge_check(request)
+        if tracing.tracer is tracing.NO_TRACER or pending.body.validate_only:
+            return await admit(request, pending)
         carrier = {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
-        with tracing.tracer.submit(body.task, SOURCE, carrier=carrier) as span:
-            return await batchers.current().process(replace(pending, span=span))
+        with tracing.tracer.submit(pending.body.task, SOURCE, carrier=carrier) as span:
+            return await admit(request, replace(pending, span=span))
 
     async def submit(request: CheckedRequest, body: Any) -> Response:  # noqa: ARG001 - for OpenAPI
-        """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
+        """Submit a job. Equal submissions get the same job; `outcome` says how this submission was answered."""
         return await handle(request)
 
     return _documented(submit, reader), handle
 
 
 def _documented(endpoint: Callable[..., Any], reader: RequestReader) -> Callable[..., Any]:
-    """Give an endpoint the type of its body, for OpenAPI only: it is known at run time, and `reader` is stricter."""
+    """Give an endpoint the type of its body, for OpenAPI only: the type is known at run time; `reader` is stricter."""
     endpoint.__annotations__["body"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
     return endpoint
 
 
 def _prepare(tasks: Mapping[str, Task], pending: PendingRequest) -> Prepared | Response:
     """Return the call of a request, or the reply if there is nothing to submit. Raises `Problem`."""
+    if pending.prepared is not None:
+        return pending.prepared
     body, task = pending.body, tasks[pending.body.task]
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
@@ -155,7 +174,7 @@ def _json(content: str | bytes, status: int, headers: dict[str, str] | None = No
 HIDDEN_ANSWER = "A job that the caller is not permitted to read would answer this call."
 
 
-def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
+def check_endpoint(app: Celery, tasks: Mapping[str, Task], limits: BodyLimits) -> Callable[..., Any]:
     """Return the endpoint that checks calls of these tasks."""
     reader = RequestReader(tasks, CallRequest)
 
@@ -164,9 +183,11 @@ def check_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]
 
         `existing` is null for a job that the caller does not see.
         """
-        call, permissions = await reader.read(request), permissions_of(request)
+        limits.charge_check(request)
+        call: CallRequest = await limits.run(request, partial(reader.parse, request.checked_body or b""))
+        permissions = permissions_of(request)
         permissions.check("submit", call.task)
-        return await run_in_threadpool(_check_duplicate, app, call, permissions)
+        return await limits.run(request, partial(_check_duplicate, app, call, permissions), is_short=False)
 
     return _documented(check, reader)
 

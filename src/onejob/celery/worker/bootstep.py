@@ -19,20 +19,22 @@ from celery import Celery, bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.current_job import draining
-from onejob.celery.loops import Loop
-from onejob.celery.options import tasks_of
-from onejob.celery.plain_tasks import warn_of_plain_tasks
+from onejob.celery.beat.zone_rules import registered_zones, rules_by_zone
+from onejob.celery.run import draining
 from onejob.celery.slots import Slots, capacity_of
+from onejob.celery.submission.options import tasks_of
+from onejob.celery.submission.plain_tasks import warn_of_plain_tasks
+from onejob.celery.worker.acknowledgements import QueueWatch, keep_no_copies
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, active_requests
-from onejob.celery.worker.messages import QueueWatch, keep_no_copies
 from onejob.celery.worker.rate_limits import RateLimits
 from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
+from onejob.concurrency.loops import Loop
 from onejob.config import Settings
 from onejob.errors import ConfigurationError, OneJobError, StoreError
-from onejob.jobs.model import Job
-from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
+from onejob.jobs.workers import REGISTERED_TASKS_LIMIT, Registration
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Publishing, sweep
 from onejob.observability.meter import write_all
@@ -41,7 +43,8 @@ from onejob.stores import kind_of
 from onejob.stores.protocol import Channel
 
 if TYPE_CHECKING:
-    from onejob.celery.worker.metrics import MetricsServer
+    from onejob.celery.beat.ticks import Beat
+    from onejob.prometheus import MetricsServer
     from onejob.webhooks.delivery import Delivery, DeliveryQueue
 
 logger = logging.getLogger("onejob")
@@ -63,12 +66,12 @@ class LedgerStep(bootsteps.StartStopStep):
         self.silence = Silence(worker, self._consumed_queues, self.queues.reserved)
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
         # Without jitter, of two workers that sweep at the same time the same one would always get the due jobs.
-        # Where workers take jobs from the ledger, a sweep publishes nothing, and needs no haste.
-        self._sweep_interval = self.app_state.settings.sweep * (2 if self.app_state.publisher.delivers else 1)
+        self._sweep_interval = self.app_state.intervals.sweep * self.app_state.publisher.handover.sweep_factor
         self.sweeper = Loop("onejob-sweeper", self._sweep_interval, self.sweep, spread=0.25)
         self.health = Loop("onejob-health", 0.0, self._warn_of_store, pause=0.0)
         self._workers_counted_at = -math.inf
         self._started_at = 0.0
+        self._beat: Beat | None = None
         self.beat: Loop | None = None
         self.metrics_server: MetricsServer | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -83,25 +86,28 @@ class LedgerStep(bootsteps.StartStopStep):
 
     def _start(self, worker: Any) -> None:
         _check_pool(worker)
+        self.app_state.refresh()
         settings = self.app_state.settings
         if settings.beat:
-            from onejob.celery.beat import Beat, entries_of
+            from onejob.celery.beat.ticks import Beat
 
-            entries_of(worker.app)  # fails at the start for an entry that cannot work
-            self.beat = Loop("onejob-beat", settings.sweep, Beat(worker.app).run, spread=0.25)
-        if settings.metrics_port:
+            self._beat = Beat(worker.app, str(worker.hostname))
+            entries = self._beat.read_entries()  # fails at the start for an entry that cannot work
+            self._beat.agreement.rules = rules_by_zone(entry.zone for entry in entries.values())
+            self.beat = Loop("onejob-beat", self.app_state.intervals.sweep, self._beat.run, spread=0.25)
+        if (place := settings.metrics_place) is not None:
             try:
-                from onejob.celery.worker.metrics import MetricsServer
+                from onejob.prometheus import MetricsServer
             except ImportError as error:
                 msg = f'onejob_metrics_port needs a package ({error.name} is missing): pip install "onejob[metrics]"'
                 raise ConfigurationError(msg) from error
-            self.metrics_server = MetricsServer(self.app_state.ledger, settings.metrics_address, settings.metrics_port)
+            self.metrics_server = MetricsServer(self.app_state.ledger, *place)
         if not settings.broker_acks:
             keep_no_copies(worker.consumer)
         RateLimits(worker.consumer).install()
         self.silence.listen(worker.consumer)
         self.heartbeat.probe_file.create()
-        if self.app_state.publisher.delivers:
+        if self.app_state.publisher.handover.takes_jobs:
             self.app_state.slots = Slots(worker, self.queues.rate_limited)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
@@ -128,7 +134,7 @@ class LedgerStep(bootsteps.StartStopStep):
         signals.worker_shutdown.connect(self._on_shutdown, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Release the running jobs. The heartbeat continues for those that this pool cannot interrupt."""
+        """Release the running jobs. The heartbeat continues for jobs that this pool cannot interrupt."""
         draining.set()
         self.revocations.stop()
         self.health.stop()
@@ -146,11 +152,11 @@ class LedgerStep(bootsteps.StartStopStep):
             let_processes_exit(self.worker.pool)
 
     def terminate(self, worker: Any) -> None:
-        """Do the same at a cold shutdown."""
+        """Stop the step at a cold shutdown."""
         self.stop(worker)
 
     def sweep(self) -> None:
-        """Publish, expire, recover and purge what is due; not in a worker that stops, which might get the messages.
+        """Publish, expire, recover and purge due jobs; not in a worker that stops, which might get the messages.
 
         After `ROUNDS` it pauses: a burst of due jobs must not keep the worker from its messages.
         """
@@ -159,7 +165,11 @@ class LedgerStep(bootsteps.StartStopStep):
         self._share_sweeps()
         publisher, dispatchers = self.app_state.publisher, {WEBHOOK_TASK: self.webhooks.queue_webhook}
         publishing = Publishing(
-            publisher.publish, publisher.message_of, self.queues.gone_in, publisher.is_delivered, dispatchers
+            publisher.publish,
+            publisher.handover.by_store,
+            self.queues.gone_in,
+            publisher.handover.workers_take,
+            dispatchers,
         )
         for _ in range(ROUNDS):
             if draining.is_set():
@@ -172,14 +182,15 @@ class LedgerStep(bootsteps.StartStopStep):
                 return
 
     def _warn_of_store(self) -> None:
-        """Log, once, what the doctor finds about the server of the ledger; in a thread of its own."""
+        """Log the doctor's findings about the server of the ledger, once, in a thread of its own."""
         self.health.stop()
         warn_of_store(self.app_state.settings, self.app_state.ledger)
+        warn_of_zones(self.app_state.ledger, str(self.worker.hostname), self.register())
 
     def _share_sweeps(self) -> None:
-        """Sweep less often where many workers do that have these tasks, too, and publish nothing."""
+        """Sweep less often if many workers have the same tasks, and jobs are taken from the ledger, not published."""
         now = time.monotonic()
-        if self.app_state.publisher.delivers and now >= self._workers_counted_at + COUNT_INTERVAL:
+        if self.app_state.publisher.handover.takes_jobs and now >= self._workers_counted_at + COUNT_INTERVAL:
             self._workers_counted_at = now
             tasks, workers = tasks_of(self.worker.app), self.app_state.ledger.workers()
             others = [each for each in workers if each.takes_jobs and all(map(each.knows, tasks))]
@@ -191,7 +202,10 @@ class LedgerStep(bootsteps.StartStopStep):
             tasks=tuple([*tasks_of(self.worker.app)][:REGISTERED_TASKS_LIMIT]),
             queues=tuple(sorted(self._consumed_queues())), pool=type(self.worker.pool).__module__.rpartition(".")[2],
             concurrency=capacity_of(self.worker), reserved=self.queues.reserved(), versions=_versions(),
-            silent_since=self.silence.since, takes_jobs=self.app_state.publisher.delivers, started_at=self._started_at,
+            silent_since=self.silence.since, started_at=self._started_at,
+            takes_jobs=self.app_state.publisher.handover.takes_jobs,
+            schedules=self._beat.registered if self._beat else (), runs_schedule=self._beat is not None,
+            zones=registered_zones(self.worker.app, self._beat.agreement.rules if self._beat else {}),
         )  # fmt: skip
 
     def _consumed_queues(self) -> Iterable[str]:
@@ -210,13 +224,13 @@ class LedgerStep(bootsteps.StartStopStep):
 
 
 def sweep_share(workers: int) -> float:
-    """Return how many times longer than alone each of so many workers pauses: together they sweep as often as four."""
+    """Return how many times longer each of so many workers pauses than one alone: together they sweep like four."""
     return min(MAX_SHARE, max(1.0, workers / SWEEPERS))
 
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Return the versions that decide how a worker behaves, read once: of packages that are not installed, none."""
+    """Return the versions of Python and of the installed packages that decide how a worker behaves, read once."""
     found = [f"python {platform.python_version()}"]
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -227,20 +241,20 @@ def _versions() -> tuple[str, ...]:
 PACKAGES = ("onejob", "celery", "kombu", "redis", "psycopg")
 SWEEP_LIMIT = 100
 SWEEPERS = 4
-"""How many workers sweep as often as each does alone."""
+"""How many workers may each sweep as often as a worker alone."""
 MAX_SHARE = 5.0
-"""How many times longer the pause is at most, in which a lost run is not noticed if all other workers are lost, too."""
+"""How many times longer the pause is, at most: if all other workers are lost, lost runs are noticed after it."""
 COUNT_INTERVAL = 60.0
 """Seconds after which a worker counts the workers again."""
 ROUNDS = 10
 """How many portions of `SWEEP_LIMIT` jobs are processed before a pause."""
 NAMED_TASKS = 20
 RESULTS_LIMIT = 2**31 - 1
-"""More results than a process has ever sent: a C integer."""
+"""A number of results that no process ever reaches: the largest C integer."""
 
 
 def describe_ledger(app: Celery) -> str:
-    """Return what a worker logs at its start: its ledger without secrets, the lease, and the first tasks by name."""
+    """Return the line that a worker logs at its start: its ledger without secrets, the lease, and the first tasks."""
     settings, tasks = app_state_of(app).settings, list(tasks_of(app))
     more = f" and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
     return (
@@ -249,7 +263,7 @@ def describe_ledger(app: Celery) -> str:
 
 
 def warn_of_store(settings: Settings, ledger: Ledger) -> None:
-    """Log a warning for each thing that the server of a ledger lacks, with its remedy; raises nothing."""
+    """Log a warning for each fault of a ledger's server, with its remedy; raise nothing."""
     from onejob.health import warnings_of_store
     from onejob.health.finding import Installation
 
@@ -258,6 +272,18 @@ def warn_of_store(settings: Settings, ledger: Ledger) -> None:
             logger.warning("the ledger's %s", finding)
     except Exception as error:  # noqa: BLE001 - what can be examined does not decide whether a worker runs
         logger.debug("the server of the ledger was not examined: %r", error)
+
+
+def warn_of_zones(ledger: Ledger, name: str, own: Registration) -> None:
+    """Log a warning for each time zone of a starting worker for which other workers have other rules."""
+    from onejob.health.zones import check_zones
+
+    try:
+        others = [(each.name, each.zones) for each in ledger.workers() if each.name != name]
+        for finding in check_zones([(name, own.zones), *others]):
+            logger.warning("the time zone files of %s", finding)
+    except StoreError as error:
+        logger.debug("the time zone rules of the workers were not compared: %r", error)
 
 
 def release_run(request: Request) -> None:
@@ -284,7 +310,7 @@ def _may_run(request: Request) -> bool:
 
 
 def let_processes_exit(pool: Any) -> None:
-    """Have the processes of a pool not wait for the parent to read their last results, of which it has lost track.
+    """Stop the processes of a pool from waiting, at their exit, for a parent that no longer reads their results.
 
     Celery forgets what runs when its consumer stops, and a process waits 30 s, at its exit, until each of its results
     was read. The results that the parent still knows are read before, while this returns.
@@ -321,14 +347,14 @@ class WebhookDispatcher:
         self._queue: DeliveryQueue | None = None
         self._closed = False
 
-    def queue_webhook(self, job: Job) -> bool:
+    def queue_webhook(self, job: JobRow) -> bool:
         """Queue a webhook for delivery; False if this worker cannot deliver it."""
         if self._queue is None and not self._closed:
             self._open()
         return self._queue is not None and self._queue.put(job)
 
     def close(self, grace: float) -> None:
-        """Accept no more webhooks; after `grace` seconds, release those that are not delivered yet."""
+        """Accept no more webhooks; after `grace` seconds, release the webhooks that are not delivered yet."""
         self._closed = True
         if self._queue is not None and self._delivery is not None:
             self._queue.close(grace)
@@ -345,5 +371,8 @@ class WebhookDispatcher:
         from onejob.webhooks.delivery import Delivery, DeliveryQueue
 
         settings = self._app_state.webhooks
-        self._delivery = Delivery(self._app_state.ledger, settings, WebhookClient(settings), self._node)
+        self._delivery = Delivery(
+            self._app_state.ledger, settings, WebhookClient(settings), self._node,
+            namespace=self._app_state.settings.namespace, schedule=self._app_state.intervals.webhooks,
+        )  # fmt: skip
         self._queue = DeliveryQueue(self._delivery.deliver)

@@ -1,7 +1,7 @@
 """Executes one message in a worker's child: claims the job, runs its body, and records how the run ended.
 
-The claim comes before Celery's tracer: a message whose job cannot be claimed ends there, without an exception, whose
-tracebacks Celery would build and send to the parent, and without a write. It costs less than a run.
+The claim comes before Celery's tracer: a message whose job cannot be claimed ends there, without a write and without an
+exception, whose traceback Celery would build and send to the parent. So a refused message costs less than a run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,8 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from onejob import errors
 from onejob.celery.app_state import AppState, app_state_of
-from onejob.celery.call import Call, build, is_from_beat
-from onejob.celery.context import PROBE
-from onejob.celery.current_job import RunningJob, claim_of, draining, set_current_job
-from onejob.celery.option_names import is_priority
-from onejob.celery.options import BoundTask
-from onejob.celery.payload import (
+from onejob.celery.messages.context import PROBE
+from onejob.celery.messages.payload import (
     MARK,
     REPLACED,
     Ignored,
@@ -48,12 +44,22 @@ from onejob.celery.payload import (
     loads,
     replacement_depth,
 )
-from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
-from onejob.celery.result_backend import HAS_JOB
-from onejob.celery.run_end import apply_end, end_of, end_run, wait_for_store, was_given_back
-from onejob.celery.submit import create_task_webhook, needs_message, submit_to_ledger
+from onejob.celery.option_declarations import is_priority
+from onejob.celery.results.result_backend import HAS_JOB
+from onejob.celery.run import Run, claim_of, draining, set_current_run
+from onejob.celery.submission.call import Call, build, is_from_beat
+from onejob.celery.submission.options import BoundTask
+from onejob.celery.submission.replacement import (
+    await_replacement,
+    claim_replaced,
+    forget_ends_behind,
+    replace_and_publish,
+)
+from onejob.celery.submission.submit import create_task_webhook, needs_message, submit_to_ledger
+from onejob.celery.worker.blocks import claim_unless_blocked
+from onejob.celery.worker.run_end import apply_end, end_of, end_run, wait_for_store, was_given_back
 from onejob.jobs.lifecycle import RULES, State, Transition
-from onejob.jobs.model import Applied, Duplicate, Job, Outcome, Submission
+from onejob.jobs.model import Applied, Duplicate, JobRow, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import note_canvas_error
 from onejob.observability import tracing
@@ -61,9 +67,9 @@ from onejob.observability.events import transition_event
 
 logger = logging.getLogger("onejob")
 GREENLET_EXIT = "GreenletExit"
-"""What a pool of greenlets raises in a body at `revoke(terminate=True)`."""
+"""The name of the exception that a pool of greenlets raises in a body at `revoke(terminate=True)`."""
 OF_GREENLETS = frozenset({GREENLET_EXIT, "Timeout"})
-"""What pools of greenlets raise in a body to end it; their packages need not be installed."""
+"""The names of the exceptions that end a body in a pool of greenlets, whose package need not be installed."""
 
 
 class Claim(SimpleNamespace):
@@ -75,13 +81,13 @@ class Claim(SimpleNamespace):
 
 
 OF_PROCESSES = (MemoryError, SystemExit, KeyboardInterrupt, WorkerLostError, TimeLimitExceeded, Terminated)
-"""What Celery takes for the end of a process, and ends the worker's parent with, or recovers the job from."""
+"""The exceptions that Celery takes for the end of a process: it ends the worker's parent, or recovers the job."""
 _claimed: ContextVar[Claim | None] = ContextVar("onejob_claimed", default=None)
 """The claim of the message that is traced."""
 
 
 class Refusal:
-    """What the parent gets for a message that starts no run, in place of Celery's `ExceptionInfo`."""
+    """The result that the parent gets for a message that starts no run, in place of Celery's `ExceptionInfo`."""
 
     def __init__(self, reason: str) -> None:
         self.exception = Ignore(reason)
@@ -91,10 +97,10 @@ class Refusal:
 def trace_message(
     task: BoundTask, trace: Callable[..., Any], task_id: str, args: Any, kwargs: Any, request: dict[str, Any]
 ) -> tuple[Any, Any, float, str | None]:
-    """Claim the job of a message, and have Celery trace its run; `trace` is the tracer, whose answer is returned."""
+    """Claim the job of a message, let Celery's tracer `trace` run it, and return the tracer's answer."""
     app_state = app_state_of(task.app)
     nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
-    ask = partial(app_state.ledger.claim, task_id, nonce=nonce, node=str(request.get("hostname")))
+    ask = partial(claim_unless_blocked, task, app_state, task_id, nonce=nonce, node=str(request.get("hostname")))
     try:
         claimed = claim_replaced(ask, _depth_of(request))
     except errors.StoreError as error:
@@ -124,14 +130,14 @@ def trace_message(
 
 
 def _disguise(failure: Any) -> None:
-    """Have the parent handle each exception of a body as one, also what it would take for the end of a process."""
+    """Wrap an exception of a body that the parent would take for the end of a process."""
     error = getattr(failure.exception, "exc", failure.exception)
     if isinstance(error, OF_PROCESSES):
         failure.exception = UnpickleableExceptionWrapper.from_exception(error)  # type: ignore[arg-type] # any one will do
 
 
 def _fail_untaken(task: BoundTask, app_state: AppState, claim: Claim, job_id: str) -> None:
-    """Fail a job whose body was not asked to take its claim: the job would be run again as if its worker had died."""
+    """Fail a job whose body did not take the claim: otherwise the job would run again as if its worker had died."""
     error = errors.OneJobError(
         f"{task.name} was not run as a job: Celery called no `__call__` of onejob.Task. Something replaced that of the "
         f"class ({type(task).__module__}.{type(task).__qualname__}) after the task was bound, or Celery's tracer, or "
@@ -157,7 +163,7 @@ def _find_refusal(job_id: str, claimed: Applied, nonce: str, *, is_marked: bool)
 
 
 def _warn_of_unknown(app_state: AppState, job_id: str) -> None:
-    """Log, once in this process, that a message is of a job that the ledger has not had: another one may have it."""
+    """Log, once in this process, that a message's job was never in the ledger: another ledger may have it."""
     if app_state.knows_of_unknown or job_id.startswith(PROBE):
         return
     with suppress(errors.StoreError):
@@ -175,7 +181,7 @@ def _warn_of_unknown(app_state: AppState, job_id: str) -> None:
     )
 
 
-def _is_of_dead_child(job: Job, nonce: str) -> bool:
+def _is_of_dead_child(job: JobRow, nonce: str) -> bool:
     """Return whether an earlier process has claimed the job for this message, and died."""
     return job.state is State.RUNNING and job.claim[:8] == nonce[:8]
 
@@ -183,8 +189,8 @@ def _is_of_dead_child(job: Job, nonce: str) -> bool:
 def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> Any:
     """Run the job of a message if it can be claimed, and return its result.
 
-    Raises what the body raises, or Celery's `Ignore` if Celery must not record this delivery: the job runs elsewhere,
-    the run was overtaken, or the ledger does not answer (then the job recovers when its lease expires).
+    Raises the exceptions of the body, or Celery's `Ignore` if Celery must not record this delivery: the job runs
+    elsewhere, the run was overtaken, or the ledger does not answer (then the job recovers when its lease expires).
     """
     try:
         result = _execute(task, request, app_state_of(task.app), body)
@@ -202,7 +208,7 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
 
 
 def execute_prepared(task: Any, request: Any, body: Callable[..., Any]) -> Any:
-    """Run the job of a message as `execute_message`, with the task's `before_start` as the beginning of the body."""
+    """Run the job of a message like `execute_message`, with the task's `before_start` as the beginning of the body."""
 
     def prepared(*args: Any, **kwargs: Any) -> Any:
         task.before_start(request.id, args, kwargs)
@@ -234,8 +240,8 @@ def _execute(task: BoundTask, request: Any, app_state: AppState, body: Callable[
 
 
 @contextmanager
-def _ending_run(task: BoundTask, job: Job) -> Iterator[None]:
-    """End the run in the ledger, too, if what precedes the body raises: Celery reports it as the failure of the job."""
+def _ending_run(task: BoundTask, job: JobRow) -> Iterator[None]:
+    """End the run in the ledger if the code before the body raises, since Celery reports that as the job's failure."""
     try:
         yield
     except Exception as error:
@@ -244,7 +250,7 @@ def _ending_run(task: BoundTask, job: Job) -> Iterator[None]:
         raise
 
 
-def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job | Ignored:
+def _claim(task: BoundTask, request: Any, app_state: AppState) -> JobRow | Ignored:
     """Return the job, claimed for this run, or ended with its canvas not yet notified."""
     claim = _claimed.get()
     if claim is None:
@@ -259,12 +265,12 @@ def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job | Ignored:
         app_state.ledger.crash(claimed.job, reason, encode_failure(WorkerLostError(reason)))
     else:
         return claimed.job
-    claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    claimed = claim_unless_blocked(task, app_state, request.id, nonce=nonce, node=str(request.hostname))
     reason = _find_refusal(request.id, claimed, nonce, is_marked=True)
     return Ignored(reason) if reason or claimed.job is None else claimed.job
 
 
-def _record_redelivery(job: Job, node: str, app_state: AppState) -> None:
+def _record_redelivery(job: JobRow, node: str, app_state: AppState) -> None:
     """Record a message that the broker has delivered again, whose job is running or has ended, as a duplicate."""
     if job.state in RULES[Transition.CLAIM].sources:
         return
@@ -276,7 +282,7 @@ def _record_redelivery(job: Job, node: str, app_state: AppState) -> None:
         app_state.ledger.record(duplicate)
 
 
-def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> Job | None:
+def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> JobRow | None:
     """Submit the job of a message from elsewhere; return the live job that it follows as a duplicate, if any."""
     carrier = {name: str(value) for name in tracing.TRACE_CONTEXT if (value := request.get(name))}
     with tracing.tracer.submit(str(task.name), "message", carrier=carrier) as span:
@@ -295,16 +301,16 @@ def _submission_of(task: BoundTask, request: Any, app_state: AppState) -> Submis
         options.pop("priority", None)
     call = Call(task, signature.args, signature.kwargs, options, source="message", task_id=request.id, is_message=True)
     if is_from_beat(request.headers):
-        from onejob.celery.beat import find_tick
+        from onejob.celery.beat.beside_beat import find_tick
 
         call = find_tick(call)
     return build(app_state, call)
 
 
-def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Message | Ignored:
-    """Return the message in the job's payload, unless the one that arrived is of another task.
+def _check_message(task: BoundTask, request: Any, app_state: AppState, job: JobRow) -> Message | Ignored:
+    """Return the message in the job's payload, or `Ignored` if the message that arrived is of another task.
 
-    If that task replaces the job, the job goes on as it, and is published again.
+    If that task replaces the job, the job goes on as that task, and is published again.
     """
     message, ledger = decode(job.payload), app_state.ledger
     if message.replaced_by is not None and _depth_of(request) > replacement_depth(job.options):
@@ -313,10 +319,11 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
     if message.task != task.name:
         msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
         logger.warning("%s", msg)
-        if job.state is State.RUNNING and job.attempt == 1:
+        is_older = _depth_of(request) < replacement_depth(job.options)  # than the task that the job goes on as
+        if job.state is State.RUNNING and (job.attempt == 1 or is_older):
             app_state.publisher.release(job, msg)
         elif job.state is State.RUNNING:  # its own messages may be wrong: a sweep sends them, one per lease
-            ledger.release(job, msg, wake_after=job.lease, withheld=app_state.publisher.delivers)
+            ledger.release(job, msg, handover=app_state.publisher.handover.hold(job.lease))
         return Ignored(msg)
     return message
 
@@ -329,17 +336,17 @@ def _depth_of(request: Any) -> int:
 
 
 def _run(
-    task: BoundTask, request: Any, app_state: AppState, job: Job, message: Message, body: Callable[..., Any]
+    task: BoundTask, request: Any, app_state: AppState, job: JobRow, message: Message, body: Callable[..., Any]
 ) -> Any:
     if message.replaced_by is not None:
         ended = await_replacement(task, job)
         return ended if isinstance(ended, Ignored) else return_end(task, request, app_state, ended)
     with _ending_run(task, job):
         run = _start(task, request, app_state, job, message)
-    with set_current_job(run):
+    with set_current_run(run):
         try:
             run.raise_if_draining()
-            return _complete(run, app_state, _call(body, message))
+            return _complete(run, app_state, run.call(partial(_call, body, message)))
         except BaseException as raised:
             run.rollback_sessions()  # an open transaction would lock the job's row
             error = _what_ended(run, raised)
@@ -358,17 +365,19 @@ def _run(
             raise
 
 
-def _what_ended(run: RunningJob, raised: BaseException) -> BaseException:
-    """Return what a body raised; for the kill of a greenlet whose job was canceled, the cancellation."""
+def _what_ended(run: Run, raised: BaseException) -> BaseException:
+    """Return the exception of a body; for the kill of a greenlet whose job was canceled, the cancellation."""
     is_kill = GREENLET_EXIT in {each.__name__ for each in type(raised).__mro__}
-    return errors.JobCanceled(run.id) if is_kill and run.canceled else raised
+    return errors.JobCanceled(run.id) if is_kill and run.is_canceled else raised
 
 
-def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message: Message) -> RunningJob:
-    """Give the request what the job's run is to see, and return the handle of the run."""
+def _start(task: BoundTask, request: Any, app_state: AppState, job: JobRow, message: Message) -> Run:
+    """Give the request the arguments and retries of the job, and return the handle of its run."""
     if task._onejob.webhook_url is not None:
         wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
+    if job.attempt > 1 and job.canvas_pending:
+        forget_ends_behind(task, job)
     if (job.crashes or job.attempt > job.retries + 1) and was_given_back(app_state.ledger.history(job.id), job.attempt):
         # As the broker says of a message that it delivers again.
         request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
@@ -378,14 +387,15 @@ def _start(task: BoundTask, request: Any, app_state: AppState, job: Job, message
     if options.unique_until == "started" and job.holds_identity:
         job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
     limits, typed = app_state.settings.limits, task._onejob.typed
-    return RunningJob(job, app_state.ledger, limits, options.retention_of(job), typed)
+    hold, captures = options.hold_of(job, message.window), task._onejob.capture_logging
+    return Run(job, app_state.ledger, limits, hold, typed, captures_logging=captures)
 
 
 def _call(body: Callable[..., Any], message: Message) -> Any:
-    """Call the body. Raises RuntimeError for what is no `Exception`, which Celery's pools do not expect of a task.
+    """Call the body. Raises RuntimeError for an exception that is no `Exception`, which Celery's pools do not expect.
 
     In a process of its own, `sys.exit` ends that process, which is a crash; elsewhere it would end the worker, or a
-    thread. What a worker itself raises to end a run reaches Celery, and outside of workers everything its test.
+    thread. The exceptions by which a worker itself ends a run reach Celery, and outside of workers all reach the test.
     """
     try:
         return body(*message.args, **message.kwargs)
@@ -402,7 +412,7 @@ def _call(body: Callable[..., Any], message: Message) -> Any:
         raise RuntimeError(f"the task raised {errors.describe(error)}, which is no Exception") from error
 
 
-def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
+def _complete(run: Run, app_state: AppState, result: Any) -> Any:
     if not run.completes_in_transaction:
         end_run(run.id, partial(run.complete, result))
         return result
@@ -412,7 +422,7 @@ def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
     return loads(completed.result or "null")
 
 
-def _find_committed(run: RunningJob, app_state: AppState) -> Job | None:
+def _find_committed(run: Run, app_state: AppState) -> JobRow | None:
     """Return the job if a transaction of the body completed it, and emit the event, which only the commit permits."""
     completed = wait_for_store(run.id, run.find_committed)
     if completed is not None:
@@ -423,7 +433,7 @@ def _find_committed(run: RunningJob, app_state: AppState) -> Job | None:
 # --- the canvas (links, chain, chord) of a job that has ended, and jobs that end without a run ------------------------
 
 
-def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
+def end_follower(task: BoundTask, request: Any, app_state: AppState, job: JobRow) -> Any:
     """End a follower as the job that it follows ended; its body never runs."""
     ledger = app_state.ledger
     followed = ledger.get_or_none(str(job.follows_id))
@@ -443,11 +453,11 @@ def end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -
     return return_end(task, request, app_state, ended)
 
 
-def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job, *, again: bool = False) -> Any:
+def return_end(task: BoundTask, request: Any, app_state: AppState, job: JobRow, *, again: bool = False) -> Any:
     """Return the result, or raise the failure, of a job that has ended, so that Celery notifies its canvas.
 
-    Returns `Ignored` for a job that was canceled, or whose replacement notifies the canvas. `again`: Celery may have
-    been told of this end before.
+    Returns `Ignored` for a job that was canceled, or whose replacement notifies the canvas. `again`: this end may have
+    been reported to Celery before.
     """
     if job.reason == REPLACED:
         app_state.ledger.mark_canvas_notified(job)
@@ -461,16 +471,16 @@ def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job, *, 
     return Ignored(job.reason)
 
 
-def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job, *, again: bool = False) -> None:
+def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: JobRow, *, again: bool = False) -> None:
     """Report a canceled job to Celery's result backend, which notifies the canvas."""
     task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
     _note_dispatch(task.backend, app_state, job, again=again)
 
 
-def watch_canvas(request: Any, job: Job, *, again: bool = False) -> None:
-    """Have it recorded when Celery has dispatched the canvas of a job that ends in this request, or ended before.
+def watch_canvas(request: Any, job: JobRow, *, again: bool = False) -> None:
+    """Record when Celery dispatches the canvas of a job that ends in this request, or has ended before.
 
-    Celery builds the arguments of a signal only if it has receivers: they are connected with the first canvas.
+    Celery builds the arguments of a signal only if it has receivers: the receiver is connected with the first canvas.
     """
     request.onejob = job, again
     for signal in (signals.task_success, signals.task_failure):
@@ -489,10 +499,10 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
             logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
 
 
-def _note_dispatch(backend: Any, app_state: AppState, job: Job, *, again: bool) -> None:
+def _note_dispatch(backend: Any, app_state: AppState, job: JobRow, *, again: bool) -> None:
     """Record that Celery has dispatched the canvas of a job.
 
-    If it was told `again` of the end, it has done nothing, silently, while a worker has claimed the call of the chord's
+    If the end was reported `again`, Celery does nothing, silently, while a worker has claimed the call of the chord's
     body. That worker may have died: the job is published once more.
     """
     if again and _is_chord_claimed(backend, job):
@@ -501,7 +511,7 @@ def _note_dispatch(backend: Any, app_state: AppState, job: Job, *, again: bool) 
         app_state.ledger.mark_canvas_notified(job)
 
 
-def _is_chord_claimed(backend: Any, job: Job) -> bool:
+def _is_chord_claimed(backend: Any, job: JobRow) -> bool:
     """Return whether a worker has claimed the call of a chord's body: Celery's Redis backend, from 5.7 on."""
     options = loads(job.options)
     if not options.get("chord") or not hasattr(type(backend), "_chord_part_return_script"):
@@ -512,7 +522,7 @@ def _is_chord_claimed(backend: Any, job: Job) -> bool:
 def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
     """Handle an error of Celery before or after a run, most often of the result backend: no hook of the task is called.
 
-    A job whose run it has kept from beginning is tried again a lease later, which is no crash.
+    A job whose run the error has kept from beginning is tried again a lease later, which is no crash.
     """
     if not hasattr(sender, "_onejob"):
         return
@@ -524,7 +534,7 @@ def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_:
             claim.taken = True
         if job is not None and job.state is State.RUNNING and claim is not None and job.claim == claim.nonce:
             reason = f"Celery could not begin its run: {errors.describe(exception)}"
-            job = ledger.release(job, reason, wake_after=job.lease, withheld=app_state.publisher.delivers)
+            job = ledger.release(job, reason, handover=app_state.publisher.handover.hold(job.lease))
         if job is None or not (job.state.final and job.canvas_pending):
             return
         if _has_dispatched(job, exception):
@@ -535,7 +545,7 @@ def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_:
         logger.warning("job %s recovers after its lease, or its canvas may be notified twice: %s", task_id, error)
 
 
-def _has_dispatched(job: Job, error: BaseException) -> bool:
+def _has_dispatched(job: JobRow, error: BaseException) -> bool:
     """Return whether Celery had dispatched the whole canvas of a completed job before an error.
 
     Celery dispatches links and chain before it stores the result, and counts a chord's part, or a group's member, by

@@ -12,16 +12,16 @@ from celery import Celery
 from celery.utils.nodenames import node_format
 from celery.worker import state as worker_state
 
-from onejob.celery.app_state import app_state_of
-from onejob.celery.loops import Loop
-from onejob.celery.options import tasks_of
-from onejob.celery.probe import ProbeFile
+from onejob.celery.app_state import HEARTBEATS_PER_LEASE, app_state_of
 from onejob.celery.slots import members_of
+from onejob.celery.submission.options import tasks_of
+from onejob.celery.worker.probe import ProbeFile
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
+from onejob.concurrency.loops import Loop
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
-from onejob.jobs.records import Registration
+from onejob.jobs.workers import Registration
 from onejob.observability.events import HEARTBEAT_LATE, JobEvent, Value, one_line
 
 logger = logging.getLogger("onejob")
@@ -39,20 +39,20 @@ class Heartbeat:
         self._app_state = app_state
         self._node = node
         self._register = register
-        self._interval = app_state.settings.heartbeat
+        lease = app_state.settings.lease
+        shortest = min([lease, *(task._onejob.lease for task in tasks_of(app).values())])
+        self._interval = min(app_state.heartbeat, shortest / HEARTBEATS_PER_LEASE)
         self._next_renewal = self._next_heartbeat = 0.0
         self._registered: Registration | None = None
         self.probe_file = ProbeFile(node_format(app_state.settings.probe_file, node))
-        leases = [task._onejob.lease for task in tasks_of(app).values()]
-        lease = app_state.settings.lease
-        self.contact = StoreContact(settling=lease / 2, shortest=min([lease, *leases]), interval=self._interval)
+        self.contact = StoreContact(settling=lease / 2, shortest=shortest, interval=self._interval)
         ticks = math.ceil(self._interval / CHILD_CHECK_INTERVAL)
         self.loop = Loop("onejob-heartbeat", self._interval / ticks, self.tick)
         # In a thread of its own: a dead letter is reported to the result backend, which may not answer for long.
         self.children = Loop("onejob-children", self._interval / ticks, recover_lost)
 
     def tick(self) -> None:
-        """Renew the leases if that is due, again at the next tick after an error."""
+        """Renew the leases if their renewal is due; after an error, the next tick renews them again."""
         now = time.monotonic()
         self.probe_file.touch()
         if now >= self._next_renewal:
@@ -72,13 +72,13 @@ class Heartbeat:
             self.probe_file.write_contact(silent=registration.silent_since > 0)
 
     def start(self) -> None:
-        """Start, and look for dead children if the pool has any."""
+        """Start the heartbeat, and the search for dead children if the pool has children."""
         self.loop.start()
         if self._app_state.can_kill:
             self.children.start()
 
     def stop(self) -> None:
-        """Stop, and remove this node from the list of workers."""
+        """Stop the heartbeat, and remove this node from the list of workers."""
         self.children.stop()
         self.loop.stop()
         self.probe_file.remove()
@@ -127,7 +127,7 @@ def active_requests() -> list[Request]:
 
 
 LATE_FACTOR = 1.5
-"""A renewal is late after this many intervals since the previous one."""
+"""After how many intervals since the previous renewal a renewal is late."""
 
 
 class StoreContact:
@@ -159,6 +159,6 @@ class StoreContact:
 
     @property
     def steady(self) -> bool:
-        """Whether every worker that is alive has had the time to renew its leases."""
+        """Whether every worker that is alive has had the time to renew its leases since the last outage."""
         now = self._clock()
         return now - self._latest <= self._longest_gap and now - self._since >= self._settling

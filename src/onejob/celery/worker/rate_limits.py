@@ -1,4 +1,4 @@
-"""The rate limits of a worker's tasks: what waits for them is run by one timer, however much waits.
+"""The rate limits of a worker's tasks: one timer runs all requests that wait for a limit, however many wait.
 
 Celery adds a timer for each message that waits, and kombu's event loop sleeps for a second after ten timers: a backlog
 would slow every limit, and the timers of all other tasks, down to about one run per second.
@@ -17,14 +17,14 @@ from celery.utils.time import rate
 from celery.worker.state import task_reserved
 
 LONGEST_WAIT = 1.0
-"""Seconds after which the timer looks again at the latest: a canceled one stays in Celery's list until its time."""
+"""Seconds until the timer looks again, at the latest: a canceled timer stays in Celery's list until its time."""
 
 LATENESS = 0.02
 """Seconds by which a timer may fire late without making a rate lower: the next request then waits less."""
 
 
 class Waiting:
-    """The requests of one task that wait for its rate limit, in order: to Celery's consumer a token bucket.
+    """The requests of one task that wait for its rate limit, in order; Celery's consumer uses it as a token bucket.
 
     `on_added` is called when Celery has added a request.
     """
@@ -66,7 +66,7 @@ class Waiting:
 
 
 class RateLimits:
-    """Keeps the rate limits of all tasks of a worker: `install` makes it the source of its consumer's buckets."""
+    """The rate limits of all tasks of a worker; after `install` its consumer gets the token buckets from here."""
 
     def __init__(self, consumer: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._consumer = consumer
@@ -78,12 +78,12 @@ class RateLimits:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Have the consumer get its buckets here, now and each time remote control changes a limit."""
+        """Make the consumer get its buckets here, now and each time remote control changes a limit."""
         self._consumer.bucket_for_task = self.bucket_for_task
         self._consumer.reset_rate_limits()
 
     def bucket_for_task(self, task: Any) -> Waiting | None:
-        """Return where the requests of a task wait, for its `rate_limit` of now; None if it has none.
+        """Return the waiting requests of a task with its present `rate_limit`; None if it has no limit.
 
         Requests that wait already wait for the new limit.
         """
@@ -94,7 +94,7 @@ class RateLimits:
         return waiting if waiting.interval else None
 
     def _run(self, waiting: Waiting) -> None:
-        """Run what may run of one task now."""
+        """Run the requests of one task that may run now."""
         try:
             while (request := waiting.take(self._clock())) is not None:
                 task_reserved(request)
@@ -115,7 +115,7 @@ class RateLimits:
             self._timer = self._consumer.timer.call_after(delay, self._wake, (self._wakes_at,))
 
     def _wake(self, at: float) -> None:
-        """Run what may run of all tasks, unless another timer was set while this one fired."""
+        """Run the requests of all tasks that may run now, unless another timer was set while this timer fired."""
         with self._lock:
             if at != self._wakes_at:
                 return

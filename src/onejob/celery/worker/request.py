@@ -1,4 +1,4 @@
-"""The request of a run in a worker's parent process: handles lost children, time limits, revocation and expiry."""
+"""The request of a run in a worker's parent process, which handles lost children, time limits, revocation, expiry."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.encoding import safe_repr
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import claim_of, current_job_or_none, draining
-from onejob.celery.option_names import is_priority
-from onejob.celery.payload import encode_failure
-from onejob.celery.result_backend import confirm_end
+from onejob.celery.messages.payload import encode_failure
+from onejob.celery.option_declarations import is_priority
+from onejob.celery.results.result_backend import confirm_end
+from onejob.celery.run import claim_of, current_run_or_none, draining
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Cancel, Job
+from onejob.jobs.model import Cancel, JobRow
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import note_canvas_error
 
 logger = logging.getLogger("onejob")
 OF_LOST_CHILDREN = (WorkerLostError, SystemExit, KeyboardInterrupt, MemoryError)
-"""What the pool reports of a child that has left a run. Celery itself would raise the last one in this process."""
+"""The errors that the pool reports for a child that left its run. Celery would raise `MemoryError` in this process."""
 CANCELED_BY_CELERY = "its worker canceled the run"
 
 
@@ -45,7 +45,7 @@ KombuMessage: Any = Message
 
 
 class Request(CeleryRequest):  # type: ignore[misc]
-    """A Celery request that can compute its run's claim: the child derives its nonce from that of this request."""
+    """A Celery request that can compute its run's claim: the child derives its nonce from the request's nonce."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,7 +53,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         self.nonce = new_nonce()
         self.seen_by_heartbeat = False
         """Whether an earlier heartbeat has renewed this run, so that it is not just starting or ending."""
-        self.timed_out: Job | None = None
+        self.timed_out: JobRow | None = None
         """The job, failed, if this run exceeded its hard time limit."""
         self._request_dict["onejob_claim"] = self.nonce
         info = self.delivery_info
@@ -90,7 +90,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         return (job is None or job.state is State.CANCELED) and self._report_revoked()
 
     def _report_revoked(self) -> bool:
-        """Have Celery report a revoked message, unless its copy runs; if it does, cancel the job, and tell so."""
+        """Let Celery report a revoked message, and cancel its job, unless a copy runs; return whether it is revoked."""
         if not worker_state.revoked_stamps.keys().isdisjoint(self.stamped_headers) and self._is_in(State.RUNNING):
             return False
         revoked = bool(super().revoked())
@@ -101,7 +101,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         return revoked
 
     def _drop(self) -> bool:
-        """Drop this message and nothing else."""
+        """Drop this message only, and return True."""
         task_ready(self)
         self.acknowledge()
         return True
@@ -121,14 +121,14 @@ class Request(CeleryRequest):  # type: ignore[misc]
         try:
             super().cancel(pool, signal, emit_retry)
         except NotImplementedError:
-            if current_job_or_none() is None:
+            if current_run_or_none() is None:
                 raise
             # Called by a signal handler in a body of the solo pool, whose job it would fail.
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
-        """Fail the job whose run exceeded its hard time limit; then Celery stores that and notifies the canvas.
+        """Fail the job whose run exceeded its hard time limit; then Celery stores the failure and notifies the canvas.
 
-        If that fails, the sweeper has the canvas notified; so it has if the run had ended before its process did.
+        If Celery fails, or if the run had ended before its process did, a sweeper lets the canvas be notified.
         """
         # Called by the pool's timer, before the pool kills the child: so the child is killed here.
         if not soft:
@@ -170,8 +170,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         return returned
 
     def _is_in(self, *states: State) -> bool:
-        """Return whether the job of this message is in one of these states; False if the store does not say so."""
-        job: Job | None = None
+        """Return whether the job of this message is in one of these states; False if the store does not answer."""
+        job: JobRow | None = None
         with log_errors(self.id):
             job = self.app_state.ledger.get_or_none(self.id)
         return job is not None and job.state in states
@@ -202,19 +202,19 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.release(CANCELED_BY_CELERY)
                 return
             error = WorkerLostError(reason)
-            message = self.app_state.publisher.message_of(job)
-            applied = self.app_state.ledger.crash(job, reason, encode_failure(error), message=message)
+            handover = self.app_state.publisher.handover.of(job)
+            applied = self.app_state.ledger.crash(job, reason, encode_failure(error), handover=handover)
             crashed = applied.job
             if not applied.applied or crashed is None:  # another thread, or the sweeper of another worker, was first
                 return
             logger.warning("job %s: %s; it is %s now", job.id, reason, crashed.state)
-            if crashed.state is State.QUEUED:
-                self.app_state.publisher.try_publish(crashed, pushed=message)
+            if crashed.state is State.QUEUED and not applied.handed_over:
+                self.app_state.publisher.try_publish(crashed)
             elif crashed.state is State.FAILED:
                 self.report_failure(crashed, error, exc_info)
 
     def _have_canvas_notified(self, reason: str) -> None:
-        """Have the next sweep notify the canvas of the job that this run has ended, if its child died before it did."""
+        """Let the next sweep notify the canvas of the job that this run ended, if its child died before it did so."""
         job = self.app_state.ledger.get_or_none(self.id)
         if job is not None and job.claim == self.claim and job.state.final and job.canvas_pending:
             note_canvas_error(self.app_state.ledger, job, reason, wake_after=0.0)
@@ -240,7 +240,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
             if (job := self.get_own_run()) is not None:
                 self.app_state.publisher.release(job, reason)
 
-    def get_own_run(self) -> Job | None:
+    def get_own_run(self) -> JobRow | None:
         """Return the job if, in the ledger, it is running under this request's claim."""
         job = self.app_state.ledger.get_or_none(self.id)
         return job if job is not None and job.claim == self.claim and job.state is State.RUNNING else None
@@ -272,8 +272,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 confirm_end(self.task.backend, self._context, job)
                 self.app_state.ledger.mark_canvas_notified(job)
 
-    def report_failure(self, job: Job, error: Exception, exc_info: Any) -> None:
-        """Report a failed job to Celery's result backend, which notifies the canvas, and to who listens."""
+    def report_failure(self, job: JobRow, error: Exception, exc_info: Any) -> None:
+        """Report a failed job to Celery's result backend, which notifies the canvas, and by its signal and event."""
         traceback = getattr(exc_info, "traceback", None)
         self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
         signals.task_failure.send(
@@ -285,13 +285,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
 
 signaled_requests: WeakSet[Request] = WeakSet()
-"""Runs that were sent a signal. Celery counts them as ended at once; the ledger, when their children are dead."""
+"""The runs that were sent a signal. Celery counts them as ended at once; the ledger, when their children are dead."""
 
 
-def cancel_revoked(ledger: Ledger, job: Job) -> Job:
+def cancel_revoked(ledger: Ledger, job: JobRow) -> JobRow:
     """Cancel a job whose id a worker of Celery remembers as revoked; return the job afterwards.
 
-    A revocation is meant for the run that it was issued for, which no worker knows, and is remembered for hours. So a
+    A revocation is meant for the run at its time, which no worker knows, and workers remember it for hours. So a
     job that was redriven after an end is left alone: `AsyncResult.revoke` and `onejob jobs cancel` cancel it.
     """
     if job.state.final:
@@ -319,7 +319,7 @@ def log_errors(job_id: str) -> Iterator[None]:
 
 
 class LedgerMessage(KombuMessage):  # type: ignore[misc]
-    """A message that a worker made of a job: no broker has it, so none hears that it was acknowledged or rejected."""
+    """A message that a worker made of a job: no broker has it, so acknowledging or rejecting it reaches no broker."""
 
     def ack(self, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - kombu's signature
         """Mark the message as acknowledged."""
@@ -332,8 +332,8 @@ class LedgerMessage(KombuMessage):  # type: ignore[misc]
     requeue = reject
 
 
-def message_of_job(app: Celery, job: Job) -> LedgerMessage:
-    """Return the message of a job as a consumer gets it from a broker. Raises as `payload_of` does."""
+def message_of_job(app: Celery, job: JobRow) -> LedgerMessage:
+    """Return the message of a job in the form in which a consumer gets it from a broker. Raises as `payload_of`."""
     payload = app_state_of(app).publisher.payload_of(job, job.id)
     properties = payload["properties"]
     return LedgerMessage(
@@ -368,7 +368,7 @@ class Revocations:
             self._cancel(new[start : start + BATCH])
 
     def _cancel(self, batch: list[str]) -> None:
-        """Cancel the live jobs of a batch; one that fails is tried again at the next tick."""
+        """Cancel the live jobs of a batch; the next tick tries jobs again that could not be canceled."""
         jobs = self._ledger.store.get_many(batch)
         self._handled.update(task_id for task_id in batch if task_id not in jobs)
         for job in jobs.values():

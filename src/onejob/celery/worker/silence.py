@@ -1,10 +1,10 @@
-"""Notices that a worker hears nothing from its broker while jobs wait for it, and heals that.
+"""Notices that a worker receives nothing from its broker while jobs wait for it, and renews the connection.
 
 A connection that is dead without a reset, or a consumer that its broker has forgotten, looks like an empty queue: the
 worker is alive, its heartbeats arrive, and it receives nothing. The ledger knows better. A worker with free slots that
-has received nothing for `onejob_silence` seconds looks there for jobs that were published as long ago, to a queue that
-it consumes, and that no live worker holds. It takes them from there; and when it has run one, which the broker has
-given to nobody, it renews its connection.
+has received nothing for `Intervals.silence` seconds looks there for jobs that were published as long ago, to a queue
+that it consumes, and that no live worker holds. It takes them from the ledger; and when it has run such a job, which
+the broker has given to nobody, it renews its connection.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from typing import Any
 from weakref import WeakSet
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.broker import set_timeouts
-from onejob.celery.current_job import draining
-from onejob.celery.options import tasks_of
+from onejob.celery.messages.broker import set_timeouts
+from onejob.celery.run import draining
 from onejob.celery.slots import members_of
+from onejob.celery.submission.options import tasks_of
 from onejob.celery.worker.heartbeat import LATE_FACTOR, active_requests
 from onejob.celery.worker.request import LedgerMessage, log_errors, message_of_job
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
-from onejob.jobs.records import Query
+from onejob.jobs.lifecycle import WAITING
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
 from onejob.observability.events import WORKER_SILENT, JobEvent, one_line
 
 logger = logging.getLogger("onejob")
-WAITING = frozenset({State.QUEUED, State.RETRYING})
 LOOKS = 3
-"""How often a silent worker looks into the ledger in `onejob_silence` seconds."""
+"""How often a silent worker looks into the ledger in the time after which it counts as silent."""
 JOBS_LIMIT = 100
-"""How many jobs of a task or a queue it looks at."""
+"""How many jobs of a task or a queue a silent worker looks at."""
 MAX_PAUSE = 300.0
-"""Seconds between two renewals, at most; after each one that did not help they double."""
+"""Seconds between two renewals, at most; they double after each renewal that did not help."""
 SHORTEST_TIMEOUT = 5.0
 """Seconds for which a worker waits for a reply of its broker, at least."""
 STALL = 2.0
 """Seconds after which an event loop that has not taken a job may be waiting for a dead connection."""
 SAME_LOOKS = 2
-"""After so many looks at the same call it is."""
+"""After how many looks at the same call an event loop counts as waiting."""
 SINGLE_CONSUMER = "x-single-active-consumer"
 RESOURCE_LOCKED = 405
 """The code of RabbitMQ's channel error for the exclusive queue of another connection."""
@@ -55,7 +54,7 @@ MAILBOX_RETRY = 10.0
 
 
 class Silence:
-    """The silence of a worker's broker: how long it lasts, and what is done about it.
+    """The silence of a worker's broker: notices it, takes waiting jobs from the ledger, and renews the connection.
 
     `consumed` returns the names of the queues that the worker consumes, `reserved` the ids of the jobs that it holds.
     `clock` returns seconds that only grow.
@@ -70,30 +69,29 @@ class Silence:
         self._consumed = consumed
         self._reserved = reserved
         self._clock = clock
-        settings = self._app_state.settings
-        self._enabled = settings.silence > 0 and not self._app_state.publisher.delivers
+        self._enabled = not self._app_state.publisher.handover.takes_jobs
         # Another worker has registered by then that it holds a message which this one did not get.
-        self._patience = max(settings.silence, LATE_FACTOR * settings.heartbeat)
+        self._patience = max(self._app_state.intervals.silence, LATE_FACTOR * self._app_state.heartbeat)
         self.since = 0.0
         """Since when jobs have waited that the broker has not delivered, on the store's clock; 0.0 without silence."""
         self._heard_at = clock()
         self._connection: Any = None
         self._connections = WeakSet[Any]()
-        """All connections of the consumer, also those of events."""
-        self._handed: dict[str, Job] = {}
-        """The jobs that were handed over and are not known to run, as they were before."""
+        """All connections of the consumer, also its connections for events."""
+        self._handed: dict[str, JobRow] = {}
+        """The jobs that were handed to the consumer and are not known to run, as they were before."""
         self._taking_since: float | None = None
-        """When the event loop was given what it has still to take."""
+        """When the event loop was given jobs that it has not taken yet; None: it has taken all."""
         self._loop_thread = 0
         self._frame: tuple[FrameType, int] | None = None
-        """Where the event loop was at the last look, while it did not take jobs."""
+        """The place in the code where the event loop was at the last look, while it did not take jobs."""
         self._same_looks = 0
         self._next_look = self._next_renewal = 0.0
         self._renewals = 0
         """How many renewals in a row did not help."""
 
     def listen(self, consumer: Any) -> None:
-        """Prepare a worker's consumer before it starts: note what it receives, and bound its waits for the broker."""
+        """Prepare a worker's consumer before it starts: note its messages, and limit its waits for the broker."""
         if self._enabled:
             consumer.create_task_handler = partial(self._create_task_handler, consumer.create_task_handler)
             timeout = max(self._patience, SHORTEST_TIMEOUT)
@@ -101,7 +99,7 @@ class Silence:
             keep_without_mailbox(consumer)
 
     def look(self) -> None:
-        """Heal a silence. Raises `StoreError`."""
+        """Look for a silence, and end it if there is one. Raises `StoreError`."""
         connection, now = getattr(self._worker.consumer, "connection", None), self._clock()
         if connection is not self._connection:  # a new one may hear
             self._connection, self._heard_at = connection, now
@@ -143,7 +141,7 @@ class Silence:
     # --- what it takes from the ledger ------------------------------------------------------------------------------
 
     def _take(self, free: int, now: float) -> None:
-        """Have the consumer receive the messages of as many waiting jobs as there are free slots.
+        """Let the consumer receive the messages of as many waiting jobs as there are free slots.
 
         Such a message is a hint like any other: a copy that the broker delivers later is refused.
         """
@@ -161,7 +159,7 @@ class Silence:
     def _note_taken(self) -> None:
         self._taking_since = self._frame = None
 
-    def _find_waiting(self) -> Iterator[Job]:
+    def _find_waiting(self) -> Iterator[JobRow]:
         """Yield the jobs that were due and published long ago, and that no live worker is known to hold."""
         ledger, queues = self._app_state.ledger, self._worker.app.amqp.queues.consume_from
         # A queue with a single active consumer may deliver to another one.
@@ -178,11 +176,12 @@ class Silence:
             tasks = frozenset(each.task for each in late if each.queue == queue)
             for job in ledger.find(Query(states=WAITING, tasks=tasks, queue=queue, until=until, limit=JOBS_LIMIT)):
                 is_published = job.published_at is not None and max(job.published_at, job.run_at) <= until
-                if is_published and job.id not in held and not any(other.has_message_of(job) for other in others):
+                is_held = job.parked_on or job.id in held or any(other.has_message_of(job) for other in others)
+                if is_published and not is_held:
                     yield job
 
     def _judge(self, now: float) -> None:
-        """Renew the connection if this worker has run what was handed over; if another one has, there is no silence."""
+        """Renew the connection if this worker has run a handed-over job; if another worker has, there is no silence."""
         node, reserved = str(self._worker.hostname), self._reserved()
         found = self._app_state.ledger.get_many([*self._handed])
         started = [job for job in found.values() if job.token != self._handed[job.id].token]
@@ -198,7 +197,7 @@ class Silence:
     # --- the connection ---------------------------------------------------------------------------------------------
 
     def _renew(self, now: float, taken: int) -> None:
-        """Report the silence, and have the consumer connect anew, unless it did so lately, or that would end runs.
+        """Report the silence, and let the consumer connect anew, unless it did so lately, or that would end runs.
 
         `taken`: how many jobs the worker has taken; 0 if its event loop waits for the broker, and takes none.
         """
@@ -220,14 +219,14 @@ class Silence:
 
 
 def _connect(ensure: Callable[[Any], Any], connections: WeakSet[Any], timeout: float, connection: Any) -> Any:
-    """Connect as Celery does, with timeouts in place of none: a read that never ends would stop the event loop."""
+    """Connect as Celery does, but with timeouts: a read that never ends would stop the event loop."""
     set_timeouts(connection, timeout)
     connections.add(connection)
     return ensure(connection)
 
 
 def _fail(consumer: Any, connection: Any, connections: Iterable[Any]) -> None:
-    """Have the event loop, which runs this, find a connection lost. Closing it waits for no reply."""
+    """Make the event loop, in which this runs, find a connection lost. Closing it waits for no reply."""
     if consumer.connection is not connection:
         return
     _shut_down(connections)
@@ -236,14 +235,14 @@ def _fail(consumer: Any, connection: Any, connections: Iterable[Any]) -> None:
 
 
 def _shut_down(connections: Iterable[Any]) -> None:
-    """End what waits for the other side of connections, in any thread: they are lost for those that use them."""
+    """Shut down the sockets of connections, which ends the waits of all threads: their users find them lost."""
     for sock in [sock for each in [*connections] for sock in _sockets_of(each)]:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets_of(connection: Any) -> Iterator[Any]:
-    """Yield the open sockets of a connection of kombu, of RabbitMQ or Redis; those of other brokers are not known."""
+    """Yield the open sockets of a connection of kombu to RabbitMQ or Redis; sockets of other brokers are not known."""
     transport = vars(connection).get("_transport")
     for channel in [*(getattr(transport, "channels", None) or ())]:
         for name in ("_pool", "_async_pool"):
@@ -267,7 +266,7 @@ def _receive(consumer: Any, message: LedgerMessage) -> None:
 def keep_without_mailbox(consumer: Any) -> None:
     """Let a worker start while RabbitMQ has not noticed yet that its former connection is dead.
 
-    The queue of its remote control is exclusive to that one until then. Celery would end the worker.
+    The queue of its remote control is exclusive to the former connection until then. Celery would end the worker.
     """
     from celery.worker.consumer.control import Control  # binds what others patch: imported when Celery has done so
 

@@ -1,4 +1,4 @@
-"""The text of a lock, as celery-once makes it, so that both can name the same one; and its exception."""
+"""The text of a lock as celery-once makes it, so that both libraries name the same lock; and its exception."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def import_backend(config: Any) -> Any:
 
 
 def force_string(value: Any) -> Any:
-    """Return a dict as text with sorted keys, a list with its items so treated, and anything else as it is."""
+    """Return a dict as text with sorted keys; apply this to the items of a list; return any other value unchanged."""
     if isinstance(value, dict):
         pairs = {force_string(key): force_string(value[key]) for key in sorted(value)}
         return "{" + ", ".join(str({key: pairs[key]}).strip("{}") for key in pairs) + "}"

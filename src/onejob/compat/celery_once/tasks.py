@@ -7,9 +7,9 @@ from celery import Celery, states
 from celery.result import EagerResult
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import current_job_or_none
+from onejob.celery.run import current_run_or_none
 from onejob.compat.celery_once.helpers import AlreadyQueued, import_backend, queue_once_key
-from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, notice_once, shares_locks
+from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, notice_once
 from onejob.errors import ConfigurationError, DuplicateJobError
 
 HOUR = 3600.0
@@ -25,10 +25,10 @@ class QueueOnce(LockSharingTask):
 
     `once` is a dict of:
 
-    - `keys`: the names of the arguments that count. Default: all.
-    - `graceful`: whether a duplicate gets an empty result instead of `AlreadyQueued`. Default: False.
-    - `unlock_before_run`: whether equal jobs are admitted as soon as a run has begun. Default: False.
-    - `timeout`: accepted. `AlreadyQueued.countdown` is what is left of it, and shared locks expire after it.
+    - `keys`: the names of the arguments that count. Default: all. - `graceful`: whether a duplicate gets an empty
+    result instead of `AlreadyQueued`. Default: False. - `unlock_before_run`: whether equal jobs are admitted as soon as
+    a run has begun. Default: False. - `timeout`: accepted. `AlreadyQueued.countdown` is its remaining time, and shared
+    locks expire after it.
 
     `apply_async(once={...})` takes `graceful` and `timeout`; a shared lock expires after the `timeout` of the task.
     """
@@ -38,7 +38,7 @@ class QueueOnce(LockSharingTask):
     _unlocks_by = "once_backend.clear_lock"
     _onejob_foreign_options = frozenset({"once"})
     _of_once: ClassVar[Mapping[str, Any]] = {}
-    """The options that `once` has set when this class, or one that it derives from, was bound."""
+    """The options that `once` has set when this class, or a base class of it, was bound."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -52,7 +52,7 @@ class QueueOnce(LockSharingTask):
             msg = f"once of task {cls.name} has {', '.join(unknown)}; its keys are {', '.join(sorted(OPTIONS))}"
             raise ConfigurationError(msg)
         setting = app.conf.get("ONCE") or {}
-        if setting.get("settings", {}).get("blocking") and not shares_locks(app):
+        if setting.get("settings", {}).get("blocking") and not cls.share_old_locks:
             notice_once(BLOCKING)
         for option, value in cls._of_once.items():
             if getattr(cls, option) is value:
@@ -65,7 +65,7 @@ class QueueOnce(LockSharingTask):
             cls._of_once |= {"unique_on": [*keys]}
         for option, value in cls._of_once.items():
             setattr(cls, option, value)
-        cls._check_locks(app, "ONCE", QueueOnce.get_key, has_place={"backend", "settings"} <= setting.keys())
+        cls._check_locks("ONCE", QueueOnce.get_key, has_place={"backend", "settings"} <= setting.keys())
         if "timeout" in cls.once:
             notice_once(UNENDED.format(option="once={'timeout': ...}"))
         if cls.on_duplicate is None:
@@ -83,7 +83,7 @@ class QueueOnce(LockSharingTask):
         timeout = once.get("timeout", self.default_timeout)
         hint = HOUR if timeout is None else timeout  # such a lock does not expire
         try:
-            if app_state_of(self.app).is_eager and shares_locks(self.app):
+            if app_state_of(self.app).is_eager and self.share_old_locks:
                 return self._apply_locked(args, kwargs, positional, options, timeout)
             return super().apply_async(args, kwargs, *positional, **options)
         except DuplicateJobError as error:
@@ -149,7 +149,7 @@ class QueueOnce(LockSharingTask):
 
     def _onejob_enter(self, request: Any, body: Any, args: Any, kwargs: Any) -> Any:
         """Run the body, as `onejob.Task` does."""
-        if request.is_eager and self.unlock_before_run() and shares_locks(self.app) and current_job_or_none() is None:
+        if request.is_eager and self.unlock_before_run() and self.share_old_locks and current_run_or_none() is None:
             self.once_backend.clear_lock(self.get_key(args, kwargs))
         return super()._onejob_enter(request, body, args, kwargs)
 
@@ -174,7 +174,7 @@ class QueueOnce(LockSharingTask):
         self.once_backend.clear_lock(key)
 
     def _belongs(self, holder: str, job_id: str) -> bool:
-        """A token of celery-once says nothing: as there, the end of an equal job releases it."""
+        """Return True also for a token of celery-once, which names no job: the end of any equal job releases it."""
         return holder in {"", job_id} or app_state_of(self.app).ledger.get_or_none(holder) is None
 
 

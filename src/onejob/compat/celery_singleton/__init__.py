@@ -14,9 +14,13 @@ __version__ = "0.3.1"
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]
 
 
-def install() -> None:
+def install(*, share_old_locks: bool = False) -> None:
     """Make `import celery_singleton` and its submodules mean this package, in this process.
 
-    Raises `ConfigurationError` if the library itself has been imported before.
+    `share_old_locks`: the tasks respect and hold the locks of the library, while processes with either one run side by
+    side; the same as `share_old_locks = True` of `Singleton`, or of a task. Raises `ConfigurationError` if the library
+    itself has been imported before.
     """
+    if share_old_locks:
+        Singleton.share_old_locks = True
     alias(sys.modules[__name__], "celery_singleton")

@@ -17,13 +17,13 @@ def _setting(name: str, default: Any = None, convert: Callable[[Any], Any] = lam
 
 
 class Config:
-    """Reads the settings of an app each time they are asked for."""
+    """The settings of an app, which are read at each access."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     key_prefix = _setting("key_prefix", "SINGLETONLOCK_", str)
-    """`singleton_key_prefix`: what the keys of locks begin with."""
+    """`singleton_key_prefix`: the beginning of the keys of locks."""
     backend_class = _setting("backend_class", DEFAULT_BACKEND, _imported)
     """`singleton_backend_class`: a class, or its dotted path. Raises `ConfigurationError` for a wrong path."""
     json_encoder_class = _setting("json_encoder_class", None, _imported)
@@ -46,5 +46,5 @@ class Config:
 
     @property
     def has_backend(self) -> bool:
-        """Whether there is a place for locks: a backend of one's own, or the URL of a Redis."""
+        """Whether there is a place for locks: a custom backend, or the URL of a Redis."""
         return self.app.conf.get("singleton_backend_class") is not None or str(self.backend_url).startswith(_REDIS)

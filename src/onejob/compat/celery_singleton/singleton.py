@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 from celery import Celery
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.call import Caller
+from onejob.celery.submission.call import Caller
 from onejob.compat.celery_singleton import util
 from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
-from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, notice_once, shares_locks
+from onejob.compat.shims import UNENDED, HeldByOldLibrary, LockSharingTask, notice_once
 from onejob.errors import DuplicateJobError
 from onejob.jobs.model import Outcome
 
@@ -21,13 +21,13 @@ CLEARED = (
 )
 
 KEPT = (
-    "clear_locks removed nothing: with onejob_share_old_locks it would remove the locks of tasks and jobs that are "
+    "clear_locks removed nothing: with share_old_locks it would remove the locks of tasks and jobs that are "
     "live, and equal ones would run at the same time. Delete the call, here and in the version before this one"
 )
 
 
 class Lock(str):
-    """The text of a lock, with the call that it is for, by which the ledger finds the job."""
+    """The text of a lock, with its call, by which the ledger finds the job."""
 
     __slots__ = ("call",)
     call: tuple[Sequence[Any], Mapping[str, Any]]
@@ -36,9 +36,10 @@ class Lock(str):
 def clear_locks(app: Celery) -> None:
     """Remove the locks that celery-singleton left in its backend. Jobs of the ledger keep their identity.
 
-    With `onejob_share_old_locks` it removes nothing: those locks belong to tasks and jobs that may be live.
+    With `share_old_locks`, of `Singleton` or of a task of the app, it removes nothing: those locks belong to tasks and
+    jobs that may be live.
     """
-    if shares_locks(app):
+    if Singleton.share_old_locks or any(getattr(task, "share_old_locks", False) for task in app.tasks.values()):
         notice_once(KEPT)
         return
     config = Config(app)
@@ -48,7 +49,7 @@ def clear_locks(app: Celery) -> None:
 
 
 class _OnDuplicate:
-    """On a class the option `on_duplicate`, which is not set; on a task celery-singleton's method, for `super()`."""
+    """A descriptor: on a class the unset option `on_duplicate`, on a task celery-singleton's method, for `super()`."""
 
     def __get__(self, task: Any, _: Any = None) -> Any:
         return None if task is None else task._answer_by_default  # noqa: SLF001 - of the class below
@@ -57,9 +58,10 @@ class _OnDuplicate:
 class Singleton(LockSharingTask):
     """A task of which equal submissions run once, with the options and methods of celery-singleton's class.
 
-    - `unique_on`: as `onejob.Task`'s, or one name; an empty one means that all arguments count, as there.
-    - `raise_on_duplicate`: a duplicate raises `DuplicateTaskError`. Default: `singleton_raise_on_duplicate`, False.
-    - `lock_expiry`: accepted, and used for shared locks only: see the guide on migrating.
+    - `unique_on`: the names of arguments, as for `onejob.Task`, or a single name; empty: all arguments count, as in
+    celery-singleton. - `raise_on_duplicate`: a duplicate raises `DuplicateTaskError`. Default:
+    `singleton_raise_on_duplicate`, False. - `lock_expiry`: accepted, and used for shared locks only: see the guide on
+    migrating.
     """
 
     abstract = True
@@ -78,7 +80,7 @@ class Singleton(LockSharingTask):
         Raises `ConfigurationError` if shared locks have no place, and for a `generate_lock` of the program's own.
         """
         config = Config(app)
-        cls._check_locks(app, "singleton_backend_url", Singleton.generate_lock, has_place=config.has_backend)
+        cls._check_locks("singleton_backend_url", Singleton.generate_lock, has_place=config.has_backend)
         cls.unique_on = cls.unique_on or None
         if isinstance(cls.unique_on, str):
             cls.unique_on = [cls.unique_on]
@@ -116,7 +118,7 @@ class Singleton(LockSharingTask):
         return self.AsyncResult(existing_task_id)
 
     def lock_and_run(self, lock: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:  # noqa: ARG002
-        """Submit a job and return its result; None if it is a duplicate. Not `lock` decides, but the arguments."""
+        """Submit a job and return its result; None if it is a duplicate. The arguments decide, not `lock`."""
         try:
             result = super().apply_async(args, kwargs, **options)
         except (DuplicateJobError, HeldByOldLibrary):
@@ -164,7 +166,7 @@ class Singleton(LockSharingTask):
         return found
 
     def aquire_lock(self, lock: str, task_id: str) -> bool:
-        """Take an old lock for a task; False if it is held. It counts here with `onejob_share_old_locks` only."""
+        """Take an old lock for a task; False if it is held. It counts here with `share_old_locks` only."""
         expiry = _either(self.lock_expiry, self.singleton_config.lock_expiry)
         return bool(self.singleton_backend.lock(lock, task_id, expiry=expiry))
 

@@ -1,4 +1,4 @@
-"""The text of a lock, as celery-singleton makes it, so that both can name the same one."""
+"""The text of a lock as celery-singleton makes it, so that both libraries name the same lock."""
 
 import hashlib
 import json
@@ -12,7 +12,10 @@ def generate_lock(
     key_prefix: str = "SINGLETONLOCK_",
     json_encoder_class: type[json.JSONEncoder] | None = None,
 ) -> str:
-    """Return the prefix, and the MD5 of a task's name and arguments. Raises `TypeError` for what JSON cannot hold."""
+    """Return the prefix and the MD5 of a task's name and arguments.
+
+    Raises `TypeError` for arguments that are no JSON.
+    """
     parts = [task_args or [], task_kwargs or {}]
     text = task_name + "".join(json.dumps(part, sort_keys=True, cls=json_encoder_class) for part in parts)
     return key_prefix + hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()

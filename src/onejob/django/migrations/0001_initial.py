@@ -1,4 +1,4 @@
-"""The tables of the ledger, the permissions for jobs, and the name under which the admin has them."""
+"""The tables of the ledger, the permissions for jobs, and the model that the admin shows."""
 
 from django.db import migrations, models
 
@@ -6,7 +6,7 @@ from onejob.django.conf import apply_version, keep_tables
 
 
 class Migration(migrations.Migration):  # type: ignore[misc] # Django ships no types
-    """Apply version 0001 where the ledger is, and record the model, which has no table of Django's."""
+    """Apply version 0001 in the ledger's database; record the model, which has no Django table."""
 
     initial = True
     dependencies = ()

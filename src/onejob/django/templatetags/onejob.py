@@ -28,7 +28,7 @@ def _text_of(value: object) -> str:
 
 
 def render(name: str, value: object) -> Any:
-    """Return what the dashboard makes of a value. Django imports this module also where the extra is missing."""
+    """Return a value as the dashboard shows it. Django imports this module also where the extra is missing."""
     from onejob.pages import rendering
 
     return getattr(rendering, name)(value)

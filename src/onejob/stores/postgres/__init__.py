@@ -1,4 +1,4 @@
-"""The durable store: one schema in a PostgreSQL database (13 or later), also one that the application writes to."""
+"""The durable store: one schema in a database of PostgreSQL 13 or later, which may be the application's database."""
 
 from onejob.stores.postgres.store import PostgresStore
 

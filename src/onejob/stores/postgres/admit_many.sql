@@ -1,6 +1,6 @@
--- The same for many submissions, in their order, so that concurrent batches do not deadlock.
+-- Write queued jobs as `admit` does, for many submissions in their order, so that concurrent batches do not deadlock.
 -- variants: charged
--- in: :submissions (JSON), :wake_after (seconds) :offers :now
+-- in: :submissions (JSON, with :wake_after and :is_sent) :now
 --     with quotas also :charges (JSON: an array of objects with the id of a job, and the name, the limit and the period
 --     of a quota); lock_quotas ran before
 -- out: id and time of each job that was written; none when the quotas do not suffice for all

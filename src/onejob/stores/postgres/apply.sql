@@ -1,6 +1,7 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged. A job that is reopened takes its
--- identity, also from a holder whose uniqueness window is over.
--- in: the fields of the change (sources as an array), :keeps_entry (not what the row implies) :end_channel :now
+-- identity, also from a holder that has lost it by `held_until`.
+-- in: the fields of the change (sources as an array), :is_sent (whether `published_at` is now; null: it is unchanged)
+--     :keeps_entry (not what the row implies) :end_channel :now
 -- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
 --      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},
@@ -11,9 +12,10 @@ job as (
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = jobs.entries + 1
   from job, clock
-  where cast(:reopens as boolean) and not cast(:rejoins as boolean) and job.state = any(cast(:sources as text[]))
-    and jobs.identity = job.identity and jobs.holds_identity and jobs.identity_until <= now
-  returning jobs.id, jobs.entries, jobs.state, jobs.attempt, jobs.node
+  where cast(:reopens as boolean) and not cast(:rejoins as boolean) and not job.repeated
+    and job.state = any(cast(:sources as text[]))
+    and jobs.identity = job.identity and jobs.holds_identity and {held_until} <= now
+  returning jobs.id, jobs.entries, jobs.state, jobs.attempt, jobs.node, {release_reason} as release_reason
 ),
 changed as (
   update onejob.jobs as jobs set
@@ -37,8 +39,7 @@ changed as (
     run_at = coalesce(now + cast(:run_in as float8), jobs.run_at),
     finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,
     published_at = case
-      when cast(:publishes as boolean) and not (cast(:offers as boolean) and {is_plain}) then now
-      when cast(:publishes as boolean) is null then jobs.published_at
+      when cast(:is_sent as boolean) then now when cast(:is_sent as boolean) is null then jobs.published_at
     end,
     result = coalesce(cast(:result as text), case when not cast(:reopens as boolean) then jobs.result end),
     error = coalesce(cast(:error as text), case when not cast(:reopens as boolean) then jobs.error end),
@@ -57,8 +58,8 @@ changed as (
       cast(:reopens as boolean) and not cast(:rejoins as boolean)
       and (select count(*) from expired) >= 0 -- which must run first
       and exists (
-        select from onejob.jobs as live
-        where live.identity = job.identity and live.holds_identity and coalesce(live.identity_until > now, true)
+        select from onejob.jobs
+        where jobs.identity = job.identity and jobs.holds_identity and coalesce({held_until} > now, true)
       )
     )
     and not job.repeated
@@ -68,7 +69,7 @@ inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, :event, state, attempt, node, :detail from changed, clock where cast(:keeps_entry as boolean)
   union all
-  select id, entries, now, 'release_identity', state, attempt, node, {window_over} from expired, clock
+  select id, entries, now, 'release_identity', state, attempt, node, release_reason from expired, clock
 ),
 deleted_steps as (
   delete from onejob.steps using changed where cast(:forgets_steps as boolean) and job_id = changed.id

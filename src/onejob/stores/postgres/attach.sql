@@ -1,14 +1,14 @@
 -- Store and count a duplicate that changes nothing else: the outcome of most duplicates, at a fraction of the cost of
--- `submit`, which runs when this writes nothing. Only for a submission without a key, a follower or a delay, which neither
--- replaces nor is queued next. It does not wait for the disk: a crash of the server may forget the record.
+-- `submit`, which runs when this writes nothing. The submission has no key, follower or delay, and neither replaces nor
+-- is queued next. The commit does not wait for the disk: a crash of the server may forget the record.
 -- in: the fields of the submission, :submitter_limit :now
--- out: the job and the "outcome" of the duplicate; nothing when no job holds the identity, when the job would be
+-- out: the job and the "outcome" of the duplicate; nothing when no job holds the identity any more, when the job would be
 --      rescheduled or expire later, or when the request is repeated
 with {unsynchronized_clock},
 attached as (
   update onejob.jobs as jobs set duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}
   from clock
-  where jobs.identity = :identity and jobs.holds_identity and coalesce(jobs.identity_until > now, true)
+  where jobs.identity = :identity and jobs.holds_identity and coalesce({held_until} > now, true)
     and (
       cast(:rejects as boolean) or jobs.attempt > 0 or jobs.finished_at is not null
       or (

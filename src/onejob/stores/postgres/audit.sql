@@ -1,20 +1,12 @@
 -- name: append_audit
--- Append an entry to the audit log, and delete up to two of the oldest of its kind that exceed the limits.
--- in: :kind :entry (JSON) :keep (entries) :keep_for (seconds) :now
-with {clock},
-oldest as (
-  select id, at from onejob.audit_log where kind = :kind order by id limit 2 for update skip locked
-),
-deleted as (
-  delete from onejob.audit_log as entries using oldest, clock
-  where entries.id = oldest.id and (
-    oldest.at < now - cast(:keep_for as float8)
-    or oldest.id <= (
-      select id from onejob.audit_log where kind = :kind order by id desc offset cast(:keep as bigint) - 1 limit 1
-    )
-  )
-)
+-- in: :kind :entry (JSON) :now
+with {clock}
 insert into onejob.audit_log (at, kind, entry) select now, :kind, :entry from clock
+-- name: trim_audit
+-- Delete up to two of the oldest entries of a kind that exceed the limits, also for a role that may not delete any.
+-- in: :kind :keep (entries) :keep_for (seconds) :now
+with {clock}
+select onejob.trim_audit_log(:kind, cast(:keep as bigint), cast(:keep_for as float8), now) from clock
 -- name: audit
 -- in: :before (an id, or null) :limit :keep_for (seconds) :now
 -- out: id, at and entry, newest first

@@ -1,7 +1,7 @@
--- Start the first run of a job: set a token and a lease, and clear the job's expiry. `reclaim` starts a later one. It does
--- not wait for the disk: when a crash of the server forgets a claim, the token of the next one is larger.
+-- Start the first run of a job: set a token and a lease, and clear the job's expiry. `claim_again` starts a later run.
+-- The claim does not wait for the disk: when a crash of the server forgets it, the token of the next claim is larger.
 -- in: :job_id :nonce :node :sources (array) :target :now
--- out: the job, and whether the claim is "applied": the current run is that of this nonce; nothing when the job does
+-- out: the job, and whether the claim is "applied": the nonce is the current run's; nothing when the job does
 --      not exist
 with {unsynchronized_clock},
 claimed as (

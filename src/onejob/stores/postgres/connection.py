@@ -13,13 +13,15 @@ from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import psycopg
-from psycopg import conninfo, errors
+from psycopg import conninfo
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
-from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
+from onejob.errors import ConfigurationError
 from onejob.stores.forks import abandon_in_children
+from onejob.stores.postgres.errors import rule_of, translate
 from onejob.stores.postgres.statements import Rows, Statement
+from onejob.stores.verdicts import Verdict
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ WAIT_SECONDS = 5.0
 SILENCE = 35.0
 """After how many seconds without a byte a connection is given up: the server ends a statement before it."""
 HEARTBEAT_SILENCE = 10.0
-"""The same for statements that keep leases, and for signals: they wait for no lock."""
+"""The `SILENCE` of connections for signals, and of statements that keep leases: both wait for no lock."""
 RETRY_DELAYS = (0.05, 0.2, 0.5)
 """Seconds before each retry of an operation. A retry is safe because every operation is idempotent."""
 DEFAULTS: dict[str, Any] = {
@@ -40,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
     "client_encoding": "utf8",  # not that of the server, which may have none: SQL_ASCII
 }
-"""libpq options, which the query of the URL may override."""
+"""The default options of libpq, which the query of the URL may override."""
 SESSION = (
     # An open transaction of a user that has submitted a job may hold a row lock.
     "set lock_timeout = '10s'",
@@ -49,37 +51,44 @@ SESSION = (
     "set jit = off",
     # Otherwise the null in an array is a text, which is no number.
     "set array_nulls = on",
-    # A completion that the server has acknowledged must survive a crash of the server.
-    "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
+    # A completion that the server has acknowledged must survive a crash of the server. And the limits above are enough:
+    # that of a transaction (PostgreSQL 17) would end a submission that waits for an equal one.
+    """select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'
+    union all
+    select set_config('transaction_timeout', '0', false) where current_setting('transaction_timeout', true) <> '0'""",
 )
 POOLED = (
     "select set_config('lock_timeout', '10s', true), set_config('statement_timeout', '30s', true), "
     "set_config('jit', 'off', true), set_config('array_nulls', 'on', true), "
-    "case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end"
+    "case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end, "
+    "case when current_setting('transaction_timeout', true) <> '0' "
+    "then set_config('transaction_timeout', '0', true) end"
 )
-"""The same for one transaction: behind a pooler in transaction mode the next one may get another session."""
+"""The settings of `SESSION` for one transaction: behind a pooler, the next transaction may get another session."""
 _POOLER = re.compile(r"(?<=[?&])pooler=([^&#]*)&?")
 _MISREAD = re.compile(r"[^/?]*@[^/?]*@|[^@/?]*/[^?]*@")
-"""The beginning of a URL whose password has a plain `@` or `/`: libpq takes a part of it for the host, and names it."""
+"""The beginning of a URL whose password has a plain `@` or `/`: libpq would take a part of the password for the host,
+and name it in errors."""
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 UNPREPARED = "/* unprepared */"
-"""How a statement begins whose plan depends on its values: a prepared one gets a generic plan after five executions."""
+"""The beginning of statements whose plan depends on their values: prepared, they would get a generic plan after five
+executions."""
 IDLE_SECONDS = 600.0
-"""A connection that was idle for longer is closed instead of used."""
+"""After how many idle seconds a connection is closed instead of used."""
 
 
 MANY_ROWS = 100
-"""A cursor that has returned more is not used again, because it would keep them in memory."""
+"""How many rows a cursor may return that is used again: it keeps the rows in memory."""
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection with a cursor that is used again and again: to make one takes as long as a short statement."""
+    """A connection with one cursor for all statements: making a cursor takes as long as a short statement."""
 
     cursor_in_use: psycopg.Cursor[Any] | None = None
     silence = SILENCE
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
-        """Wait for the server as psycopg does, which waits for ever. Raises `SilentServer`."""
+        """Wait for the server in place of psycopg's method, which waits for ever. Raises `SilentServer`."""
         return super().wait(_limit_silence(gen, self.silence), *args, **options)
 
     def run(self, text: str, values: Mapping[str, Any]) -> Rows:
@@ -97,7 +106,7 @@ class PoolTimeout(psycopg.OperationalError):
 
 
 class SilentServer(psycopg.OperationalError):
-    """A connection is open, and brings nothing: a proxy or a frozen server acknowledges what it does not answer."""
+    """A connection is open, but no answer comes: a proxy or a frozen server acknowledges statements and runs none."""
 
 
 def _limit_silence(waiting: PQGen[T], limit: float) -> PQGen[T]:
@@ -115,18 +124,8 @@ def _limit_silence(waiting: PQGen[T], limit: float) -> PQGen[T]:
         return cast("T", end.value)
 
 
-_RETRYABLE = (
-    errors.SerializationFailure,
-    errors.DeadlockDetected,
-    errors.UniqueViolation,  # a concurrent insert of the same id, which the retry finds
-)
-_REFUSED_WRITE = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, UnicodeEncodeError)
-"""The errors that concern values; the last one is that of a lone surrogate."""
-_LOST = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction)
-
-
 class Pool:
-    """Idle connections, and a limit of all. A thread that finds none idle opens a new one itself.
+    """The idle connections of a process, and a limit of all. A thread that finds none idle opens a connection itself.
 
     A signal handler may raise an exception anywhere in here, even between the end of a call and the assignment of what
     it returned. It may lose a connection, but never a slot of the limit: handlers run in the main thread only, which
@@ -158,7 +157,7 @@ class Pool:
                     connection.close()
 
     def retire(self) -> None:
-        """Close the idle connections now, and those in use at the end of their operations."""
+        """Close the idle connections now, and the connections in use at the end of their operations."""
         self._retired = True
         while self._idle:
             self._idle.pop()[1].close()
@@ -223,11 +222,11 @@ class Connections:
             try:
                 return self._attempt(statements, silence, wait_for_locks=wait_for_locks)
             except (psycopg.Error, UnicodeEncodeError) as error:
-                late = time.monotonic() - start > WAIT_SECONDS
-                timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
-                is_lost = isinstance(error, _LOST) and not timed_out and not _is_refusal(error)
-                if delay is None or late or not (is_lost or isinstance(error, _RETRYABLE)):
-                    raise _translate_error(error, self.address) from error
+                rule = rule_of(error)
+                # A statement may have waited for the end of the change of the schema that made it stale.
+                late = time.monotonic() - start > WAIT_SECONDS and rule.verdict is not Verdict.STALE
+                if delay is None or late or not rule.repeats:
+                    raise translate(error, self.address) from error
                 time.sleep(delay)
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
 
@@ -253,8 +252,8 @@ class Connections:
                     return _execute(connection, [(POOLED, {}), *statements])[1:]
                 return _execute(connection, statements)
             except psycopg.Error as error:
-                # The other connections are most likely broken, too: the server restarted, or the network failed.
-                if connection.broken or isinstance(error, SilentServer | errors.ReadOnlySqlTransaction):
+                # The others are most likely useless, too: the server restarted, or their statements are as old.
+                if connection.broken or rule_of(error).verdict in {Verdict.OUTAGE, Verdict.STALE}:
                     with self._lock:
                         self._pool = None if self._pool is pool else self._pool
                     pool.retire()
@@ -310,7 +309,7 @@ def _number_parameters(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 _columns: dict[str, list[str]] = {}
-"""The columns of each statement, which never change: to read them from the driver takes longer than to read a row."""
+"""The columns of each statement, which never change: the driver takes longer to tell them than to read a row."""
 
 
 def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
@@ -320,29 +319,6 @@ def _fetch_rows(cursor: psycopg.Cursor[Any], text: str) -> Rows:
     if columns is None:
         columns = _columns[text] = [column.name for column in cursor.description or ()]
     return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
-
-
-def _is_refusal(error: psycopg.Error) -> bool:
-    """Return whether the server refused a value, or the connection, which only its message says."""
-    is_value = isinstance(error, errors.ProgramLimitExceeded)
-    return is_value or "authentication failed" in str(error) or "does not exist" in str(error)
-
-
-def _translate_error(error: psycopg.Error | UnicodeEncodeError, address: str) -> StoreError:
-    store = f"the PostgreSQL store at {address}"
-    if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn):
-        return StoreError(f"{store} has another schema than this onejob expects ({error}): run `onejob migrate status`")
-    if isinstance(error, errors.DuplicatePreparedStatement | errors.InvalidSqlStatementName):
-        hint = "its URL needs ?pooler=transaction if a pooler in transaction mode is in front of it"
-        return StoreError(f"{store} refused: {error}; {hint}")
-    if isinstance(error, errors.LockNotAvailable):
-        return StoreBusyError(f"{store} has a row that another transaction has locked: {error}")
-    if isinstance(error, _RETRYABLE):
-        return StoreUnavailableError(f"{store} has too many conflicting writes: {error}")
-    if isinstance(error, _LOST) and not _is_refusal(error):
-        return StoreUnavailableError(f"{store} did not answer: {error}")
-    refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
-    return refused(f"{store} refused: {error}")
 
 
 def conninfo_of(url: str) -> str:
@@ -372,7 +348,7 @@ def is_pooled(url: str) -> bool:
 
 
 def address_of(info: str) -> str:
-    """Return the address of a database without its password, as it stands in a URL: for messages and commands."""
+    """Return the address of a database as a part of a URL, without the password: for messages and commands."""
     options = conninfo.conninfo_to_dict(info)
     hosts, ports = (str(options.get(name) or "").split(",") for name in ("host", "port"))
     names = [f"[{host}]" if ":" in host else quote(host or "localhost", safe="") for host in hosts]

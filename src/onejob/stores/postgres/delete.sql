@@ -1,11 +1,11 @@
 -- Delete jobs with everything that belongs to them, add the counts of their duplicates to the sums of their tasks, insert
 -- their tombstones, and delete expired tombstones.
--- in: :job_ids :sources (arrays) :skip_referenced :tombstone_for (seconds; 0 for none) :submitter_limit
---     :now
--- out: the ids of the deleted jobs: in one of the states, and not holding their identity; with :skip_referenced only
---      those to which no idempotency key and no unfinished follower points, and whose rows are not locked or just changed. The former
---      become due when their last key expires, or when the time since their end has doubled; the latter stay until the
---      next call
+-- in: :job_ids :sources (arrays) :skip_referenced :skip_needed :successor (the job that answers their idempotency keys from
+--     then on; null for none) :tombstone_for (seconds; 0 for none) :submitter_limit :now
+-- out: the ids of the deleted jobs: in one of the states, and not holding their identity. With :skip_referenced a job to
+--      which an idempotency key or an unfinished follower points stays, and becomes due when its last key expires, or
+--      when the time since its end has doubled; a job whose row is locked or just changed stays until the next call.
+--      With :skip_needed a job stays to which a key or such a follower points, or whose canvas is still to be notified
 with {clock},
 unlocked as (
   select id, greatest(
@@ -16,15 +16,17 @@ unlocked as (
   from onejob.jobs, clock
   where cast(:skip_referenced as boolean)
     and id = any(cast(:job_ids as text[])) and not holds_identity and state = any(cast(:sources as text[]))
+    and not (cast(:skip_needed as boolean) and {is_needed})
     -- Whoever writes a follower writes this row, too: a newer version than that of the snapshot may have one.
     and jobs.xmin = (select seen.xmin from onejob.jobs as seen where seen.id = jobs.id)
   for update of jobs skip locked
 ),
 locked as (
-  select id, null::float8 as referenced_until from onejob.jobs
+  select id, null::float8 as referenced_until from onejob.jobs, clock
   where not cast(:skip_referenced as boolean)
     and id = any(cast(:job_ids as text[])) and not holds_identity and state = any(cast(:sources as text[]))
-  for update
+    and not (cast(:skip_needed as boolean) and {is_needed})
+  for update of jobs
 ),
 candidates as (
   select * from unlocked
@@ -38,7 +40,17 @@ postponed as (
 deleted as (
   delete from onejob.jobs using candidates
   where jobs.id = candidates.id and referenced_until is null
-  returning jobs.id, jobs.task, jobs.state, jobs.finished_at
+  returning jobs.id, jobs.task, jobs.state, jobs.finished_at, jobs.key_retained_until
+),
+answering as (
+  update onejob.jobs as jobs set key_retained_until = greatest(jobs.key_retained_until, handed.kept_until)
+  from (select max(key_retained_until) as kept_until from deleted, clock where key_retained_until > now) as handed
+  where jobs.id = cast(:successor as text) and kept_until is not null
+  returning jobs.id
+),
+handed_over as ( -- before the deletion cascades to the keys
+  update onejob.keys as keys set job_id = answering.id from deleted, answering
+  where keys.job_id = deleted.id and deleted.key_retained_until > (select now from clock)
 ),
 deleted_counts as (
   delete from onejob.duplicate_counts as counts using deleted where job_id = deleted.id

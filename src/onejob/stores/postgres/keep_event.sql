@@ -1,4 +1,4 @@
--- Store an event, unless it is stored, extend the time for which it is needed, and delete some that are not needed.
+-- Store an event, unless it is stored, extend the time for which it is needed, and delete some events that are not.
 -- in: :id :body (null: only extend) :keep_for (seconds) :now
 -- out: the stored body; nothing without one
 with {clock},

@@ -1,5 +1,5 @@
--- Lock the rows of quotas for the submissions that follow in the same transaction: what they read of them then is true
--- until its end. A new row is an expired window. Some expired windows of others are deleted.
+-- Lock the rows of quotas for the submissions that follow in the same transaction: the values that they read stay true
+-- until its end. A new row is an expired window. Some expired windows of other quotas are deleted.
 -- in: :names (array, sorted so that concurrent transactions do not deadlock) :now
 with {clock},
 expired as (

@@ -1,7 +1,7 @@
 -- name: put_messages
 -- Write a copy of each message to each queue that its exchange and routing key lead to.
 -- in: :messages (JSON: an array of objects) :durable (false: a crash of the server may lose them) :wake (whether to notify) :due_channel :now
--- out: the queues that have got one, which are notified
+-- out: the queues that have got a copy, which are notified
 with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now,
     case when not cast(:durable as boolean) then set_config('synchronous_commit', 'off', true) end
@@ -30,7 +30,7 @@ written as (
 select queue, case when cast(:wake as boolean) then {notify_consumers} end
 from written group by queue
 -- name: take_messages
--- Give the first copies of each queue to a consumer, as many as it has places for.
+-- Give the first copies in some queues to a consumer, at most :limit.
 -- in: :queues (array) :limit :consumer :hold (seconds) :now
 -- out: the copies
 with {unsynchronized_clock},
@@ -42,7 +42,7 @@ taken as (
 )
 select id, queue, body, redelivered from taken order by priority desc, id
 -- name: receive_messages
--- Take the first copies of each queue, without an acknowledgement.
+-- Delete and return the first copies in some queues, at most :limit: they need no acknowledgement.
 -- in: :queues (array) :limit :now
 -- out: the copies
 with {unsynchronized_clock},
@@ -101,8 +101,8 @@ expired as (
 )
 delete from onejob.messages where id = any(array(select id from expired))
 -- name: delete_expired_queues
--- Delete what is in the temporary queues that have no consumer, and after `:forgotten_after` seconds these and their bindings:
--- a consumer that was suspended goes on with its own.
+-- Delete the copies in the temporary queues that have no consumer; delete the queues and their bindings only after
+-- `:forgotten_after` seconds, so that a suspended consumer can go on with its queue.
 -- in: :forgotten_after (seconds) :now
 with {unsynchronized_clock},
 expired as (

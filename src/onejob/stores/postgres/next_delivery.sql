@@ -1,5 +1,5 @@
 -- in: :queues (array) :refused (array of tasks) :now
--- out: in how many "seconds" the next job is due that is offered to such workers: null without one
+-- out: the "seconds" until the next job that is offered to workers of these queues is due; null without a job
 with recursive {clock},
 {places}
 select min(found.run_at) - (select now from clock) as seconds

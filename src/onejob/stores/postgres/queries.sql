@@ -31,7 +31,7 @@ where id = any(cast(:job_ids as text[])) and (finished_at is not null or awaited
 -- out: the job, or nothing
 select jobs.* from onejob.jobs where id = :job_id
 -- name: find_existing
--- Find the job that answers an idempotency key, or else the one that holds an identity within its uniqueness window.
+-- Find the job that answers an idempotency key, or else the job that holds an identity within its uniqueness window.
 -- in: :identity :key
 -- out: the job
 with {clock}
@@ -40,26 +40,26 @@ where id = coalesce(
   (select job_id from onejob.keys, clock where key = cast(:key as text) and until > now),
   (
     select id from onejob.jobs
-    where identity = :identity and holds_identity and coalesce(identity_until > (select now from clock), true)
+    where identity = :identity and holds_identity and coalesce({held_until} > (select now from clock), true)
   )
 )
 -- name: find
--- variants: of_state of_runs
+-- variants: of_submitter of_state of_runs
 -- in: the filters, the time range, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
 /* unprepared */ select jobs.* from {narrowed} where {page}
 -- name: find_light
--- variants: of_state of_runs
+-- variants: of_submitter of_state of_runs
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read
 /* unprepared */ select {light_columns} from {narrowed} where {page}
 -- name: count_jobs
--- variants: of_state of_runs
+-- variants: of_submitter of_state of_runs
 -- in: the filters, the time range
 -- out: how many jobs match, by state
 /* unprepared */ select state, count(*) as count from {narrowed} where {filters} and {time_range} group by state
 -- name: count_newest
--- variants: of_state of_runs
+-- variants: of_submitter of_state of_runs
 -- Separate from count_jobs, which needs no order.
 -- in: the filters, the time range, :limit
 -- out: how many of the newest matching jobs, up to the limit, are in each state
@@ -102,17 +102,18 @@ select
   ) - failed - canceled as completed
 from listed
 -- name: edge
+-- variants: of_submitter of_state of_runs
 -- The jobs of the time of the position are counted apart, because the index of times has no ids.
--- in: the time range, :before :before_id (null for any) :skip
+-- in: the time range, :before :before_id (null for any) :skip; the submitter or the state of the variant
 -- out: created_at of the job that is :skip places after the position, or null
-with equal as (
-  select count(*) as number from onejob.jobs
+/* unprepared */ with equal as (
+  select count(*) as number from {narrowed}
   where created_at = cast(:before as float8) and id < cast(:before_id as text) and {time_range}
 )
 select case
   when cast(:skip as bigint) < number then cast(:before as float8)
   else (
-    select created_at from onejob.jobs
+    select created_at from {narrowed}
     where {time_range} and created_at < coalesce(cast(:before as float8), 'infinity')
     order by created_at desc
     limit 1 offset (select cast(:skip as bigint) - number)
@@ -121,20 +122,20 @@ end as created_at
 from equal
 -- name: backlog
 -- in: :tasks (array) :limit (waiting jobs of each task) :submitter (null for any) :now
--- out: task, route, state, count, due and oldest_run_at of the jobs that wait for a run, and not for another job, and of
+-- out: task, route, state, count, due and oldest_run_at of the jobs that wait for a run, and not for another job or the end of a pause, and of
 --      those that run
 with {clock},
 found as (
   select waiting.task, route, state, run_at, submitter, run_at <= now as is_due
   from unnest((select cast(:tasks as text[]))) as known (task)
   cross join lateral (
-    select jobs.task, route, state, run_at, follows_id, finished_at, submitter from onejob.jobs
+    select jobs.task, route, state, run_at, follows_id, finished_at, submitter, parked_on from onejob.jobs
     where coalesce(publisher_task, jobs.task) = known.task and {is_waiting}
     order by wake_at
     limit (select cast(:limit as bigint))
   ) as waiting
   cross join clock
-  where follows_id is null and finished_at is null
+  where follows_id is null and finished_at is null and coalesce(parked_on, '') = ''
   union all
   select task, route, state, run_at, submitter, false from onejob.jobs
   where lease_until is not null and coalesce(publisher_task, task) = any(cast(:tasks as text[]))

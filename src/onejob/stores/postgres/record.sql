@@ -1,6 +1,6 @@
 -- Store a duplicate and count it. The statement does not wait for the job's row: when it is locked, the duplicate
--- replaces a random one and is counted by submitter only. So is that of a redelivered message, which has a slot of its
--- own.
+-- replaces a random duplicate and is counted by submitter only. A redelivered message is counted by submitter only, too,
+-- and has a slot of its own.
 -- in: the fields of the duplicate, :now
 with {unsynchronized_clock},
 target as (

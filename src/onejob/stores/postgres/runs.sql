@@ -21,7 +21,7 @@ on conflict (job_id, name) do update set value = steps.value
 returning value
 -- name: postpone
 -- Set wake_at of jobs that wait for a run, or whose canvas waits.
--- in: :ids :wake_after (seconds) :taken (wake_at as it was seen, or null) (arrays, pairwise) :lost (only published jobs that may run, which a sweep has to publish again)
+-- in: :ids :wake_after (seconds) :taken (wake_at as it was seen, or null) (arrays, pairwise) :lost (only published jobs that may run and are not parked, which a sweep has to publish again)
 --     :now
 with {unsynchronized_clock}
 update onejob.jobs as jobs set
@@ -32,6 +32,6 @@ update onejob.jobs as jobs set
   published_at = case when not cast(:lost as boolean) then published_at end
 from clock
 where id = any(cast(:ids as text[])) and {is_waiting}
-  and not (cast(:lost as boolean) and (published_at is null or run_at > now))
+  and not (cast(:lost as boolean) and (published_at is null or run_at > now or coalesce(parked_on, '') <> ''))
   and coalesce(abs(wake_at - (cast(:taken as float8[]))[array_position(cast(:ids as text[]), id)]) < 0.001, true)
 returning {notify_workers}

@@ -1,4 +1,4 @@
-"""Loads the SQL of this package. It is written for the schema `onejob`, which is replaced by the ledger's."""
+"""Loads the SQL of this package, in which the schema `onejob` is replaced by the ledger's schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Protocol, TypeAlias
 
-from onejob.jobs.model import Job, Submission, values_of
+from onejob.jobs.model import JobRow, Submission, values_of
 from onejob.stores.protocol import SUBMITTER_LIMIT, Channel
 from onejob.stores.schema import in_schema
 from onejob.stores.sql import COLUMNS
@@ -33,7 +33,8 @@ SQL = statements(
     given_record=", ".join(f"{name} {kind}" for name, kind in GIVEN.items()),
     new_job_values=", ".join(f"given.{name}" for name in NEW_JOB),
     new_values=", ".join(
-        f"{name} = coalesce(cast(:{name} as {kind}), jobs.{name})" for name, kind in _types_of(Job, NEW_VALUES).items()
+        f"{name} = coalesce(cast(:{name} as {kind}), jobs.{name})"
+        for name, kind in _types_of(JobRow, NEW_VALUES).items()
     ),
 )  # fmt: skip
 MAY_WAIT = frozenset(
@@ -42,7 +43,7 @@ MAY_WAIT = frozenset(
         "record record_many"
     ).split()
 )
-"""The statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
+"""The names of statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
 KEEP_LEASES = frozenset(("renew", "heartbeat", "renew_messages"))
 """The statements of a heartbeat, which wait for no lock."""
 Rows: TypeAlias = "list[dict[str, Any]]"
@@ -61,7 +62,8 @@ class Runner(Protocol):
     ) -> list[Rows]:
         """Run statements as one transaction, and return the rows of each.
 
-        `wait_for_locks`: they may wait for a lock of a user's transaction. `keeps_leases`: they are short, and urgent.
+        `wait_for_locks`: the statements may wait for a lock of a user's transaction. `keeps_leases`: they are short,
+        and urgent.
         """
 
 
@@ -73,7 +75,7 @@ class Statements:
     schema: str
     clock: Callable[[], float] | None
     joins: bool = False
-    """Whether they are part of a user's transaction."""
+    """Whether the statements are part of a user's transaction."""
 
     def run(self, *names: str, **values: Any) -> Rows:
         """Run statements with the same values as one transaction, and return the rows of the first."""
@@ -100,7 +102,7 @@ class Statements:
 
 @cache
 def channels_of(schema: str) -> Mapping[Channel, str]:
-    """Return PostgreSQL's names of the channels of the ledger in a schema: those of one database are shared."""
+    """Return PostgreSQL's names of a ledger's channels, made from its schema: a whole database shares the names."""
     names = {channel: f"{schema}.{channel}" for channel in Channel}
     if max(map(len, names.values())) <= NAME_LIMIT:
         return names

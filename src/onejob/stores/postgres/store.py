@@ -5,36 +5,54 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 from onejob.errors import ConfigurationError, StoreBusyError
+from onejob.jobs.broker_messages import Delivery
+from onejob.jobs.costs import SAVED, CostAnswer, CostKey, CostWrite, amount_text
+from onejob.jobs.history import Entry, full_history, row_implies_entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, MessageOf, Renewal, Submission
-from onejob.jobs.records import NO_AMOUNTS, Delivery, Entry, Period, full_history, row_implies_entry
+from onejob.jobs.metric_buckets import NO_AMOUNTS, Period
+from onejob.jobs.model import (
+    Admission,
+    Applied,
+    Cancel,
+    Change,
+    Duplicate,
+    HandoverOf,
+    JobRow,
+    Renewal,
+    Submission,
+    values_of,
+)
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener, Feed
 from onejob.stores.postgres.connection import HEARTBEAT_SILENCE, Connection, Connections
+from onejob.stores.postgres.errors import rule_of
 from onejob.stores.postgres.statements import Rows, Statement, Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT, Channel
 from onejob.stores.schema import LedgerSchema, check_version, checked_schema
-from onejob.stores.sql import SQLStore, completion_of, job_in
+from onejob.stores.sql import SQLStore, completion_of, is_handed_over, is_sent, job_in, to_json
+from onejob.stores.verdicts import Verdict, explain
 from onejob.transactions.sessions import OpenTransaction
 
 PARTS = {
+    "append_audit": ("append_audit", "trim_audit"),
     "renew_messages": (
         "renew_messages", "renew_queues", "release_abandoned", "delete_expired_messages", "delete_expired_queues",
     ),
 }  # fmt: skip
-"""The statements of the operations that have several."""
+"""The statements of each operation that has several statements."""
 
 
 class PostgresStore(SQLStore):
     """A store in one schema of a PostgreSQL database. Safe to use from many threads; survives a fork.
 
-    `clock` (seconds since the epoch) replaces the server's, for tests only. Raises `ConfigurationError`.
+    `clock` (seconds since the epoch) replaces the server's clock, for tests only. Raises `ConfigurationError`.
     """
 
     _is_pooled = False
@@ -53,13 +71,11 @@ class PostgresStore(SQLStore):
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_after: float, wait_for_locks: bool = True,
-        message_of: MessageOf | None = None,
-    ) -> list[Admission]:  # fmt: skip
-        when_due = {"wake_after": wake_after, "offers": message_of is not None}
-        return Submitting(self._sql, self._holders, submissions, when_due, wait_for_locks=wait_for_locks).run()
+        self, submissions: Sequence[Submission], *, handover_of: HandoverOf, wait_for_locks: bool = True
+    ) -> list[Admission]:
+        return Submitting(self._sql, self._holders, submissions, handover_of, wait_for_locks=wait_for_locks).run()
 
-    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> JobRow | None:
         values = sql_values(submission) | {"follows_id": follows_id}
         rows = self._sql.run_each([*lock_quotas([submission]), charged_call("follow", values, [submission])])[-1]
         if rows and rows[0].get("quota") is not None:
@@ -80,7 +96,7 @@ class PostgresStore(SQLStore):
         first = _parse_applied(self._sql.run("claim", **values))
         if first.applied or first.job is None or not first.job.attempt or first.job.state not in sources:
             return first
-        return _parse_applied(self._sql.run("reclaim", **values))
+        return _parse_applied(self._sql.run("claim_again", **values))
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         ids, nonces = [job_id for job_id, _ in claims], [nonce for _, nonce in claims]
@@ -95,10 +111,23 @@ class PostgresStore(SQLStore):
             if completed.applied:
                 return completed
         values = sql_values(change) | {
-            "sources": sources, "offers": change.message is not None, "keeps_entry": not row_implies_entry(change),
+            "sources": sources, "is_sent": is_sent(change), "keeps_entry": not row_implies_entry(change),
         }  # fmt: skip
         also = ("wake_followers",) if change.ends else ()
-        return _parse_applied(self._sql.run("apply", *also, **values))
+        applied = _parse_applied(self._sql.run("apply", *also, **values))
+        return replace(applied, handed_over=applied.applied and is_handed_over(change, applied.job))
+
+    def add_cost(self, write: CostWrite, *, sources: frozenset[State]) -> CostAnswer | None:
+        amounts = [values_of(key) | {"spent": amount_text(amount)} for key, amount in write.spent.items()]
+        values = values_of(write) | {
+            "sources": self._states(sources), "saved_by": sorted(SAVED), "amounts": to_json(amounts),
+        }  # fmt: skip
+        rows = self._sql.run_each([("lock_run", values), ("add_cost", values)])[-1]
+        return CostAnswer(**rows[0]) if rows else None
+
+    def add_saved(self, amounts: Mapping[CostKey, Decimal]) -> None:
+        given = [values_of(key) | {"saved": amount_text(amount)} for key, amount in amounts.items()]
+        self._sql.run("add_saved", amounts=to_json(given))
 
     def postpone(
         self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
@@ -107,7 +136,7 @@ class PostgresStore(SQLStore):
         values = {"ids": list(wake_after), "wake_after": list(map(float, wake_after.values())), "taken": seen}
         self._sql.run("postpone", **values, lost=lost)
 
-    def get_awaited(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_awaited(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         if self._is_pooled:  # nobody would get the signals
             return self.get_many(job_ids)
         try:
@@ -130,10 +159,13 @@ class PostgresStore(SQLStore):
 
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
-        tombstone_for: float = 0.0,
+        skip_needed: bool = False, successor: str | None = None, tombstone_for: float = 0.0,
     ) -> list[str]:  # fmt: skip
-        values = {"job_ids": list(job_ids), "sources": self._states(sources), "skip_referenced": skip_referenced}
-        return [row["id"] for row in self._sql.run("delete", **values, tombstone_for=tombstone_for)]
+        rows = self._sql.run(
+            "delete", job_ids=list(job_ids), sources=self._states(sources), skip_referenced=skip_referenced,
+            skip_needed=skip_needed, successor=successor, tombstone_for=tombstone_for,
+        )  # fmt: skip
+        return [row["id"] for row in rows]
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         name = "take_messages" if hold else "receive_messages"
@@ -162,7 +194,7 @@ class PostgresStore(SQLStore):
     def _rows(self, operation: str, /, **values: Any) -> Rows:
         return self._sql.run(*PARTS.get(operation, (operation,)), **values)
 
-    def _jobs(self, statement: str, /, **values: Any) -> list[Job]:
+    def _jobs(self, statement: str, /, **values: Any) -> list[JobRow]:
         return [job_in(row) for row in self._sql.run(statement, **values)]
 
     def close(self) -> None:
@@ -172,7 +204,7 @@ class PostgresStore(SQLStore):
 
     # --- taking part in a user's transaction ------------------------------------------------------------------------
 
-    def in_transaction(self, transaction: OpenTransaction) -> PostgresStore:
+    def in_transaction(self, transaction: OpenTransaction, *, writes: bool = True) -> PostgresStore:  # noqa: ARG002 - rows are locked by their writes
         """Return a store that works in a user's open transaction. Raises `ConfigurationError`."""
         if transaction.dialect != "postgresql":
             msg = f"the ledger is in PostgreSQL, and cannot take part in a transaction of {transaction.dialect}"
@@ -224,12 +256,26 @@ class _JoinedStore(PostgresStore):
 
 
 class _TransactionRunner:
-    """Runs statements in a user's transaction, or in autocommit mode as one. Driver errors are not translated."""
+    """Runs statements in a user's transaction, or on a connection in autocommit mode as a transaction of their own.
+
+    Driver errors are not translated; a note of them says what they mean.
+    """
 
     def __init__(self, transaction: OpenTransaction) -> None:
         self._transaction = transaction
 
     def run(self, statements: Sequence[Statement], **_: bool) -> list[Rows]:
+        try:
+            return self._run_as_one(statements)
+        except Exception as error:
+            rule = rule_of(error)
+            if rule.verdict is Verdict.STALE and self._transaction.autocommits:
+                self._transaction.drop_statements()
+                return self._run_as_one(statements)
+            explain(error, rule, "the PostgreSQL ledger of this session")
+            raise
+
+    def _run_as_one(self, statements: Sequence[Statement]) -> list[Rows]:
         if len(statements) == 1 or not self._transaction.autocommits:
             return self._run(statements)
         self._transaction.rows("begin", {})
@@ -266,14 +312,14 @@ class PostgresFeed(Feed):
         )
 
     def change(self, added: Iterable[Channel], removed: Iterable[Channel]) -> None:
-        """Listen to channels, and no more to others."""
+        """Begin to listen to the `added` channels, and stop for the `removed` channels."""
         for command, channels in (("listen", added), ("unlisten", removed)):
             for channel in channels:
                 self._connection.execute(f'{command} "{self._names[channel]}"'.encode())
         self._arrived += [(channel, None, "") for channel in added]
 
     def read(self) -> Iterator[tuple[Channel, str | None, str]]:
-        """Yield channel, key and payload of what has arrived; without a key when a channel is listened to."""
+        """Yield channel, key and payload of each signal that has arrived; key None: the channel is now listened to."""
         self._connection.pgconn.consume_input()
         while notify := self._connection.pgconn.notifies():
             self._arrived.append(self._signal(notify.relname.decode(), notify.extra.decode()))
@@ -281,5 +327,5 @@ class PostgresFeed(Feed):
         yield from arrived
 
     def check(self) -> None:
-        """Have the server answer."""
+        """Run a statement, so that a lost connection raises an error."""
         self._connection.execute(b"select")

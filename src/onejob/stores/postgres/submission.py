@@ -1,4 +1,4 @@
-"""Submissions: each by the cheapest statement that may do, since most write a new job, or only count a duplicate."""
+"""Submits jobs, each by the cheapest statement: most submissions write a new job, or only count a duplicate."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
-from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
-from onejob.jobs.model import Admission, Outcome, Submission, values_of
+from onejob.errors import QuotaExceededError, StoreError, all_written
+from onejob.jobs.handover import Handover, Way
+from onejob.jobs.model import Admission, HandoverOf, Outcome, Submission, values_of
 from onejob.jobs.transitions import new_job
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.statements import GIVEN, Rows, Statements
@@ -26,26 +27,26 @@ SUBMIT_TRIES = 20
 
 
 class Submitting:
-    """A call of `submit_many`: by `admit` what is likely new, by `attach` plain duplicates, and all else by `submit`.
+    """A call of `submit_many`: `admit` writes likely new jobs, `attach` counts plain duplicates, `submit` does others.
 
-    A transaction of a user gets only the last, which also finds the rows that this transaction has written.
-    `when_due`: the values `wake_after` and `offers` of the statements.
+    In a user's transaction only `submit` is used, which also finds the rows that this transaction has written.
+    `handover_of`: returns the hand-over of a submission's job, if it is due now.
     """
 
     def __init__(
-        self, sql: Statements, holders: HolderCache, submissions: Sequence[Submission], when_due: dict[str, Any], *,
+        self, sql: Statements, holders: HolderCache, submissions: Sequence[Submission], handover_of: HandoverOf, *,
         wait_for_locks: bool,
     ) -> None:  # fmt: skip
         self._sql = sql
         self._holders = holders
         self._submissions = submissions
-        self._when_due = when_due
+        self._handover_of = handover_of
         self._wait_for_locks = wait_for_locks
         self._results: dict[int, Result] = {}
         self._order = _lock_order(submissions)
 
     def run(self) -> list[Admission]:
-        """Submit in this order; return the admissions in this order."""
+        """Submit in the order of the submissions; return the admissions in the same order."""
         submissions = self._submissions
         if not self._sql.joins:
             held = {each.identity for each in submissions if self._holders.get(each.identity)}
@@ -66,22 +67,23 @@ class Submitting:
                 self._holders.pop(submission.identity, None)
             elif isinstance(result, Admission):
                 self._holders.put(submission.identity, result.job.id)
-        return PartlySubmittedError.checked(results)
+        return all_written(results)
 
     def admit(self, excluded: set[str]) -> None:
-        """Write those with other identities that have no holder, unless their quotas are too small for all of them."""
+        """Write new jobs for identities, except `excluded`, that no job holds, if the quotas suffice for all jobs."""
         wanted = self._remaining(excluded)
-        calls = _admit_calls([*wanted.values()], self._when_due)
+        calls = self._admit_calls([*wanted.values()])
         if not calls:
             return
         written = {row["id"]: row["created_at"] for row in self._run(calls)[-1]}
         for number, each in wanted.items():
             if each.id in written:
-                job = new_job(each, now=written.pop(each.id), **self._when_due)
-                self._results[number] = Admission(job, Outcome.ADMITTED)
+                handover = self._handover_of(each)
+                job = new_job(each, now=written.pop(each.id), **_handover_values(each, handover))
+                self._results[number] = Admission(job, Outcome.ADMITTED, handed_over=handover.is_offered(each.route))
 
     def attach(self, excluded: set[str]) -> None:
-        """Count those with other identities, which are plain duplicates."""
+        """Count the submissions that have no `excluded` identity as plain duplicates."""
         wanted = self._remaining(excluded)
         if not wanted:
             return
@@ -91,7 +93,7 @@ class Submitting:
                 self._results[number] = Admission(job_in(row), Outcome(row["outcome"]))
 
     def submit(self) -> bool:
-        """Submit the others, in one transaction; return whether some may have to be retried."""
+        """Submit the remaining submissions in one transaction; return whether some may have to be retried."""
         wanted = self._remaining()
         if not wanted:
             return False
@@ -102,16 +104,36 @@ class Submitting:
         for each in given:
             # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if necessary.
             locks = not self._sql.joins or each.replaces or each.queue_next
-            calls.append(charged_call("submit" if locks else "submit_in", values_of(each) | self._when_due, [each]))
+            calls.append(charged_call("submit" if locks else "submit_in", self._values_of(each), [each]))
         answers = self._run(calls)[-len(given) :]
         for (number, each), rows in zip(wanted.items(), answers, strict=True):
-            result = _parse_result(rows, each)
+            result = _parse_result(rows, each, self._handover_of(each))
             if result is not None:
                 self._results[number] = result
         return len(self._results) < len(self._submissions)
 
+    def _values_of(self, submission: Submission) -> dict[str, Any]:
+        """Return the fields of a submission, and the values of columns that follow from its hand-over."""
+        handover = self._handover_of(submission)
+        is_offered = {"is_offered": handover.way is Way.OFFERED}
+        return values_of(submission) | _handover_values(submission, handover) | is_offered
+
+    def _admit_calls(self, submissions: Sequence[Submission]) -> list[Call]:
+        """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
+        if len(submissions) > 1:
+            given = [
+                dict(zip(GIVEN, _given(each), strict=True)) | _handover_values(each, self._handover_of(each))
+                for each in submissions
+            ]
+            return [*lock_quotas(submissions), charged_call("admit_many", {"submissions": to_json(given)}, submissions)]
+        return [
+            ("admit", values_of(each) | _handover_values(each, self._handover_of(each)))
+            for each in submissions
+            if not each.charges
+        ]
+
     def _remaining(self, excluded: Collection[str] = ()) -> dict[int, Submission]:
-        """Return those without a result by number, without those that have the excluded identities."""
+        """Return the submissions without a result, by number, except those with `excluded` identities."""
         given = ((number, self._submissions[number]) for number in self._order if number not in self._results)
         return {number: each for number, each in given if each.identity not in excluded}
 
@@ -122,7 +144,7 @@ class Submitting:
 
 
 def _is_special(submission: Submission, *, is_held: bool) -> bool:
-    """Return whether a submission may change another job than its own, or is charged for a job that may be new."""
+    """Return whether a submission may change other jobs than its own, or is charged for a job that may be new."""
     return bool(
         submission.key is not None
         or submission.follows
@@ -135,7 +157,7 @@ def _is_special(submission: Submission, *, is_held: bool) -> bool:
 
 
 def _ambiguous_identities(submissions: Sequence[Submission], name: Literal["id", "key"] = "id") -> set[str]:
-    """Return the identities of ids, or keys, that several submissions have, with different ones."""
+    """Return the identities of submissions that share an id, or a key, but have different identities."""
     if len(submissions) == 1:
         return set()
     pairs = {(getattr(submission, name), submission.identity) for submission in submissions}
@@ -156,13 +178,9 @@ def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
 
 
-def _admit_calls(submissions: Sequence[Submission], when_due: dict[str, Any]) -> list[Call]:
-    """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
-    if len(submissions) > 1:
-        given = [dict(zip(GIVEN, _given(each), strict=True)) for each in submissions]
-        call = charged_call("admit_many", when_due | {"submissions": to_json(given)}, submissions)
-        return [*lock_quotas(submissions), call]
-    return [("admit", values_of(each) | when_due) for each in submissions if not each.charges]
+def _handover_values(submission: Submission, handover: Handover) -> dict[str, Any]:
+    wake_after, is_sent = handover.columns(submission.lease)
+    return {"wake_after": wake_after, "is_sent": is_sent}
 
 
 def lock_quotas(submissions: Sequence[Submission]) -> list[Call]:
@@ -189,16 +207,18 @@ def exceeded_quota(submission: Submission, quota: str) -> QuotaExceededError:
     return error
 
 
-def _parse_result(rows: Rows, submission: Submission) -> Result | None:
+def _parse_result(rows: Rows, submission: Submission, handover: Handover) -> Result | None:
     """Return the admission in the rows of a submission, or its error; None if it has to be retried."""
     found = {row["role"]: row for row in rows}
     if "exceeded" in found:
         return exceeded_quota(submission, found["exceeded"]["outcome"])
     jobs = {role: job_in(row) for role, row in found.items()}
     if "own" in jobs:
-        return Admission.repeated(jobs["own"], jobs.get("followed"), submission.nonce)
+        keyed = (jobs["keyed"], found["keyed"]["key_reused"]) if "keyed" in jobs else None
+        return Admission.repeated(jobs["own"], jobs.get("followed"), submission, keyed).handed_over_by(handover)
     if "answer" not in jobs:
         return None
     answer = found["answer"]
     flags = {name: answer[name] for name in ("rescheduled", "key_reused")}
-    return Admission(jobs["answer"], Outcome(answer["outcome"]), jobs.get("follower"), **flags)
+    admission = Admission(jobs["answer"], Outcome(answer["outcome"]), jobs.get("follower"), **flags)
+    return admission.handed_over_by(handover)

@@ -2,15 +2,16 @@
 -- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
 -- follower, which is due when the followed job ends.
 -- variants: charged
--- in: the fields of the submission, :wake_after (seconds) :offers, :joins :now; take_keys ran before
--- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
+-- in: the fields of the submission, :wake_after (seconds) :is_sent :is_offered, :joins :now; take_keys ran before
+-- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", its "followed" job, and
+--      the "keyed" one that the idempotency key names.
 --      With :charges "exceeded", with the quota as its outcome, when a new job would exceed that.
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
 --      id). Rows are passed on as one composite value, "job": to pass on each column costs more than everything else.
 with {clock},
-{given},
+{given_new},
 own as (
-  select jobs as job from onejob.jobs where id = :id
+  select id, follows_id, queued_next, fingerprint, submission_nonce from onejob.jobs where id = :id
 ),
 keyed as (
   select job_id, fingerprint <> :fingerprint as key_reused from onejob.keys, clock
@@ -20,7 +21,7 @@ earlier_answer as ( -- to a request that is repeated
   select job_id, answered_by, outcome, rescheduled from onejob.duplicates
   where submission_nonce = :nonce and job_id = any(array(
     select id from onejob.jobs, clock
-    where identity = :identity and holds_identity and coalesce(identity_until > now, true)
+    where identity = :identity and holds_identity and coalesce({held_until} > now, true)
     union all
     select job_id from keyed
   )) and not exists (select from own)
@@ -51,14 +52,14 @@ keyed_job as (
 {quotas},
 held as ( -- over a quota, the job that holds the identity, which is locked as it is
   select id, attempt, finished_at from onejob.jobs, new_request
-  where identity = :identity and holds_identity and coalesce(identity_until > now, true)
+  where identity = :identity and holds_identity and coalesce({held_until} > now, true)
     and exists (select from exceeded) and not exists (select from keyed)
   for update of jobs
 ),
 held_next as (
-  select id from onejob.jobs
-  where identity = :identity and queued_next and exists (select from held)
-  for update
+  select id from onejob.jobs, new_request
+  where identity = :identity and queued_next and coalesce(expires_at > now, true) and exists (select from held)
+  for update of jobs
 ),
 refusal as (
   select quota from exceeded, new_request
@@ -71,8 +72,8 @@ refusal as (
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = entries + 1
   from new_request
-  where identity = :identity and holds_identity and identity_until <= now and not exists (select from keyed)
-  returning id, entries, state, attempt, node
+  where identity = :identity and holds_identity and {held_until} <= now and not exists (select from keyed)
+  returning id, entries, state, attempt, node, {release_reason} as release_reason
 ),
 inserted as (
   insert into onejob.jobs as jobs ({holder_columns}, key_retained_until, outcome)
@@ -85,6 +86,12 @@ inserted as (
   where jobs.id <> excluded.id and not ({is_repeated} and not exists (select from known))
   returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job, {notify_workers}
 ),
+expired_next as ( -- a sweep cancels it
+  update onejob.jobs as jobs set queued_next = false, follows_id = null
+  from inserted, clock
+  where inserted.outcome = 'queued_next' and jobs.identity = :identity and jobs.queued_next and jobs.expires_at <= now
+  returning jobs.id
+),
 queued as (
   insert into onejob.jobs as jobs (
     {new_job_columns}, queued_next, follows_id, created_at, run_at, expires_at, key_retained_until, wake_at, reason,
@@ -94,7 +101,7 @@ queued as (
     true, inserted.id, now, now + cast(:delay as float8), now + cast(:expires_in as float8), {key_retained_until},
     least(now + cast(:lease as float8), now + cast(:expires_in as float8)), 'runs after ' || inserted.id, 'queued_next'
   from inserted, given, clock
-  where inserted.outcome = 'queued_next'
+  where inserted.outcome = 'queued_next' and (select count(*) from expired_next) >= 0 -- which must run first
   on conflict (identity) where queued_next do update set {answer_duplicate}
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
 ),
@@ -130,7 +137,7 @@ inserted_history as (
   union all
   select id, 1, now, 'follow', 'queued', 0, '', reason from follower, clock
   union all
-  select id, entries, now, 'release_identity', state, attempt, node, {window_over} from expired, clock
+  select id, entries, now, 'release_identity', state, attempt, node, release_reason from expired, clock
 ),
 inserted_duplicate as (
   insert into onejob.duplicates as duplicates ({duplicate_columns})
@@ -147,36 +154,46 @@ counted as (
 updated_counts as (
   {count_duplicates}
 ),
+{identified},
+named as (
+  update onejob.jobs as jobs set key_retained_until = greatest(jobs.key_retained_until, now + cast(:key_for as float8))
+  from identified, clock
+  where jobs.id = identified.id
+  returning jobs.id, jobs as job
+),
 {keep_key},
-found_jobs as (
-  select job from keyed_job
+found_jobs (job, known_role) as (
+  select job, null from keyed_job
   union all
-  select job from inserted where outcome <> 'queued_next'
+  select job, null from inserted where outcome <> 'queued_next'
   union all
-  select job from queued
+  select job, null from queued
   union all
-  select job from follower
+  select job, null from follower
   union all
-  select job from own
+  select coalesce((select job from named where named.id = jobs.id), jobs),
+    case when jobs.id = :id then 'own' else 'followed' end
+  from onejob.jobs as jobs
+  where id in (select id from own union all select follows_id from own)
   union all
-  select jobs from onejob.jobs where id = (select (job).follows_id from own)
+  select jobs, 'keyed' from onejob.jobs where id = (select job_id from keyed) and exists (select from own)
   union all
-  select jobs from onejob.jobs
+  select jobs, null from onejob.jobs
   where id = (
     select coalesce((select id from onejob.jobs where id = answered_by), earlier_answer.job_id) from earlier_answer
   )
-  /* charged: union all select null::onejob.jobs from refusal */
+  /* charged: union all select null::onejob.jobs, null from refusal */
 )
 select
   case
     /* charged: when id is null then 'exceeded' */
-    when not exists (select from own) then case when id = :id and outcome = '' then 'follower' else 'answer' end
-    when id = :id then 'own'
-    else 'followed'
+    when known_role is not null then known_role
+    when id = :id and outcome = '' then 'follower'
+    else 'answer'
   end as role,
   coalesce((select outcome from earlier_answer), outcome /* charged: , (select quota from refusal) */) as outcome,
   coalesce((select rescheduled from earlier_answer), rescheduled) as rescheduled,
-  coalesce((select outcome from earlier_answer), outcome) = 'rejected'
+  (coalesce((select outcome from earlier_answer), outcome) = 'rejected' or known_role = 'keyed')
     and exists (select from keyed where key_reused and job_id = id) as key_reused,
   found.*
-from (select (job).* from found_jobs) as found
+from (select (job).*, known_role from found_jobs) as found

@@ -1,13 +1,13 @@
--- Write a queued job that holds its identity, in a user's transaction, or read the existing one. No other job's row is
+-- Write a queued job that holds its identity, in a user's transaction, or read the existing job. No other job's row is
 -- locked, so that only equal submissions wait for that transaction; therefore a key that an existing job answers is not
 -- retained longer than that job. With :follows a duplicate gets a row of its own, as a follower, which is due at once:
 -- the followed job may end before the commit, and its end cannot see uncommitted rows.
 -- variants: charged
--- in: the fields of the submission, :wake_after (seconds) :offers, :now; take_keys ran before
+-- in: the fields of the submission, :wake_after (seconds) :is_sent, :now; take_keys ran before
 -- out: as submit, over a quota also when an equal job is not visible yet; nothing when the existing job is not visible yet, and no follower when another row got its id
 --      meanwhile
 with {clock},
-{given},
+{given_new},
 own as (
   select * from onejob.jobs where id = :id
 ),
@@ -22,8 +22,8 @@ new_request as (
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = entries + 1
   from new_request
-  where identity = :identity and holds_identity and identity_until <= now
-  returning jobs.*
+  where identity = :identity and holds_identity and {held_until} <= now
+  returning jobs.*, {release_reason} as release_reason
 ),
 inserted as (
   insert into onejob.jobs ({holder_columns}, key_retained_until)
@@ -38,7 +38,7 @@ existing as (
   select * from onejob.jobs where id = (select job_id from keyed) and not exists (select from own)
   union all
   select * from onejob.jobs
-  where identity = :identity and holds_identity and coalesce(identity_until > (select now from new_request), true)
+  where identity = :identity and holds_identity and coalesce({held_until} > (select now from new_request), true)
     and exists (select from new_request) and not exists (select from inserted)
 ),
 answer as (
@@ -69,7 +69,11 @@ inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, 'follow', state, attempt, node, reason from follower, clock
   union all
-  select id, entries, now, 'release_identity', state, attempt, node, {window_over} from expired, clock
+  select id, entries, now, 'release_identity', state, attempt, node, release_reason from expired, clock
+),
+{identified},
+named as (
+  select id from identified
 ),
 {keep_key}
 select
@@ -82,6 +86,8 @@ union all
 select 'own', null, null, null, own.* from own
 union all
 select 'followed', null, null, null, jobs.* from onejob.jobs where id = (select follows_id from own)
+union all
+select 'keyed', null, null, key_reused, jobs.* from onejob.jobs join keyed on id = job_id where exists (select from own)
 /* charged:
 union all
 select 'exceeded', quota, null, null, jobs.* from exceeded left join onejob.jobs on false

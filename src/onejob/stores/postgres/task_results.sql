@@ -1,5 +1,5 @@
 -- name: put_result
--- Store a result in place of an earlier one, and delete some that have expired.
+-- Store a result in place of an earlier result of its name, and delete some expired results.
 -- in: :name :body :keep_for (seconds) :now
 with {clock},
 expired as (

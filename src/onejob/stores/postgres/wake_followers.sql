@@ -1,4 +1,4 @@
--- Make the followers of a job due that this request has ended, unless they run, and give its identity, if it is free, to
+-- Make the followers of a job that a request has ended due, unless they run, and give its identity, if it is free, to
 -- the job that is queued next. It is a separate statement of the same transaction, because its snapshot must include the
 -- followers that were committed while `apply` waited for the row lock.
 -- A follower whose end somebody waits for, which a webhook is not, is signaled: no queue is named.

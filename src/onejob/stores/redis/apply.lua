@@ -10,7 +10,7 @@
 -- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
 --          the id of the job that has the identity now, whose row `promote` updates if it was queued next
 -- refusal: "refused" and the job when a condition does not hold, and "" and the id of the job that holds the identity if
---          that is the reason; "gone"
+--          the identity is not free; "gone" when the job does not exist
 local FIRST_VALUE = 24
 local key, identity, next_key, history, followers, follows_ids, steps, destination = unpack(KEYS, 4)
 local _, job_id, job_identity, request_id, event, sources, target, token, seen_run_at, lapsed, overdue, unnotified, ends,
@@ -72,6 +72,9 @@ for i = FIRST_VALUE, #ARGV, 2 do
   if position < 0 then
     write_part(job, 1 - position, value)
   else
+    if position == PARKED_ON then
+      leave_parked_set(job)
+    end
     row[position] = value ~= '' and value
   end
 end
@@ -103,6 +106,7 @@ if releases then
 end
 local waits = not (row[FINISHED_AT] or row[LEASE_UNTIL] or row[QUEUED_NEXT])
 local pushed = message ~= '' and waits and run_at_of(row) <= now and push(destination, message)
+enter_parked_set(job)
 row[REQUESTS] = add_request(row[REQUESTS], pushed and request_id .. '+' or request_id)
 write_row(key, row)
 local wake_at = wake_after and now + wake_after or previous_wake_at

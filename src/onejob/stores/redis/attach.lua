@@ -1,22 +1,22 @@
 #!lua
--- Resolve a duplicate: a submission whose idempotency key or identity belongs to an existing job. The rules are those
--- of `onejob.jobs.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
--- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, follows_ids, duplicate_counts,
---       duplicate_sums; the existing job with its history, duplicates and followers; the job queued next and its
---       followers; the idempotency key, if any; the quotas; with `has_holder` the job that holds the identity, and its
+-- Resolve a duplicate: a submission whose idempotency key or identity belongs to an existing job. The rules are the same
+-- as in `onejob.jobs.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
+-- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, the set of the submitter, follows_ids,
+--       duplicate_counts, duplicate_sums; the existing job with its history, duplicates and followers; the job queued next and its
+--       followers; the idempotency key, if any, and the successor of the existing job; the quotas; with `has_holder` the job that holds the identity, and its
 --       duplicates
--- ARGV: clock, existing and queued (the ids of the two other jobs), wake_after (seconds), submitter_limit; of the submission
+-- ARGV: clock, existing and queued (the ids of the two other jobs), wake_after (seconds), is_sent, submitter_limit; of the submission
 --       id, row (`GIVEN`, packed), payload, options, delay, expires_in, key_for ('' without a key), max_wait, rejects,
 --       replaces, queue_next, follows, origin (what its duplicate records), limits (of its quotas, see `charge`), has_holder
 -- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, the id of the job whose
 --          row follows, its row and, for a follower, the follower's row. A repeated submission gets its first answer,
 --          with the row of the existing job
 -- refusal: "own" when a job has this id already; "changed" when another job holds the identity or is queued next
---          by now, when the row of the existing job is lost, and when its uniqueness window is over: both of the latter
---          release the identity. "exceeded", see `charge`, when it would be queued next
-local own_key, own_history, identity, next_key, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
-  existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS, 4)
-local existing_id, queued_id, wake_after, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
+--          by now, when the row of the existing job is lost, and when that job no longer holds it (see `is_over`): the
+--          last two release the identity. "exceeded", see `charge`, when the submission would be queued next
+local own_key, own_history, identity, next_key, jobs, of_submitter, follows_ids, duplicate_counts, duplicate_sums, existing_key,
+  existing_history, duplicates, followers, queued_key, queued_followers, key, successor = unpack(KEYS, 4)
+local existing_id, queued_id, wake_after, is_sent, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
   rejects, replaces, queue_next, follows, origin, limits, has_holder = unpack(ARGV, 2)
 local now, created_at = clock()
 wake_after, submitter_limit, max_wait = number(wake_after), number(submitter_limit), number(max_wait)
@@ -53,7 +53,7 @@ local function update_waiting_job(job, takes_over)
   local more_urgent = tonumber(priority_rank or 0) > tonumber(row[PRIORITY_RANK] or 0)
   local rescheduled = run_at ~= previous or more_urgent
   local expires_at, new_expires_at = tonumber(row[EXPIRES_AT]), expires_in and now + expires_in
-  local lives_longer = expires_at and expires_at > now and not (new_expires_at and new_expires_at <= expires_at)
+  local lives_longer = expires_at and not (new_expires_at and new_expires_at <= expires_at)
   if not (rescheduled or takes_over or lives_longer) then
     return false
   end
@@ -74,10 +74,17 @@ local function update_waiting_job(job, takes_over)
   end
   if (rescheduled or run_at > now) and not row[QUEUED_NEXT] then
     wake_at = run_at > now and run_at or now + wake_after
-    row[PUBLISHED_AT] = run_at > now and '0' or format_time(now)
+    row[PUBLISHED_AT] = (run_at > now or is_sent ~= '1') and '0' or format_time(now)
   end
   set_wake_at(job, math.min(wake_at, tonumber(row[EXPIRES_AT]) or math.huge))
   return rescheduled
+end
+
+-- Free the place of a job that was queued next and has expired: a sweep cancels the job.
+local function release_next(job)
+  job[1][QUEUED_NEXT], job[1][FOLLOWS_ID] = false, false
+  redis.call('HDEL', follows_ids, job.id)
+  write_row(job.key, job[1])
 end
 
 -- Write the submission as the job that runs after the existing one.
@@ -87,14 +94,14 @@ local function queue_next(existing)
   row[QUEUED_NEXT], row[FOLLOWS_ID], row[REASON] = '1', existing_id, 'runs after ' .. existing_id
   row[RUN_AT] = delay ~= 0 and format_time(now + delay)
   row[EXPIRES_AT] = expires_at and format_time(expires_at) or false
-  local job = insert_job(own_key, jobs, id, row, payload, options)
+  local job = insert_job(own_key, jobs, of_submitter, id, row, payload, options)
   redis.call('SET', next_key, id)
   add_follower(follows_ids, followers, existing, job, math.min(now + tonumber(row[LEASE]), expires_at or math.huge))
   append_history(own_history, row, row[CREATED_AT], 'queue_next', row[REASON])
   return job
 end
 
--- Which job answers: that of the key, or the holder of the identity?
+-- Which job answers: the job of the key, or the holder of the identity?
 local existing, keyed = read_job(existing_key, existing_id), key and read_key(key, now) or {}
 local key_reused = keyed.job_id and keyed.fingerprint ~= fingerprint and '1' or '0'
 if (keyed.job_id or redis.call('GET', identity)) ~= existing_id then
@@ -104,17 +111,20 @@ local row = existing and existing[1]
 if keyed.job_id then
   -- The key outlived its job: the job was deleted, and another one may have its id.
   if not row or tonumber(row[KEY_RETAINED_UNTIL] or 0) < tonumber(keyed['until']) then
-    redis.call('DEL', key)
+    pass_on_key(key, successor)
     return { 'changed' }
   end
 elseif not row or not (row[HOLDS_IDENTITY] or row[QUEUED_NEXT]) then
   -- The row was lost (evicted, deleted by hand): nothing else would release the identity.
   hand_over_identity(identity, next_key, redis.call('GET', next_key), followers, follows_ids, existing_id, now)
   return { 'changed' }
-elseif row[QUEUED_NEXT] then
-  promote(existing, existing_history, follows_ids, now, row[FOLLOWS_ID])
-elseif release_expired(identity, existing_key, existing_history, row, now) then
-  return { 'changed' }
+else
+  if row[QUEUED_NEXT] then
+    promote(existing, existing_history, follows_ids, now, row[FOLLOWS_ID])
+  end
+  if release_expired(identity, existing_key, existing_history, row, now) then
+    return { 'changed' }
+  end
 end
 
 -- Is this submission repeated?
@@ -124,7 +134,7 @@ end
 local stored, stored_in = find_duplicate(duplicates, nonce), duplicates
 if not stored and has_holder == '1' then -- the key had another job at first, or none
   local holder = read_row(KEYS[#KEYS - 1])
-  if holder and holder[HOLDS_IDENTITY] and tonumber(holder[IDENTITY_UNTIL] or math.huge) > now then
+  if holder and holder[HOLDS_IDENTITY] and not is_over(holder, now) then
     stored, stored_in = find_duplicate(KEYS[#KEYS], nonce), KEYS[#KEYS]
     key_reused = stored and '0' or key_reused
   end
@@ -148,12 +158,16 @@ else
       return { 'changed' }
     end
     answer, answer_followers = found and read_job(queued_key, found), queued_followers
-    if answer and answer[1][QUEUED_NEXT] then
+    local is_queued = answer and answer[1][QUEUED_NEXT]
+    if is_queued and not is_over(answer[1], now) then
       outcome = decide_outcome(answer[1])
     else
-      local exceeded = charge(limits, key and 19 or 18, now)
+      local exceeded = charge(limits, key and 21 or 19, now)
       if exceeded then
         return exceeded
+      end
+      if is_queued then
+        release_next(answer)
       end
       answer = queue_next(existing)
     end
@@ -179,7 +193,7 @@ count_duplicates(
   duplicate_counts, duplicate_sums, existing_id, row[TASK], submitted[SUBMITTER] or '', outcome, 1, submitter_limit
 )
 local follower = follows == '1' and answer.id ~= id and outcome ~= 'rejected' and insert_follower(
-  own_key, own_history, jobs, follows_ids, answer_followers, answer,
+  own_key, own_history, jobs, of_submitter, follows_ids, answer_followers, answer,
   { id = id, row = submitted, payload = payload, options = options }, now, 'follow', 'follows '
 )
 return { 'duplicate', outcome, rescheduled, key_reused, answer.id, answer.id, reply(answer), follower and reply(follower) }

@@ -1,6 +1,6 @@
 -- name: append_audit
 #!lua flags=allow-oom
--- Append an entry to the audit log, and delete the oldest of its kind that exceed the limits.
+-- Append an entry to the audit log, and delete the oldest entries of its kind that exceed the limits.
 -- KEYS: the entries of its kind, those of the other kinds
 -- ARGV: clock, entry (JSON), keep (entries), keep_for (seconds)
 -- returns: nothing
@@ -22,7 +22,7 @@ for _ = 1, 2 do
 end
 -- name: audit
 #!lua flags=no-writes
--- Return entries of the audit log, of each kind newest first.
+-- Read entries of the audit log, of each kind newest first.
 -- KEYS: the entries of each kind
 -- ARGV: clock, before (an id, or ''), limit, keep_for (seconds)
 -- returns: id, time and JSON of each, separated by spaces

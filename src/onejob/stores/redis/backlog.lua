@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Count jobs that wait for a run, and not for another job, and jobs that run.
+-- Count jobs that wait for a run, and not for another job or the end of a pause, and jobs that run.
 -- KEYS: the jobs
 -- ARGV: clock, submitter: with a prefix '=', or '' for any; the tasks whose workers handle the jobs
 -- returns: for each task, route and state, in turn: these, the number of its jobs, how many of them wait and are due, and
@@ -12,7 +12,7 @@ end
 for _, key in ipairs(KEYS) do
   local row = read_row(key)
   if row and handled[row[PUBLISHER_TASK] or row[TASK]]
-    and (row[LEASE_UNTIL] or not (row[FINISHED_AT] or row[FOLLOWS_ID]))
+    and (row[LEASE_UNTIL] or not (row[FINISHED_AT] or row[FOLLOWS_ID] or row[PARKED_ON]))
     and (submitter == '' or submitter == '=' .. (row[SUBMITTER] or ''))
   then
     local name, run_at = table.concat({ row[STATE], row[TASK], row[ROUTE] or '' }, '\0'), run_at_of(row)

@@ -1,5 +1,6 @@
 #!lua
--- Start a run: set a new token and lease, and clear the job's expiry. The history gets the entry of the claim before.
+-- Start a run: set a new token and lease, and clear the job's expiry and its pause. The history gets the entry of the
+-- previous claim.
 -- KEYS: wake, leases, ended; job, history; the sets of `indexed`
 -- ARGV: clock, job_id, nonce, node, sources (words), target, indexed (see `move_between_states`)
 -- returns: "applied" and the job, also for a repeated claim whose run is still the job's
@@ -32,6 +33,7 @@ end
 local previous_set, previous_state, attempt = wake_set(row), row[STATE], row[ATTEMPT]
 fill_row(row)
 row[STATE] = target
+leave_parked_set(job)
 if attempt then
   append_history(history, row, row[STARTED_AT], 'claim', 'attempt ' .. attempt .. ' on ' .. row[NODE])
 end

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
-from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
-from onejob.jobs.model import Job
-from onejob.stores.redis.connection import RETRYABLE, Connections, address_of, location_of, pool_of
+from onejob.jobs.model import JobRow
+from onejob.stores.redis.connection import Connections, address_of, location_of, pool_of
+from onejob.stores.redis.errors import rule_of, translate
 from onejob.stores.redis.rows import CONSTANTS, PARTS, Keys, job_of
 from onejob.stores.statement_files import CONSTANTS as SHARED_CONSTANTS
 from onejob.stores.statement_files import statements
@@ -28,16 +28,9 @@ PAGE_SIZE = 100
 """How many jobs one request reads at most."""
 _BACKOFF = EqualJitterBackoff(cap=0.5, base=0.05)
 
-_UNAVAILABLE = (*RETRYABLE, exceptions.ClusterDownError, exceptions.TryAgainError, OSError)
-_UNAVAILABLE_MESSAGES = ("BUSY Redis", "MISCONF ", "NOREPLICAS Not")
-_REFUSED_WRITE = re.compile("WRONGTYPE |Protocol error(?!: unauth)|(?![A-Z]+ |The user |Script killed ).*user_script")
-"""The replies that concern the keys and values of one command, not the server (`CODE ...`) or a user's rights."""
-# For redis-py these are ConnectionErrors, but the server has answered, and nothing was written.
-_REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-
 
 class Call(NamedTuple):
-    """Calls one script. Every key that it uses is in `keys`. Before `arguments` a test's clock is sent, or ""."""
+    """A call of one script. Every key that the script uses is in `keys`. A test's clock or "" precedes `arguments`."""
 
     script: str
     keys: Sequence[str]
@@ -45,7 +38,7 @@ class Call(NamedTuple):
 
 
 Request: TypeAlias = "Call | Callable[[], Call] | tuple[str, ...]"
-"""A call of a script, a function that returns one when it is sent, or a command that reads."""
+"""A call of a script, a function that returns the call when it is sent, or a command that reads."""
 
 
 class Client:
@@ -63,15 +56,15 @@ class Client:
         return self.send([Call(script, keys, arguments)])[0]
 
     def read(self, *commands: tuple[str, ...]) -> list[Any]:
-        """Return the replies to commands that read. They are not atomic together. Raises `StoreError`."""
+        """Return the replies to commands that read, which are not atomic together. Raises `StoreError`."""
         return self.send(commands)
 
     def send(self, requests: Sequence[Request], *, partial: bool = False, by_digest: bool = True) -> list[Any]:
         """Send requests in one round trip, in this order, and return their replies. Raises `StoreError`.
 
         `partial`: the reply to a call that the server refuses is the `StoreError`. `by_digest`: name scripts by their
-        digests; those that the server does not have (it was restarted, or flushed) are sent again as texts, and
-        with them, unless `partial`, what was sent beside them.
+        digests; scripts that the server does not have (it was restarted, or flushed) are sent again as texts, and
+        unless `partial`, the requests beside them are sent again, too.
         """
         if not requests:
             return []
@@ -84,56 +77,31 @@ class Client:
                 if isinstance(error, exceptions.NoScriptError) and by_digest:
                     by_digest = False
                     continue
-                if number == ATTEMPTS or not isinstance(error, RETRYABLE):
-                    raise self._translate(error) from error
+                if number == ATTEMPTS or not rule_of(error).repeats:
+                    raise translate(error, self._location) from error
             else:
                 return self._answers(requests, replies) if partial else replies
             time.sleep(_BACKOFF.compute(number))
             number += 1
 
     def _answers(self, requests: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
-        """Return the replies with a `StoreError` for each error; calls of unknown scripts have run by then."""
+        """Return the replies with a `StoreError` for each error; run calls again whose scripts the server lacked."""
         unknown = [
             each for each, reply in zip(requests, replies, strict=True) if isinstance(reply, exceptions.NoScriptError)
         ]
         again = iter(self.send(unknown, partial=True, by_digest=False) if unknown else ())
         answers = (next(again) if isinstance(reply, exceptions.NoScriptError) else reply for reply in replies)
-        return [self._translate(answer) if isinstance(answer, Exception) else answer for answer in answers]
+        return [translate(answer, self._location) if isinstance(answer, Exception) else answer for answer in answers]
 
     def close(self) -> None:
         """Close the idle connections now. The next request opens new ones."""
         self._connections.close()
 
-    def _translate(self, error: Exception) -> StoreError:
-        store = f"the Redis store at {self._location}"
-        if isinstance(error, exceptions.OutOfMemoryError):
-            translated = StoreError(
-                f"{store} is over its maxmemory, and nothing was written: "
-                "a ledger needs maxmemory-policy noeviction, and more memory or a shorter retention"
-            )
-        elif "compiling script" in str(error):
-            translated = StoreError(f"{store} is too old: onejob needs Redis 7.0 or later")
-        elif isinstance(error, exceptions.AskError):  # or its subclass, MovedError
-            translated = StoreError(
-                f"{store} is a node of a cluster, and does not have the keys of the ledger: "
-                f"name the node that has, {error.host}:{error.port}"
-            )
-        elif not isinstance(error, _REFUSED) and (
-            isinstance(error, _UNAVAILABLE) or any(message in str(error) for message in _UNAVAILABLE_MESSAGES)
-        ):
-            translated = StoreUnavailableError(f"{store} did not answer: {error}")
-        else:
-            is_value = isinstance(error, UnicodeEncodeError) or _REFUSED_WRITE.match(str(error))  # a lone surrogate
-            refused = StoreRefusedError if is_value else StoreError
-            translated = refused(f"{store} refused: {error}")
-        translated.__cause__ = error
-        return translated
-
 
 def commands_of(
     requests: Sequence[Request], clock: str = "", *, by_digest: bool = True
 ) -> Iterator[tuple[str | bytes, ...]]:
-    """Yield the commands of requests, with scripts by digest or as texts, each built when the one before was sent."""
+    """Yield the commands of requests, with scripts by digest or as texts; each is built when the previous was sent."""
     for request in requests:
         call = request() if callable(request) else request
         if isinstance(call, Call):
@@ -172,7 +140,7 @@ class Part:
         self._client = client
         self._keys = keys
 
-    def _read_jobs(self, ids: Sequence[str], *, light: bool = False) -> list[Job]:
+    def _read_jobs(self, ids: Sequence[str], *, light: bool = False) -> list[JobRow]:
         """Return the jobs of these ids that exist, in one round trip; `light`: without their large fields."""
         pages = [get_many(self._keys, page, light=light) for page in pages_of(ids)]
         replies = self._client.send(pages)
@@ -192,5 +160,5 @@ def pages_of(ids: Sequence[T], size: int = PAGE_SIZE) -> list[Sequence[T]]:
 
 
 def pairs_of(flat: Sequence[str]) -> dict[str, str]:
-    """Return a hash as its reply has it: names and values in turn."""
+    """Return a hash from its reply, which has names and values in turn."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Connections to one Redis, by its URL: a call is one packed write, and one wait for replies, on one of its own.
+"""The connections to one Redis, by its URL: a call takes a connection for one packed write and one wait for replies.
 
 redis-py opens connections (TLS, authentication) and names the errors; its slow layers around each command are left out.
 """
@@ -28,19 +28,20 @@ from onejob.stores.forks import abandon_in_children
 CHECK_AFTER = 1.0
 """After how many idle seconds a connection is checked before it is used: the server may have closed it."""
 SEND_SIZE = 65_536
-"""How many bytes are sent at once: the server works on them while the next ones are packed."""
+"""How many bytes are sent at once: the server works on them while the next bytes are packed."""
 RECEIVE_SIZE = 65_536
 """How many bytes are read at once."""
 SPIN = 150e-6
-"""For how many seconds a call looks for its reply again and again, before it sleeps.
+"""For how many seconds a call polls for its reply before it sleeps.
 
 To sleep and to be woken takes longer than a server nearby needs for its answer, and leaves cold caches. A connection
-whose last reply took longer than that sleeps at once.
+whose last reply took longer than `SPIN` sleeps at once.
 """
 LATE = 500e-6
-"""After how many seconds a core that was yielded comes back late: another process than the server, which takes less."""
+"""After how many seconds a yielded core comes back late, because a process other than the server used it."""
 PAUSE = 0.1
-"""For how many seconds a connection sleeps at once after that, so that it costs one turn of the scheduler at most."""
+"""For how many seconds after a late core a connection sleeps at once, so that it costs at most one turn of the
+scheduler."""
 # ReadOnlyError is included because after a failover a new connection may reach the new primary.
 RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
 """Errors that close the connection; a request that may be repeated is repeated on a new one."""
@@ -51,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
     "socket_timeout": 5.0,
 }
-"""What the query of a URL may override."""
+"""The default options of connections, which the query of a URL may override."""
 
 _FIXED: dict[str, Any] = {
     "decode_responses": True,
@@ -85,7 +86,7 @@ def pool_of(url: str) -> ConnectionPool:
 
 
 def _check(url: str, options: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for what redis-py ignores, or finds when it connects."""
+    """Raise `ValueError` for options that redis-py ignores, or that it refuses only when it connects."""
     parts = urlsplit(url)
     number = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
     if number and not number.isdecimal():
@@ -105,7 +106,7 @@ def location_of(pool: ConnectionPool) -> str:
 
 
 def address_of(pool: ConnectionPool) -> str:
-    """Return the location and the user, without secrets: a client can push messages for one with the same address."""
+    """Return the location and the user, without secrets: a client can push messages to a broker of equal address."""
     options = pool.connection_kwargs
     user = "a credential provider" if options.get("credential_provider") else options.get("username") or "default"
     scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
@@ -113,7 +114,7 @@ def address_of(pool: ConnectionPool) -> str:
 
 
 class Connections:
-    """The idle connections, with the options of a pool of redis-py. Safe to use from many threads, and after a fork."""
+    """Connections to one Redis, with options of a redis-py pool. Safe to use from many threads, and after a fork."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -124,13 +125,15 @@ class Connections:
     def execute(self, commands: Iterable[Sequence[str | bytes]], *, partial: bool = False) -> list[Any]:
         """Send commands in one round trip, and return their replies.
 
-        Raises redis-py's exceptions. An error reply is raised when all replies have been read: the first one, and the
-        other commands have run; if `partial`, it takes the place of its reply. Nothing is sent again.
+        Raises redis-py's exceptions. The first error reply is raised when all replies have been read, and the other
+        commands have run; if `partial`, each error takes the place of its reply. Nothing is sent again.
         """
         connection = self._take()
         try:
             replies = connection.call(commands)
-            _raise_first(replies, _BROKEN)
+            for reply in replies:
+                if isinstance(reply, _BROKEN):
+                    raise reply  # noqa: TRY301 - a call for each reply costs more
         except BaseException as error:
             # Also an exception from a signal handler: an unread reply must not answer the next request.
             connection.close()
@@ -139,11 +142,13 @@ class Connections:
             raise
         self._idle.append((connection, monotonic()))
         if not partial:
-            _raise_first(replies, exceptions.RedisError)
+            for reply in replies:
+                if isinstance(reply, exceptions.RedisError):
+                    raise reply
         return replies
 
     def close(self) -> None:
-        """Close the connections that are not in use. The next call opens another one."""
+        """Close the connections that are not in use. The next call opens another connection."""
         _close_all(self._idle)
 
     def abandon(self) -> object:
@@ -153,7 +158,7 @@ class Connections:
         return idle
 
     def _take(self) -> Connection:
-        """Return the connection that was used last, so that the others become idle; a new one if there is none."""
+        """Return the idle connection that was used last, so that others stay idle; a new connection if none is idle."""
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
@@ -165,17 +170,10 @@ class Connections:
 
 
 def _close_all(idle: list[tuple[Connection, float]]) -> None:
-    """Close connections. A store that nobody closes has this done when it is garbage, before its sockets are."""
+    """Close connections, also those of a store that is garbage and was not closed, before its sockets are garbage."""
     for _ in range(len(idle)):
         with suppress(IndexError):  # another thread has taken it
             idle.pop()[0].close()
-
-
-def _raise_first(replies: Sequence[Any], kinds: type[Exception] | tuple[type[Exception], ...]) -> None:
-    """Raise the first reply that is an error of these kinds."""
-    for reply in replies:
-        if isinstance(reply, kinds):
-            raise reply
 
 
 class Connection:
@@ -200,7 +198,7 @@ class Connection:
         self._sleeps_until = 0.0
 
     def call(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
-        """Return the replies to commands, or error replies in place, which all arrive within the `socket_timeout`."""
+        """Return the replies to commands, or error replies in place. All have to arrive within the `socket_timeout`."""
         deadline = None if self._timeout is None else monotonic() + self._timeout
         count, packed = 0, bytearray()
         for command in commands:
@@ -226,7 +224,7 @@ class Connection:
             self._write(bytearray(pack_command(tuple(command))), None)  # type: ignore[arg-type]  # as above
 
     def receive_available(self) -> list[Any]:
-        """Return what has arrived, without waiting; an error is an exception in its place."""
+        """Return the replies that have arrived, without waiting; an error reply is an exception in its place."""
         with suppress(*_WOULD_BLOCK):
             while data := self._socket.recv(RECEIVE_SIZE):
                 self._reader.feed(data)
@@ -297,7 +295,7 @@ class Connection:
 
 
 def _poll_of(socket: Any) -> Callable[[float], Any]:
-    """Return the function that tells whether there is something to read; for green threads one that says there is.
+    """Return a function that tells whether a socket has something to read; for green threads it always says yes.
 
     gevent replaces the system's `poll`, and eventlet removes it: there, other threads can run only while a call sleeps.
     """

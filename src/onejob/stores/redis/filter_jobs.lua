@@ -49,6 +49,7 @@ for i, key in ipairs(KEYS) do
     and (not wanted.queue or wanted.queue == queue_of(row[ROUTE] or ''))
     and (not wanted.node or wanted.node == (row[NODE] or ''))
     and (not wanted.unsettled or not row[FINISHED_AT] or row[CANVAS_PENDING])
+    and (not wanted.parked_on or wanted.parked_on == row[PARKED_ON])
     and (not wanted.tag or has_tag(row, wanted.tag))
     and (not wanted.arguments or has_arguments(key, wanted.arguments))
   found[i] = matches and row[STATE] or ''

@@ -29,7 +29,7 @@ end
 -- Return the buckets of a period, oldest first. Their keys begin with a key of this script.
 -- KEYS: the prefix of the buckets
 -- ARGV: clock, seconds, kept_for (seconds), since
--- returns: when each begins, and the list of its names and amounts, in turn
+-- returns: the begin of each bucket, and the list of its names and amounts, in turn
 local now = clock()
 local seconds, kept_for, since = number(ARGV[2]), number(ARGV[3]), number(ARGV[4])
 local first = math.max(math.ceil(since / seconds), math.floor((now - kept_for) / seconds) + 1)

@@ -1,5 +1,5 @@
--- The functions of the scripts. A script is loaded with those that it uses. The names in capitals are constants of
--- `onejob.stores.redis.rows` and `.scripts`: numbers stand in their places in the script that is sent.
+-- The functions of the scripts. A script is loaded with the functions that it uses. The names in capitals are constants of
+-- `onejob.stores.redis.rows` and `.client`: numbers stand in their places in the script that is sent.
 --
 -- Times and tokens are texts that are never formatted by Lua's tostring, which keeps only 14 digits. The first argument
 -- of every script is the time, for tests, or ''.
@@ -50,7 +50,7 @@ local function is_repeated(requests, request)
   return requests and contains(requests, request)
 end
 
--- The last eight request ids (16 digits each, and '+' after one that has pushed a message), the new one first.
+-- The last eight request ids (16 digits each, and '+' after a request that has pushed a message), the new id first.
 local function add_request(requests, request)
   return string.sub(request .. ' ' .. (requests or ''), 1, 144)
 end
@@ -78,7 +78,7 @@ local function list_workers(heartbeats, registrations, expired, now)
   return flat
 end
 
--- A row with all its fields, so that any can be set. Those that a new job never has were left out.
+-- A row with all its fields, so that any can be set: fields that a new job never has were left out.
 local function fill_row(row)
   for i = #row + 1, ROW_SIZE do
     row[i] = false
@@ -113,9 +113,9 @@ local function write_part(job, position, value)
   redis.call('LSET', job.key, position - 1, value)
 end
 
--- The sorted set that has the `wake_at` of a job: each job is in one of them. They are the first keys of each script
--- that reads or writes it: the prefix of the sets of the waiting jobs of each task, that of the running jobs, and that
--- of the ended ones. The prefix itself is a sorted set, too: of the sets of all tasks, see `keep_earliest`.
+-- The sorted set that has the `wake_at` of a job: each job is in one wake set. The first keys of each script that reads
+-- or writes `wake_at` are the wake sets: the prefix of the sets of the waiting jobs of each task, the set of the running
+-- jobs, and the set of the ended jobs. The prefix itself is a sorted set of the sets of all tasks, see `keep_earliest`.
 local function wake_set(row)
   if row[LEASE_UNTIL] then
     return KEYS[2]
@@ -151,8 +151,30 @@ local function set_wake_at(job, seconds, previous)
   end
 end
 
--- Move a job from the sorted set of its previous state to that of its state. `indexed`: the states that are among them
--- and have a set (words); the sets are the last keys of the script, the one of the first state last.
+-- The sorted set of the jobs that are parked on a pause.
+local function parked_set(pause)
+  return string.sub(KEYS[1], 1, -6) .. 'parked:' .. pause
+end
+
+-- Park a job on no pause. Its row is written afterwards.
+local function leave_parked_set(job)
+  if job[1][PARKED_ON] then
+    redis.call('ZREM', parked_set(job[1][PARKED_ON]), job.id)
+    job[1][PARKED_ON] = false
+  end
+end
+
+-- Add a job to the set of the pause that it is parked on, if it is: the most urgent first, and then the oldest.
+local function enter_parked_set(job)
+  local row = job[1]
+  if row[PARKED_ON] then
+    local place = tonumber(row[CREATED_AT]) - tonumber(row[PRIORITY_RANK] or 0) * 1e11
+    redis.call('ZADD', parked_set(row[PARKED_ON]), format_time(place), job.id)
+  end
+end
+
+-- Move a job from the sorted set of its previous state to the set of its state. `indexed`: which of both states have a
+-- set (words); the sets are the last keys of the script, the set of the first state last.
 local function move_between_states(indexed, job, previous)
   local row, position = job[1], #KEYS
   if row[STATE] == previous then
@@ -186,9 +208,13 @@ local function new_row(given, created_at)
   return row
 end
 
-local function insert_job(key, jobs, id, row, payload, options)
+-- Write a new job. `of_submitter`: the sorted set of its submitter, if it has one.
+local function insert_job(key, jobs, of_submitter, id, row, payload, options)
   redis.call('RPUSH', key, cmsgpack.pack(row), '', payload, options, '', '', '')
   redis.call('ZADD', jobs, row[CREATED_AT], id)
+  if row[SUBMITTER] then
+    redis.call('ZADD', of_submitter, row[CREATED_AT], id)
+  end
   return { row, '', payload, options, '', '', key = key, id = id }
 end
 
@@ -203,12 +229,17 @@ local function run_at_of(row)
   return tonumber(row[RUN_AT] or row[CREATED_AT])
 end
 
--- What the arguments of a job are compared by.
+-- Whether a job holds its identity no longer: a completed job whose uniqueness window is over, or an expired waiting job.
+local function is_over(row, now)
+  return tonumber(row[IDENTITY_UNTIL] or row[EXPIRES_AT] or math.huge) <= now
+end
+
+-- The text by which the arguments of a job are compared.
 local function fingerprint_of(row)
   return row[FINGERPRINT] or row[IDENTITY]
 end
 
--- Make a follower point to a job; it is due when that ends, and is looked at after one lease at the latest.
+-- Make a follower point to a job; the follower is due when the job ends, and is looked at after one lease at the latest.
 local function add_follower(follows_ids, followers, followed, follower, wake_at)
   local row = follower[1]
   redis.call('HSET', followers, follower.id, row[PUBLISHER_TASK] or row[TASK])
@@ -227,7 +258,7 @@ local function wake_followers(due, task, at)
   keep_earliest(KEYS[1] .. task, at)
 end
 
--- Make all followers of a job due now, a thousand in a call: a call for each would block Redis for much longer.
+-- Make all followers of a job due now, a thousand in a call: one call per follower would block Redis for much longer.
 local function wake_all_followers(followers, follows_ids, followed_id, now)
   local flat, at, size = redis.call('HGETALL', followers), format_time(now), 2000
   for first = 1, #flat, size do
@@ -255,19 +286,21 @@ local function append_history(history, row, at, event, detail)
   end
 end
 
--- Write the row of a follower: a job that holds no identity and ends as another one ends, which makes it due; if the
+-- Write the row of a follower: a job that holds no identity and ends as another job ends, which makes it due; if the
 -- followed job has ended already, it is due at once.
-local function insert_follower(key, history, jobs, follows_ids, followers, followed, follower, now, event, reason)
+local function insert_follower(
+  key, history, jobs, of_submitter, follows_ids, followers, followed, follower, now, event, reason
+)
   local row = follower.row
   row[FOLLOWS_ID], row[REASON] = followed.id, reason .. followed.id
-  local job = insert_job(key, jobs, follower.id, row, follower.payload, follower.options)
+  local job = insert_job(key, jobs, of_submitter, follower.id, row, follower.payload, follower.options)
   local wake_at = followed[1][FINISHED_AT] and now or now + tonumber(row[LEASE])
   add_follower(follows_ids, followers, followed, job, wake_at)
   append_history(history, row, row[CREATED_AT], event, row[REASON])
   return job
 end
 
--- Give an identity to the job that is queued next and return its id; without one, release the identity. The row of that
+-- Give an identity to the job that is queued next and return its id; without such a job release it. The row of that
 -- job is not a key of this script: the script `promote` updates it, or else `attach` or a sweep, which find it by the
 -- identity key that names it.
 local function hand_over_identity(identity, next_key, next_id, followers, follows_ids, ended_id, now)
@@ -296,15 +329,16 @@ local function promote(job, history, follows_ids, now, ended_id)
   append_history(history, row, format_time(now), 'promote', 'promoted when ' .. ended_id .. ' ended')
 end
 
--- Release the identity of its holder, if the holder's uniqueness window is over. Returns whether it was released.
+-- Release the identity of a holder that holds it no longer (see `is_over`). Returns whether it was released.
 local function release_expired(identity, key, history, row, now)
-  if not row[IDENTITY_UNTIL] or tonumber(row[IDENTITY_UNTIL]) > now then
+  if not is_over(row, now) then
     return false
   end
   redis.call('DEL', identity)
   row[HOLDS_IDENTITY] = false
   write_row(key, row)
-  append_history(history, row, format_time(now), 'release_identity', WINDOW_OVER)
+  local reason = row[IDENTITY_UNTIL] and WINDOW_OVER or HAS_EXPIRED
+  append_history(history, row, format_time(now), 'release_identity', reason)
   return true
 end
 
@@ -312,6 +346,18 @@ end
 local function read_key(key, now)
   local keyed = read_hash(key)
   return tonumber(keyed['until'] or now) > now and keyed or {}
+end
+
+-- Have the idempotency key of a deleted job name the job that was submitted in its place, and return that job's id;
+-- without such a job the key is free.
+local function pass_on_key(key, successor)
+  local job_id = redis.call('GET', successor)
+  if job_id then
+    redis.call('HSET', key, 'job_id', job_id)
+  else
+    redis.call('DEL', key)
+  end
+  return job_id
 end
 
 -- Store a job as the answer to the idempotency key of a submission, until `expires_at`.
@@ -348,17 +394,17 @@ local function charge(limits, first, now)
   end
 end
 
--- What a duplicate records besides its nonce and where it came from.
+-- The facts that a duplicate records besides its nonce and its origin.
 local function format_duplicate(now, outcome, arguments_differ, rescheduled, answered_by)
   return table.concat({ format_time(now), outcome, arguments_differ, rescheduled, answered_by }, ' ')
 end
 
--- The position of the duplicate of a submission, if it is one of the newest; false for a new one.
+-- The position of the duplicate of a submission, if it is one of the newest; false for a new submission.
 local function find_duplicate(duplicates, nonce)
   return redis.call('LPOS', duplicates, nonce, 'RANK', -1, 'MAXLEN', 3 * DUPLICATE_LIMIT)
 end
 
--- Append a duplicate of a job: three elements. Of the older ones, those that are too many are deleted now and then.
+-- Append a duplicate of a job: three elements. The oldest duplicates beyond the limit are deleted now and then.
 local function append_duplicate(duplicates, nonce, duplicate, origin)
   if redis.call('RPUSH', duplicates, nonce, duplicate, origin) >= 6 * DUPLICATE_LIMIT then
     redis.call('LTRIM', duplicates, -3 * DUPLICATE_LIMIT, -1)
@@ -383,5 +429,45 @@ local function count_duplicates(counts, sums, job_id, task, submitter, outcome, 
     redis.call('HDEL', sums, field)
     redis.call('HINCRBY', sums, all, -1)
     redis.call('HINCRBY', sums, cjson.encode({ task, OTHER_SUBMITTERS, outcome }), amount)
+  end
+end
+
+-- The key of the sums of the costs of today (UTC): the prefix with the number of the day.
+local function sums_of_today(prefix)
+  return prefix .. format_integer(math.floor(clock() / 86400))
+end
+
+-- The amounts of costs, from an argument on: task, label, name and unit of each, and its limbs. An amount is a number of
+-- billionths, in three limbs to the base 10^8, the lowest one first, all with its sign: a limb times a count is exact.
+local function read_amounts(first)
+  local amounts = {}
+  for i = first, #ARGV, 7 do
+    local limbs = { number(ARGV[i + 4]), number(ARGV[i + 5]), number(ARGV[i + 6]) }
+    amounts[#amounts + 1] = { task = ARGV[i], label = ARGV[i + 1], name = ARGV[i + 2], unit = ARGV[i + 3], limbs = limbs }
+  end
+  return amounts
+end
+
+-- The name under which an amount is added up: its own, unless its task has sums of too many names. The field of task and
+-- label alone has the number of names.
+local function name_of_sum(day, amount, limit)
+  local entry, all = cjson.encode({ amount.task, amount.label, amount.name }), cjson.encode({ amount.task, amount.label })
+  if redis.call('HGET', day, entry) then
+    return amount.name
+  elseif tonumber(redis.call('HGET', day, all) or 0) >= limit then
+    return OTHER_SUBMITTERS
+  end
+  redis.call('HSET', day, entry, '1')
+  redis.call('HINCRBY', day, all, 1)
+  return amount.name
+end
+
+-- Add an amount, so many times, to a sum: each of its limbs has a field, without a carry.
+local function add_to_sum(day, amount, name, kind, count)
+  for i, limb in ipairs(amount.limbs) do
+    if i == 1 or limb * count ~= 0 then
+      local field = cjson.encode({ amount.task, amount.label, name, amount.unit, kind, i - 1 })
+      redis.call('HINCRBY', day, field, format_integer(limb * count))
+    end
   end
 end

@@ -19,7 +19,7 @@ end
 return jobs
 -- name: find_existing
 #!lua flags=allow-oom
--- Find the job that answers an idempotency key, or else the one that holds an identity.
+-- Find the job that answers an idempotency key, or else the job that holds an identity.
 -- KEYS: identity, and the idempotency key, if any
 -- returns: the job's id; the time, for a holder, whose uniqueness window may be over, or ""; until when the key is retained,
 --          or ""

@@ -1,6 +1,7 @@
-"""Listing and counting jobs: pages of ids in the order of `created_at`, then only the rows that are returned.
+"""Lists and counts jobs: reads pages of ids in the order of `created_at`, then only the rows that are returned.
 
-A filter that matches few jobs reads every job of the time range, or of the sorted set of a state, and so does a count.
+A filter that matches few jobs reads every job of the time range in the sorted set of its submitter or its state, or of
+all jobs, and so does a count.
 Each request reads one page, so that other clients do not wait for the whole scan.
 """
 
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
+from onejob.jobs.backlog import Backlog, group_backlog
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job
-from onejob.jobs.records import Backlog, Query, group_backlog
-from onejob.stores.protocol import indexed_state, is_indexed
+from onejob.jobs.model import JobRow
+from onejob.jobs.query import Query
+from onejob.stores.protocol import Index, index_of, indexed_state, is_indexed
 from onejob.stores.redis.client import Call, Part, pages_of
 
 PAGE_SIZE = 250
@@ -25,19 +27,18 @@ PAGE_SIZE = 250
 class Queries(Part):
     """The part of the store that finds jobs by other criteria than their ids."""
 
-    def find(self, query: Query) -> list[Job]:
-        found: list[Job] = []
+    def find(self, query: Query) -> list[JobRow]:
+        found: list[JobRow] = []
         to_skip = query.offset
         for page in self._pages(query):
             ids = page
-            if query.filters:
+            if query.states or not is_indexed(query):
                 ids = [job_id for job_id, state in zip(page, self._filter(query, page), strict=True) if state]
             skipped, to_skip = to_skip, max(to_skip - len(ids), 0)
             # The state of some may have changed since they were filtered.
             found += self._read_some(
-                ids[skipped:], query.limit - len(found), lambda job: not query.states or job.state in query.states,
-                light=query.light,
-            )  # fmt: skip
+                ids[skipped:], query.limit - len(found), lambda job: _is_still_listed(query, job), light=query.light
+            )
             if len(found) >= query.limit:
                 break
         return found
@@ -61,16 +62,26 @@ class Queries(Part):
         return {state: min(max(found[state], 0), limit) for state in State}
 
     def is_indexed(self, query: Query) -> bool:
-        return is_indexed(query, of_submitter=False)
+        return is_indexed(query)
 
     def edge(self, query: Query, *, skip: int) -> float | None:
-        newest, oldest = _time_range(query)
+        if index_of(query) is Index.RUNS:
+            times = [at for job_id, at in self._runs().items() if _is_listed(query, job_id, at)]
+            return times[skip] if skip < len(times) else None
+        sorted_set, (newest, oldest) = self._set_of(query), _time_range(query)
         if newest == str(query.before):  # the jobs of that time before the position are skipped, too
-            (equal,) = self._client.read(("ZRANGEBYSCORE", self._keys.jobs, newest, newest))
+            (equal,) = self._client.read(("ZRANGEBYSCORE", sorted_set, newest, newest))
             skip += sum(not _is_listed(query, job_id, float(newest)) for job_id in equal)
-        command = ("ZREVRANGEBYSCORE", self._keys.jobs, newest, oldest, "WITHSCORES", "LIMIT", str(skip), "1")
+        command = ("ZREVRANGEBYSCORE", sorted_set, newest, oldest, "WITHSCORES", "LIMIT", str(skip), "1")
         (flat,) = self._client.read(command)
         return float(flat[1]) if flat else None
+
+    def index_submitters(self) -> int:
+        """Add the jobs of an earlier version to the sets of their submitters; return how many were not in them."""
+        prefix, added = self._keys.submitter(""), 0
+        for ids in self._pages(Query()):
+            added += self._client.call("index_submitters", (prefix, *map(self._keys.job, ids)), tuple(ids))
+        return added
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
         due_first = ("-inf", "+inf", "LIMIT", "0", str(limit))
@@ -82,21 +93,30 @@ class Queries(Part):
         replies = self._client.send(calls)
         return group_backlog(flat[start : start + 6] for flat in replies for start in range(0, len(flat), 6))
 
-    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+    def followers(self, job_id: str, *, limit: int) -> list[JobRow]:
         (flat,) = self._client.read(("HGETALL", self._keys.followers(job_id)))
         # The key of its followers has some that follow it no more.
         return self._read_some([*self._creation_times(flat[::2])], limit, lambda job: job.follows_id == job_id)
 
     def _pages(self, query: Query) -> Iterator[Sequence[str]]:
         """Yield the ids of the jobs among which a query filters, newest first, a page at a time."""
+        if index_of(query) is Index.RUNS:
+            runs = [job_id for job_id, at in self._runs().items() if _is_listed(query, job_id, at)]
+            yield from pages_of(runs, PAGE_SIZE)
+        else:
+            yield from self._pages_of_set(self._set_of(query), query)
+
+    def _set_of(self, query: Query) -> str:
+        """Return the sorted set that leads to the jobs of a query, but for runs."""
+        if index_of(query) is Index.SUBMITTER:
+            return self._keys.submitter(query.submitter or "")
         state = indexed_state(query)
-        if state is not State.RUNNING:
-            yield from self._pages_of_set(self._keys.jobs if state is None else self._keys.state_sets[state], query)
-            return
-        # Running jobs are few, so all are read first.
+        return self._keys.jobs if state is None else self._keys.state_sets[state]
+
+    def _runs(self) -> dict[str, float]:
+        """Return the `created_at` of running jobs, newest first: they are few, so all are read."""
         (running,) = self._client.read(("ZRANGEBYSCORE", self._keys.leases, "-inf", "+inf"))
-        created = reversed(self._creation_times(running).items())
-        yield from pages_of([job_id for job_id, at in created if _is_listed(query, job_id, at)], PAGE_SIZE)
+        return dict(reversed(self._creation_times(running).items()))
 
     def _pages_of_set(self, sorted_set: str, query: Query) -> Iterator[Sequence[str]]:
         """Yield the ids of a sorted set of `created_at` in the time range of a query."""
@@ -121,16 +141,16 @@ class Queries(Part):
         return {job_id: at for at, job_id in sorted(found)}
 
     def _filter(self, query: Query, ids: Sequence[str]) -> list[str]:
-        """Return the state of each job that matches, and "" for the others."""
+        """Return the state of each job that matches, and "" for every other job."""
         filters = json.dumps({name: getattr(query, name) for name in query.filters}, default=sorted)
         states: list[str] = self._client.call("filter_jobs", tuple(map(self._keys.job, ids)), (filters,))
         return states
 
     def _read_some(
-        self, ids: Sequence[str], limit: int, matches: Callable[[Job], bool], *, light: bool = False
-    ) -> list[Job]:
+        self, ids: Sequence[str], limit: int, matches: Callable[[JobRow], bool], *, light: bool = False
+    ) -> list[JobRow]:
         """Return the first jobs that match, at most `limit`."""
-        found: list[Job] = []
+        found: list[JobRow] = []
         while ids and len(found) < limit:
             count = limit - len(found)
             found += filter(matches, self._read_jobs(ids[:count], light=light))
@@ -144,6 +164,12 @@ def _time_range(query: Query) -> tuple[str, str]:
     if query.before is not None and (query.until is None or query.before < query.until):
         newest = f"({query.before}" if query.before_id is None else str(query.before)
     return newest, "-inf" if query.since is None else str(query.since)
+
+
+def _is_still_listed(query: Query, job: JobRow) -> bool:
+    """Return whether a found job still has the state and the submitter of a query; a new job may have its id."""
+    is_submitters = not query.submitter or job.submitter == query.submitter
+    return is_submitters and (not query.states or job.state in query.states)
 
 
 def _is_listed(query: Query, job_id: str, at: float) -> bool:

@@ -1,6 +1,6 @@
 #!lua
--- Store duplicates that differ only by their nonces. A duplicate without a nonce is that of a redelivered message: it
--- is not counted in the job's row, and replaces the one before it.
+-- Store duplicates that differ only by their nonces. A duplicate without a nonce is a redelivered message: it is not
+-- counted in the job's row, and replaces the previous redelivered message.
 -- KEYS: job, duplicates, duplicate_counts, duplicate_sums
 -- ARGV: clock, job_id, outcome, answered_by, arguments_differ, rescheduled, origin (where it came from, as JSON),
 --       submitter, counted_as (the outcome in the statistics), submitter_limit; the nonces

@@ -15,7 +15,7 @@ return row[CANCEL] or '0'
 #!lua flags=allow-oom
 -- Set `wake_at` of jobs that wait for a run, or whose canvas waits.
 -- KEYS: wake, leases, ended; the jobs
--- ARGV: clock, lost ("1": only published jobs that may run, which a sweep has to publish again); id, wake_after (seconds) and
+-- ARGV: clock, lost ("1": only published jobs that may run and are not parked, which a sweep has to publish again); id, wake_after (seconds) and
 --       `wake_at` as it was seen ("": whatever it is) of each
 -- returns: nothing
 local now, lost = clock(), ARGV[2] == '1'
@@ -24,7 +24,7 @@ for i = 4, #KEYS do
   local row = job and job[1]
   local waits = row and not row[LEASE_UNTIL] and (not row[FINISHED_AT] or row[CANVAS_PENDING])
   local is_seen = waits and (not taken or math.abs((tonumber(read_wake_at(job)) or 0) - taken) < 0.001)
-  if is_seen and not (lost and (row[PUBLISHED_AT] == '0' or run_at_of(row) > now)) then
+  if is_seen and not (lost and (row[PUBLISHED_AT] == '0' or row[PARKED_ON] or run_at_of(row) > now)) then
     if lost then
       fill_row(row)[PUBLISHED_AT] = '0'
       write_row(KEYS[i], row)

@@ -1,4 +1,4 @@
-"""The Redis store: every write is one Lua script, a row is one list, and one key per identity makes it unique."""
+"""The Redis store: a write is one Lua script, a row is one list, and a key per identity admits one live job only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,29 @@ from typing import Any
 from redis import ConnectionPool, exceptions
 from redis.crc import key_slot
 
-from onejob.errors import PartlySubmittedError
+from onejob.errors import all_written
+from onejob.jobs.handover import UNSENT, BrokerMessage
+from onejob.jobs.history import Entry, full_history, row_implies_entry
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Admission, Applied, Cancel, Change, Job, MessageOf, Outcome, Renewal, Submission
-from onejob.jobs.records import REDELIVERED, Entry, Tombstone, full_history, row_implies_entry
+from onejob.jobs.model import (
+    REDELIVERED,
+    Admission,
+    Applied,
+    Cancel,
+    Change,
+    HandoverOf,
+    JobRow,
+    Outcome,
+    Renewal,
+    Submission,
+    Tombstone,
+)
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener, Feed
-from onejob.stores.protocol import HISTORY_LIMIT, Channel
+from onejob.stores.protocol import HISTORY_LIMIT, LOGS_KEPT, Channel
 from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of
 from onejob.stores.redis.connection import Connection
+from onejob.stores.redis.costs import Costs
 from onejob.stores.redis.queries import Queries
 from onejob.stores.redis.records import Records
 from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_of
@@ -26,10 +40,10 @@ from onejob.stores.redis.submission import Submitting, arguments_of, exceeded_qu
 from onejob.stores.statement_files import NEW_VALUES
 
 COUNTED = " ".join((*Outcome, REDELIVERED))
-"""All that duplicates are counted by."""
+"""The names under which duplicates are counted: every outcome, and redelivered messages."""
 
 
-class RedisStore(Queries, Records):
+class RedisStore(Queries, Records, Costs):
     """A store in Redis 7.0 or later. Safe to use from many threads; survives a fork."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
@@ -41,14 +55,14 @@ class RedisStore(Queries, Records):
     def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
         """Return the store at `redis://`, `rediss://` or `unix://`; options of redis-py may follow as the query.
 
-        `prefix` is that of the ledger's keys. `clock` (seconds since the epoch) replaces the server's, for tests only.
-        Does not connect. Raises `ConfigurationError`.
+        `prefix`: of the ledger's keys. `clock` (seconds since the epoch) replaces the server's clock, for tests only.
+        No connection is opened. Raises `ConfigurationError`.
         """
         return cls(Client(url, clock), Keys(prefix))
 
     @property
     def address(self) -> str:
-        """The server, the database and the user, without secrets: messages can be pushed to this address only."""
+        """The server, the database and the user, without secrets: the store can push messages to this address only."""
         return self._client.address
 
     @property
@@ -64,21 +78,20 @@ class RedisStore(Queries, Records):
     # The methods are documented in onejob.stores.protocol.
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_after: float, message_of: MessageOf | None = None,
+        self, submissions: Sequence[Submission], *, handover_of: HandoverOf,
         wait_for_locks: bool = True,  # noqa: ARG002 - Redis has no locks to wait for
     ) -> list[Admission]:  # fmt: skip
-        submitting = Submitting(self._client, self._keys, self._holder_cache, wake_after, message_of)
+        submitting = Submitting(self._client, self._keys, self._holder_cache, handover_of)
         if len(submissions) == 1:
             return [submitting.submit(submissions[0])]
-        return PartlySubmittedError.checked(
-            [answer for batch in split_batch(submissions) for answer in submitting.submit_batch(batch)]
-        )
+        return all_written([answer for batch in split_batch(submissions) for answer in submitting.submit_batch(batch)])
 
-    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> JobRow | None:
         keys = self._keys
         script_keys = (
-            *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.jobs, keys.follows_ids,
-            keys.job(follows_id), keys.followers(follows_id), *quota_keys(keys, submission),
+            *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.jobs,
+            keys.submitter(submission.submitter), keys.follows_ids, keys.job(follows_id),
+            keys.followers(follows_id), *quota_keys(keys, submission),
         )  # fmt: skip
         values = (follows_id, *arguments_of(submission)[:4], limits_of(submission))
         parts = self._client.call("follow", script_keys, values)
@@ -101,10 +114,11 @@ class RedisStore(Queries, Records):
     def apply(self, change: Change) -> Applied:
         keys, job_id, identity = self._keys, change.job_id, self._keys.identity(change.identity)
         indexed, sets = self._state_sets((*change.sources, change.target) if change.target else ())
+        message = message_in(change)
         script_keys = (
             *keys.wake_sets, keys.job(job_id), identity, keys.next(change.identity), keys.history(job_id),
             keys.followers(job_id), keys.follows_ids, keys.steps(job_id),
-            *((change.message.destination,) if change.message else ()), *sets,
+            *((message.destination,) if message is not None else ()), *sets,
         )  # fmt: skip
         values = _change_values(change, indexed)
         status, *found = self._client.call("apply", script_keys, values)
@@ -131,7 +145,15 @@ class RedisStore(Queries, Records):
         (flat,) = self._client.read(("HGETALL", self._keys.steps(job_id)))
         return pairs_of(flat)
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
+    def keep_run_log(self, job_id: str, token: int, text: str) -> bool:
+        script_keys = (self._keys.job(job_id), self._keys.run_logs(job_id))
+        return self._client.call("keep_run_log", script_keys, (str(token), text, str(LOGS_KEPT))) is not None
+
+    def run_logs(self, job_id: str) -> dict[int, str]:
+        (flat,) = self._client.read(("HGETALL", self._keys.run_logs(job_id)))
+        return {int(attempt): text for attempt, text in sorted(pairs_of(flat).items(), key=lambda each: int(each[0]))}
+
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[JobRow]:
         keys = self._keys
         sets = (*keys.wake_sets, *map(keys.wake, sorted(tasks)))
         values = (str(limit), str(hold), format_value(expired_runs))
@@ -155,39 +177,48 @@ class RedisStore(Queries, Records):
             calls.append(Call("postpone", script_keys, (format_value(lost), *values)))
         self._client.send(calls)
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, JobRow]:
         return {job.id: job for job in self._read_jobs(job_ids)}
 
     get_awaited = get_many  # scripts signal every end
 
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
-        tombstone_for: float = 0.0,
+        skip_needed: bool = False, successor: str | None = None, tombstone_for: float = 0.0,
     ) -> list[str]:  # fmt: skip
         keys, deleted = self._keys, []
-        job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
-        shared = (keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones, keys.tombstone_expiry)
+        job_keys = (
+            keys.job, keys.steps, keys.history, keys.followers, keys.duplicates, keys.run_logs, keys.successor,
+        )  # fmt: skip
+        shared = (
+            keys.jobs, keys.submitter(""), keys.follows_ids, keys.duplicate_counts, keys.tombstones,
+            keys.tombstone_expiry, keys.job(successor or ""),
+        )  # fmt: skip
+        skips = (format_value(skip_referenced), format_value(skip_needed))
         indexed, sets = self._state_sets(tuple(State))
         for page in pages_of(job_ids):
             script_keys = (*keys.wake_sets, *shared, *(key(job_id) for job_id in page for key in job_keys), *sets)
-            values = (_words(sources), format_value(skip_referenced), str(tombstone_for), COUNTED, indexed, *page)
+            values = (_words(sources), *skips, successor or "", str(tombstone_for), COUNTED, indexed, *page)
             deleted += self._client.call("delete", script_keys, values)
         return deleted
 
     def read_clock(self) -> float:
         return float(self._client.call("read_clock", (self._keys.jobs,)))
 
-    def find_existing(self, identity: str, key: str | None) -> Job | None:
+    def find_existing(self, identity: str, key: str | None) -> JobRow | None:
         script_keys = (self._keys.identity(identity), *(() if key is None else (self._keys.key(key),)))
         found = self._client.call("find_existing", script_keys)
         if found is None:
             return None
         job_id, now, until = found
         job = self.get_many([job_id]).get(job_id)
-        if until and (job is None or (job.key_retained_until or 0.0) < float(until)):
-            return self.find_existing(identity, None)  # the key is that of a deleted job, whose id another one may have
-        is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
-        return None if is_over else job
+        while until and (job is None or (job.key_retained_until or 0.0) < float(until)):
+            # The key is that of a deleted job, whose id another one may have.
+            (job_id,) = self._client.read(("GET", self._keys.successor(job_id)))
+            if job_id is None:
+                return self.find_existing(identity, None)
+            job = self.get_many([job_id]).get(job_id)
+        return None if now and job is not None and job.has_lost_identity(float(now)) else job
 
     def history(self, job_id: str) -> list[Entry]:
         read_job = get_many(self._keys, [job_id], light=True)
@@ -206,26 +237,26 @@ class RedisStore(Queries, Records):
         return Tombstone.from_row({"id": job_id, **dict(row)})
 
     def _state_sets(self, states: Sequence[State]) -> tuple[str, Sequence[str]]:
-        """Return which of these states have a sorted set, as words, and the sets, the one of the first state last."""
+        """Return the given states that have a sorted set, as words, and their sorted sets in the opposite order."""
         sets = self._keys.state_sets
         names = [state for state in sets if state in states]
         return _words(names), [sets[name] for name in reversed(names)]
 
 
 def _change_values(change: Change, indexed: str) -> tuple[str, ...]:
-    event = "" if row_implies_entry(change) else change.event
+    event, message = "" if row_implies_entry(change) else change.event, message_in(change)
     conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
     given_values = ((name, getattr(change, name)) for name in (*NEW_VALUES, "result", "error"))
     values = [(POSITIONS[name], value) for name, value in given_values if value is not None]
-    if change.publishes is not None:
-        values.append((POSITIONS["published_at"], "now" if change.publishes else "0"))
+    if change.handover is not None:
+        values.append((POSITIONS["published_at"], "0" if change.handover.way in UNSENT else "now"))
     return (
         change.job_id, change.identity, change.request_id, event, _words(change.sources),
         change.target or "", given(change.token), given(change.seen_run_at), *map(format_value, conditions),
         given(change.identity_for), given(change.identity_until),
         "rejoins" if change.reopens and change.rejoins else format_value(change.reopens),
         format_value(change.forgets_steps), given(change.wake_after), given(change.run_in), change.detail,
-        change.message.text if change.message else "",
+        "" if message is None else message.text,
         indexed, *(text for position, value in values for text in (str(position), format_value(value))),
     )  # fmt: skip
 
@@ -234,8 +265,14 @@ def _words(values: Iterable[str]) -> str:
     return " ".join(values)
 
 
-def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, sent: str = "") -> Applied:
-    return Applied(applied=status == "applied", job=job_of(job_id, parts) if parts else None, sent=sent == "1")
+def message_in(change: Change) -> BrokerMessage | None:
+    """Return the message that a change pushes."""
+    return None if change.handover is None else change.handover.message
+
+
+def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, pushed: str = "") -> Applied:
+    job = job_of(job_id, parts) if parts else None
+    return Applied(applied=status == "applied", job=job, handed_over=pushed == "1")
 
 
 # --- the signals: scripts publish them, and one connection per process is subscribed to them --------------------------
@@ -254,7 +291,7 @@ class RedisFeed(Feed):
             self._connection.send((command, self._names[channel]) for channel in channels)
 
     def read(self) -> Iterator[tuple[Channel, str | None, str]]:
-        """Yield channel, key and payload of what has arrived; without a key when a channel was subscribed to."""
+        """Yield channel, key and payload of each signal that has arrived; key None: the channel was subscribed to."""
         for reply in self._connection.receive_available():
             if isinstance(reply, Exception):
                 raise reply

@@ -1,4 +1,4 @@
-"""Submissions: one script writes new jobs; a duplicate needs a second one, with the keys of the existing job."""
+"""Submits jobs: one script writes new jobs; a duplicate needs a second script, with the keys of the existing job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 from msgpack import Packer, packb
 
 from onejob.errors import QuotaExceededError, StoreError, StoreRefusedError
-from onejob.jobs.model import Admission, Duplicate, Job, MessageOf, Outcome, Submission
+from onejob.jobs.handover import BY_SWEEP
+from onejob.jobs.model import Admission, Duplicate, HandoverOf, JobRow, Outcome, Submission
 from onejob.jobs.transitions import SUBMITTED, new_job
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import SUBMITTER_LIMIT
@@ -22,21 +23,21 @@ from onejob.stores.redis.rows import GIVEN, TIMES, Keys, format_value, given, jo
 
 T = TypeVar("T")
 Calls: TypeAlias = "Generator[Call | None, Any, T]"
-"""Yields calls, gets their replies, and returns a result."""
+"""The generator of an operation: it yields calls, gets their replies, and returns a result."""
 Answer: TypeAlias = "Admission | QuotaExceededError | StoreError"
 CALL_SIZE = 100
 """How many submissions one call of the script writes: it blocks the server for a few milliseconds."""
 SUBMIT_TRIES = 20
 """How often a submission is tried at most because another job holds its identity by then."""
 ORIGIN = ("source", "submitter", "host", "fingerprint")
-"""What a duplicate records of its submission: a JSON array that only clients read."""
+"""The facts that a duplicate records of its submission, in a JSON array that only clients read."""
 _origin_values = attrgetter(*ORIGIN)
 _ROW_HEADER = Packer().pack_array_header(len(GIVEN) + len(TIMES))
 _GIVEN_HEADER_SIZE = len(Packer().pack_array_header(len(GIVEN)))
 
 
 def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
-    """Return what scripts need: id, row (in MessagePack, without `TIMES`), payload, options, delay and expiry."""
+    """Return the arguments of scripts: id, row (MessagePack, without `TIMES`), payload, options, delay and expiry."""
     rank, retries, delay, expires_in = (
         submission.priority_rank, submission.retries, submission.delay, submission.expires_in,
     )  # fmt: skip
@@ -62,10 +63,10 @@ class _Pending:
         self.submission = submission
         self._calls = calls
         self.request = next(calls)
-        """Its next call; None: it has to be written as a new job."""
+        """The next call of the submission; None: the submission has to be written as a new job."""
         self.answer: Answer | None = None
         self.is_alone = False
-        """Whether it needs a call of its own: one with others was refused, after it may have written some of them."""
+        """Whether the submission needs a call of its own: a call with others was refused, and may have written some."""
 
     def handle(self, reply: Any) -> None:
         """Go on with the reply to its call, to the next call or the answer."""
@@ -77,22 +78,29 @@ class _Pending:
 
 @dataclass(slots=True)
 class Submitting:
-    """A call of `submit_many`. `wake_after`: seconds until a sweep publishes a job that is due, once more."""
+    """A call of `submit_many`. `handover_of`: returns the hand-over of a submission's job, if it is due now."""
 
     client: Client
     keys: Keys
     holder_cache: HolderCache
-    wake_after: float
-    message_of: MessageOf | None
+    handover_of: HandoverOf
+    columns: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """The columns of the hand-overs of new jobs, by id."""
     queued: dict[str, str] = field(default_factory=dict)
-    """By identity: the job that an earlier submission of the batch will have queued next."""
+    """The jobs that earlier submissions of the batch will have queued next, by identity."""
     repeated: frozenset[str] = frozenset()
     """The identities that several submissions of the batch have."""
 
     def submit(self, submission: Submission) -> Admission:
         """Return the admission of one submission. Raises `StoreError` and `QuotaExceededError`."""
-        holder = self.holder_cache.get(submission.identity) if submission.key is None else None
+        holder, reply = self.holder_cache.get(submission.identity) if submission.key is None else None, None
+        if holder is None:  # most likely a new job
+            reply = self.client.send([self.new_jobs([submission])])[0][0]
+            if reply[0] == "admitted":
+                return self._admitted(submission, *reply[1:])
         pending = _Pending(submission, self._calls_of(submission, holder))
+        if reply is not None:
+            pending.handle(reply)
         while pending.answer is None:
             reply = self.client.send([pending.request or self.new_jobs([submission])])[0]
             pending.handle(reply if pending.request else reply[0])
@@ -140,21 +148,28 @@ class Submitting:
                 pending.answer = answer
 
     def new_jobs(self, submissions: Sequence[Submission]) -> Call:
-        """Return the call that writes new jobs. Its reply has one answer for each."""
+        """Return the call that writes new jobs. The reply has one answer for each submission."""
         keys, script_keys = self.keys, [self.keys.wake(""), self.keys.jobs]
-        values: list[str | bytes] = [str(self.wake_after)]
+        values: list[str | bytes] = []
         for submission in submissions:
             key, identity = submission.key, submission.identity
-            message = self.message_of(submission) if self.message_of and submission.delay <= 0 else None
+            handover = BY_SWEEP if submission.delay > 0 else self.handover_of(submission)
+            message, columns = handover.message, handover.columns(submission.lease)
+            self.columns[submission.id] = wake_after, is_sent = columns
             wake_set = keys.wake(submission.publisher_task or submission.task)
             script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
+            if submission.submitter:
+                script_keys.append(keys.submitter(submission.submitter))
             if key is not None:
                 script_keys.append(keys.key(key))
             if message is not None:
                 script_keys.append(message.destination)
             values += arguments_of(submission)
+            values.append(str(wake_after))
+            values.append("1" if is_sent else "")
             values.append("" if message is None else message.text)
             values.append("" if key is None else str(submission.key_for))
+            values.append("1" if submission.submitter else "")
             if submission.charges:
                 script_keys += quota_keys(keys, submission)
                 values.append(limits_of(submission))
@@ -163,7 +178,7 @@ class Submitting:
         return Call("submit", script_keys, values)
 
     def _calls_of(self, submission: Submission, holder: str | None) -> Calls[Answer]:
-        """Yield the next call of a submission, None to be written as a new job, get the reply, and return the answer.
+        """Yield each next call of a submission (None: write a new job), get its reply, and return the final answer.
 
         `holder`: the job that holds the identity, as far as it is known.
         """
@@ -173,11 +188,8 @@ class Submitting:
             while True:
                 reply = yield request
                 match reply:
-                    case ["admitted", at, sent]:
-                        job = new_job(submission, now=float(at), wake_after=self.wake_after)
-                        if submission.key is not None:
-                            job = replace(job, key_retained_until=job.created_at + submission.key_for)
-                        return Admission(job, Outcome.ADMITTED, sent=sent == "1")
+                    case ["admitted", at, pushed]:
+                        return self._admitted(submission, at, pushed)
                     case ["held", holder, queued]:
                         request = self._meet_holder(submission, holder, queued)
                     case ["uncommon"]:
@@ -193,21 +205,55 @@ class Submitting:
             request = None
         return StoreError(f"the holder of identity {identity} changed {SUBMIT_TRIES} times during one submission")
 
+    def _admitted(self, submission: Submission, at: str, pushed: str) -> Admission:
+        """Return the admission of a new job, which was written at a time."""
+        wake_after, is_sent = self.columns[submission.id]
+        job = new_job(submission, now=float(at), wake_after=wake_after, is_sent=is_sent)
+        if submission.key is not None:
+            job = replace(job, key_retained_until=job.created_at + submission.key_for)
+        return Admission(job, Outcome.ADMITTED, handed_over=pushed == "1")
+
     def _answer(self, submission: Submission, reply: Any) -> Calls[Answer | None]:
-        """Return the answer in a reply; None if another job holds the identity by now: it has to be submitted anew."""
+        """Return the answer in a reply; None if another job holds the identity by now: the submission is repeated."""
         match reply:
             case ["duplicate", *found]:
                 return (yield from self._answer_duplicate(submission, found))
             case ["exceeded", *found]:
                 return exceeded_quota(submission, found)
             case ["own"]:
-                own = yield from self._read(submission.id)
-                followed = (yield from self._read(own.follows_id)) if own and own.follows_id else None
-                return self._repeat(submission, own, followed) if own else None
+                return (yield from self._answer_by_id(submission))
         return None
 
+    def _answer_by_id(self, submission: Submission) -> Calls[Admission | None]:
+        """Return the answer of the job that has the id; None if it, or the job that answers, was deleted meanwhile."""
+        own = yield from self._read(submission.id)
+        if own is None:
+            return None
+        followed = (yield from self._read(own.follows_id)) if own.follows_id else None
+        answer = Admission.repeated(own, followed, submission)
+        if submission.key is None or own.submission_nonce == submission.nonce:
+            return self._repeat(submission, answer)
+        stale, reply = "", None
+        while reply not in ["free", "lost"]:
+            reply, *found = yield self._identify(submission, answer, stale)
+            if reply == "named":
+                return replace(answer, job=job_of(answer.job.id, found[0]))
+            if reply == "keyed":
+                stale, fingerprint, kept_until = found
+                job = yield from self._read(stale)
+                if job is not None and (job.key_retained_until or 0.0) >= float(kept_until):
+                    reused = fingerprint != submission.fingerprint
+                    return Admission.repeated(own, followed, submission, (job, reused))
+        return answer if reply == "free" else None
+
+    def _identify(self, submission: Submission, answer: Admission, stale: str) -> Call:
+        keys, job_id = self.keys, answer.job.id
+        script_keys = (*keys.wake_sets, keys.job(job_id), keys.key(submission.key or ""), keys.successor(stale))
+        key_for = "" if answer.key_reused else str(submission.key_for)
+        return Call("identify", script_keys, (job_id, stale, key_for, submission.fingerprint, answer.outcome))
+
     def _meet_holder(self, submission: Submission, holder: str, queued: str) -> Call:
-        """Return the call for a duplicate of the job that holds the identity, of the cheaper script if possible."""
+        """Return the call for a duplicate of the job that holds the identity, by the cheaper script if possible."""
         self.holder_cache.put(submission.identity, holder)
         # Equal submissions have the same script: an uncommon one would fall behind those after it.
         if submission.identity not in self.repeated and _is_plain(submission):
@@ -234,22 +280,26 @@ class Submitting:
         return Call("attach_plain", script_keys, values)
 
     def _attach(self, submission: Submission, existing: str, queued: str, holder: str = "") -> Call:
-        """Return the call that resolves any duplicate. `queued`: the job that will be queued next then; "" for none.
+        """Return the call that resolves any duplicate. `queued`: the id of the job that is queued next; "" for none.
 
         `holder`: the job that holds the identity, if it is not the existing one, which the idempotency key has.
         """
         keys, identity, queued_id = self.keys, submission.identity, queued or submission.id
         script_keys = (
             *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.identity(identity),
-            keys.next(identity), keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.duplicate_sums,
+            keys.next(identity), keys.jobs, keys.submitter(submission.submitter), keys.follows_ids,
+            keys.duplicate_counts, keys.duplicate_sums,
             keys.job(existing), keys.history(existing), keys.duplicates(existing), keys.followers(existing),
             keys.job(queued_id), keys.followers(queued_id),
-            *(() if submission.key is None else (keys.key(submission.key),)), *quota_keys(keys, submission),
+            *(() if submission.key is None else (keys.key(submission.key), keys.successor(existing))),
+            *quota_keys(keys, submission),
             *((keys.job(holder), keys.duplicates(holder)) if holder else ()),
         )  # fmt: skip
         flags = (submission.rejects, submission.replaces, submission.queue_next, submission.follows)
+        wake_after, is_sent = self.handover_of(submission).columns(submission.lease)
         values = (
-            existing, queued, str(self.wake_after), str(SUBMITTER_LIMIT), *arguments_of(submission),
+            existing, queued, str(wake_after), format_value(is_sent),
+            str(SUBMITTER_LIMIT), *arguments_of(submission),
             "" if submission.key is None else str(submission.key_for), str(submission.max_wait),
             *map(format_value, flags), origin_of(submission), limits_of(submission), format_value(holder != ""),
         )  # fmt: skip
@@ -265,20 +315,19 @@ class Submitting:
         follower = job_of(submission.id, own) if own else None
         return Admission(job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1")
 
-    def _repeat(self, submission: Submission, own: Job, followed: Job | None) -> Admission:
-        """Answer by the job that has the id. Its message was pushed with it if it has one, and the job was due."""
-        answer = Admission.repeated(own, followed, submission.nonce)
+    def _repeat(self, submission: Submission, answer: Admission) -> Admission:
+        """Return the answer to a repeated request, whose job was pushed when it was written, if it was due."""
         is_expired = submission.expires_in is not None and submission.expires_in <= 0
         was_due = answer.outcome is Outcome.ADMITTED and submission.delay <= 0 and not is_expired
-        return replace(answer, sent=was_due and self.message_of is not None and self.message_of(submission) is not None)
+        return replace(answer, handed_over=was_due and self.handover_of(submission).message is not None)
 
-    def _read(self, job_id: str) -> Calls[Job | None]:
+    def _read(self, job_id: str) -> Calls[JobRow | None]:
         (parts,) = yield get_many(self.keys, [job_id])
         return job_of(job_id, parts) if parts else None
 
 
 def split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
-    """Split a batch where an id or an idempotency key is repeated: the first must be answered before that."""
+    """Split a batch where an id or an idempotency key is repeated: its first submission must be answered before."""
     part: list[Submission] = []
     seen: set[tuple[str, str | None]] = set()
     for submission in submissions:
@@ -304,7 +353,7 @@ def quota_keys(keys: Keys, submission: Submission) -> list[str]:
 
 
 def limits_of(submission: Submission) -> str:
-    """Return the limits of these quotas as an argument of the scripts."""
+    """Return the limits of the quotas that a submission is charged with, as an argument of scripts."""
     return " ".join(f"{charge.quota.limit} {charge.quota.period}" for charge in submission.charges)
 
 
@@ -315,11 +364,11 @@ def exceeded_quota(submission: Submission, found: Sequence[str]) -> QuotaExceede
 
 
 def origin_of(submission: Submission | Duplicate) -> str:
-    """Return what a duplicate records of its submission, as JSON."""
+    """Return the facts that a duplicate records of its submission, as JSON."""
     return _write_origin(_origin_values(submission))
 
 
 @lru_cache(1024)
 def _write_origin(values: tuple[str, ...]) -> str:
-    """Return the values of `ORIGIN` as JSON: a submitter asks for the same again."""
+    """Return the values of `ORIGIN` as JSON, from a cache: one submitter repeats them."""
     return json.dumps(values, separators=(",", ":"))

@@ -1,20 +1,18 @@
 #!lua
 -- Write queued jobs that hold their identities, and push their messages.
--- KEYS: wake, jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one),
---       the broker's list (if it has a message) and its quotas
--- ARGV: clock, wake_after (seconds; 0: a sweep publishes the jobs); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
---       message ('' for none), key_for (seconds; '' without a key), limits (of its quotas, see `charge`)
--- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the row
---          that is written here
+-- KEYS: wake, jobs; for each submission: the wake set of its task, job, identity, next, the set of its submitter (if it
+--       has one), the idempotency key (if it has one), the broker's list (if it has a message) and its quotas
+-- ARGV: clock; for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
+--       wake_after (seconds until a sweep looks at a job that is due at once), is_sent ("1": it has a `published_at`), message ('' for none), key_for (seconds; '' without a key), has_submitter, limits (of its quotas, see `charge`)
+-- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the
+--          written row itself
 -- refusal: "own" when a job has this id already; "keyed", the id of the job that answers the idempotency key, and the id
 --          of the job that holds the identity, or "";
 --          "held", the id of the job that holds the identity, and the id of the job that is queued next, or "";
 --          "exceeded", see `charge`
-local ARGUMENTS = 9
+local ARGUMENTS = 12
 local jobs, next_number = KEYS[2], 3
 local now, created_at = clock()
-local wake_after = number(ARGV[2])
-local due = format_time(now + wake_after)
 
 -- The next key of the script.
 local function next_key()
@@ -23,9 +21,10 @@ local function next_key()
 end
 
 local function submit(first)
-  local id, given, payload, options, delay, expires_in, message, key_for, limits =
+  local id, given, payload, options, delay, expires_in, wake_after, is_sent, message, key_for, has_submitter, limits =
     unpack(ARGV, first, first + ARGUMENTS - 1)
   local wake_set, job, identity, queued_next = next_key(), next_key(), next_key(), next_key()
+  local of_submitter = has_submitter == '1' and next_key()
   local key, destination = key_for ~= '' and next_key(), message ~= '' and next_key()
   local first_quota = next_number
   for _ in string.gmatch(limits, '%S+ %S+') do
@@ -52,15 +51,18 @@ local function submit(first)
   local expires_at = expires_in and format_time(now + expires_in) or false
   local retained_until = key and format_time(now + key_for) or false
   local is_delayed, is_expired = delay and delay > 0, expires_in and expires_in <= 0
-  local wake_at = is_delayed and run_at or due
+  local wake_at = is_delayed and run_at or format_time(now + number(wake_after))
   if expires_in and now + expires_in < tonumber(wake_at) then
     wake_at = expires_at
   end
   local row = pack_new_row(
-    given, created_at, run_at, expires_at, retained_until, (is_delayed or wake_after <= 0) and '0' or false
+    given, created_at, run_at, expires_at, retained_until, (is_delayed or is_sent ~= '1') and '0' or false
   )
   redis.call('RPUSH', job, row, '', payload, options, '', '', '')
   redis.call('ZADD', jobs, created_at, id)
+  if of_submitter then
+    redis.call('ZADD', of_submitter, created_at, id)
+  end
   redis.call('ZADD', wake_set, wake_at, id)
   keep_earliest(wake_set, wake_at)
   if key then
@@ -71,7 +73,7 @@ local function submit(first)
 end
 
 local replies = {}
-for first = 3, #ARGV, ARGUMENTS do
+for first = 2, #ARGV, ARGUMENTS do
   replies[#replies + 1] = submit(first)
 end
 return replies

@@ -81,7 +81,7 @@ return { wake_at, ids, found_in }
 -- KEYS: wake, leases, ended; then for each job: the sorted set that it was taken from, and the job
 -- ARGV: clock, wake_at (as `take_due` has set it), then the ids
 -- returns: one job per id, and "lost" for a lost row
--- refusal: an empty one for a job that was changed meanwhile: this sweeper skips it
+-- refusal: an empty job for a job that was changed meanwhile: this sweeper skips it
 local wake_at, jobs = tonumber(ARGV[2]), {} -- as numbers: servers write scores in several ways
 for i = 1, #ARGV - 2 do
   local set, job_id = KEYS[2 * i + 2], ARGV[i + 2]

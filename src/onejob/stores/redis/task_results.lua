@@ -1,6 +1,6 @@
 -- name: put_result
 #!lua
--- Store a result in place of an earlier one.
+-- Store a result in place of an earlier result of its name.
 -- KEYS: result
 -- ARGV: clock, keep_for (seconds), body
 -- returns: nothing
@@ -13,7 +13,7 @@ redis.call('EXPIRE', key, format_integer(math.ceil(math.min(keep_for, 2 ^ 31) + 
 -- Read results.
 -- KEYS: the results
 -- ARGV: clock
--- returns: the body of each, or "" for one that is not stored
+-- returns: the body of each result, or "" if it is not stored
 local now, bodies = clock(), {}
 for i, key in ipairs(KEYS) do
   local result = redis.call('HMGET', key, 'body', 'until')

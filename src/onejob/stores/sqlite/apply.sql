@@ -1,5 +1,5 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged.
--- in: the fields of the change, :offers (whether workers take the job from the ledger) :now
+-- in: the fields of the change, :is_sent (whether `published_at` is now; null: it is unchanged) :now
 -- out: the job; nothing when a condition does not hold, or when the request is repeated
 update jobs set
   state = coalesce(:target, state),
@@ -15,10 +15,7 @@ update jobs set
   end,
   run_at = coalesce(:now + :run_in, run_at),
   finished_at = case when :ends then :now when not :reopens then finished_at end,
-  published_at = case
-    when :publishes and not (:offers and substr(route, 1, 1) not in ('', '[')) then :now
-    when :publishes is null then published_at
-  end,
+  published_at = case when :is_sent then :now when :is_sent is null then published_at end,
   result = coalesce(:result, case when not :reopens then result end),
   error = coalesce(:error, case when not :reopens then error end),
   {new_values},

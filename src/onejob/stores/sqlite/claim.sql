@@ -1,4 +1,4 @@
--- Start a run: set a new token and lease, and clear the job's expiry.
+-- Start a run: set a new token and lease, and clear the job's expiry and its pause.
 -- in: :job_id :nonce :node :sources :target :is_first (whether it must be the job's first claim) :now
 -- out: the job; nothing when it is not in the sources, not due, expired or queued next, when its cancellation was
 --      requested, or when the claim is repeated
@@ -15,6 +15,7 @@ update jobs set
   published = 0,
   published_at = null,
   publish_error = '',
+  parked_on = null,
   reason = 'running on ' || :node,
   requests = substr(:nonce || ' ' || requests, 1, 136)
 where id = :job_id

@@ -1,4 +1,4 @@
-"""One SQLite connection per process, for many threads, that survives a fork.
+"""The SQLite connections of a process, one for all threads and one for searches, that survive a fork.
 
 SQLite forbids carrying a connection across a fork, even unused: the library in the child assumes that it owns file
 locks which only the parent has, also for connections that the child opens itself; once the parent closes, other
@@ -19,7 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet, finalize
 
+from onejob.errors import StoreUnavailableError, StoreUnusableError
 from onejob.stores.listener import Listener
+from onejob.stores.sqlite.errors import rule_of
+from onejob.stores.sqlite.files import FileId, create_file, file_id, is_uri_path, rights_of, wal_of
+from onejob.stores.verdicts import Verdict
 
 RETRY_SECONDS = 0.01
 STATEMENTS = 256
@@ -27,25 +31,61 @@ STATEMENTS = 256
 
 
 class ForkSafeConnection:
-    """The connection to one file, used by one transaction at a time. `prepare` is called with each new connection."""
+    """The connection to one file, used by one transaction at a time. `prepare` is called with each new connection.
+
+    A file that is deleted or replaced lives on for who has it open, and whatever is written there is lost. So each
+    transaction compares the file at the path with the one that was opened: a system call, of about a microsecond.
+    """
 
     def __init__(self, path: Path, busy_timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self.path = path
+        self._name = str(path)
         self.busy_timeout = busy_timeout
         self._prepare = prepare
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
+        self._file: FileId | None = None
+        """The file that was opened last, also while it is closed; None for a database in memory."""
+        self._wal: FileId | None = None
         self._closing: finalize[..., ForkSafeConnection] | None = None
         _fork_handler.add(self)
 
     def open_locked(self) -> sqlite3.Connection:
-        """Return the connection of this process, opened if need be; the caller holds the lock."""
+        """Return the connection of this process to the file at the path, opened if need be; the caller holds the lock.
+
+        Raises `StoreUnavailableError` if the file was deleted, or replaced without its write-ahead log.
+        """
+        if self._file is not None:
+            try:
+                found = file_id(self._name)
+            except PermissionError as error:
+                msg = f"the SQLite store {self.path} cannot be examined: {error}. {rights_of(self.path)}"
+                raise StoreUnusableError(msg) from error
+            except OSError as error:
+                raise StoreUnavailableError(f"the SQLite store {self.path} did not answer: {error}") from error
+            if found != self._file:
+                self._leave_former_file(found)
         if self.connection is None:
             self.connection = self._connect()
             # Nothing closes the store of a dropped app, and Python warns of a connection that is collected open.
             self._closing = finalize(self, self.connection.close)
             self._closing.atexit = False  # other threads may still use it, and the end of the process closes it
         return self.connection
+
+    def _leave_former_file(self, found: FileId | None) -> None:
+        """Close the connection to a file that was replaced by `found`. Raises `StoreUnavailableError`."""
+        if found is None:
+            raise StoreUnavailableError(
+                f"the SQLite store {self.path} was deleted or moved while this process used it: put it back, or "
+                "restore a backup of it. To begin a new ledger, restart every process that uses it"
+            )
+        if self.connection is not None and self._wal is not None and file_id(wal_of(self.path)) == self._wal:
+            raise StoreUnavailableError(
+                f"the SQLite store {self.path} was replaced, and the file {wal_of(self.path)} of the former one is "
+                "still there, which SQLite would read into the new one: stop every process of the ledger, delete it "
+                f"and {self.path}-shm, and restore the backup again (docs/operations/backup.md)"
+            )
+        self.close_locked()  # which neither writes to a file that was replaced nor deletes what is beside the new one
 
     def close(self) -> None:
         """Close the connection of this process."""
@@ -62,15 +102,19 @@ class ForkSafeConnection:
         """Open a connection; retry while other processes open or close the file."""
         deadline = time.monotonic() + self.busy_timeout
         while True:
+            if not is_uri_path(self.path):
+                create_file(self.path)
+                with suppress(PermissionError):  # which SQLite will report
+                    self._file = file_id(self._name)  # before it is opened, so that a later replacement is noticed
             connection = connect(self.path, timeout=self.busy_timeout)
             try:
                 self._prepare(connection)
+                self._wal = None if self._file is None else file_id(wal_of(self.path))
                 connection.execute("pragma busy_timeout = 0")  # an operation waits without the lock, see `run_alone`
             except BaseException as error:
                 connection.close()
                 # SQLite's busy timeout does not cover the switch to write-ahead logging.
-                is_locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-                if not is_locked or time.monotonic() > deadline:
+                if rule_of(error).verdict is not Verdict.BUSY or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_SECONDS)
             else:
@@ -81,24 +125,12 @@ def connect(path: Path, *, timeout: float = 5.0) -> sqlite3.Connection:
     """Open a database for all threads; create its file for its owner only. `timeout`: seconds to wait for a lock."""
     is_uri = is_uri_path(path)  # a database in memory that connections share, as Django's tests have it
     if not is_uri:
-        with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened; -wal and -shm get its mode
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        create_file(path)
         path = path.absolute()  # which SQLite never takes for a URI, however it was built
     return sqlite3.connect(
         str(path), timeout=timeout, isolation_level=None, check_same_thread=False,
         cached_statements=STATEMENTS, uri=is_uri,
     )  # fmt: skip
-
-
-def absolute_path(path: str | Path) -> Path:
-    """Return the file that a path names in the working directory of now; a database in memory has none."""
-    path = Path(path)
-    return path if is_uri_path(path) else path.absolute()
-
-
-def is_uri_path(path: Path) -> bool:
-    """Return whether a path is SQLite's URI of a database, as `file:name?mode=memory`, and not the file `file:name`."""
-    return str(path).startswith("file:") and "?" in str(path)
 
 
 class _ForkHandler:
@@ -140,18 +172,18 @@ os.register_at_fork(
 )
 
 
-# --- the signals: a thread looks at the size and the time of the files, and any change is a signal --------------------
+# --- the signals: a thread looks at which files there are, their sizes and times; any change is a signal --------------
 
 
 LOOK_INTERVAL = 0.002
-"""Seconds between two looks while the file changes."""
+"""Seconds between two looks at the file while it changes."""
 IDLE_INTERVAL = 0.015
 """Seconds between two looks at a file that has not changed for `IDLE_AFTER` seconds."""
 IDLE_AFTER = 1.0
 SETTLED_AFTER = 0.02
-"""Seconds after a change in which another one may leave the same time and size: file systems count in ticks."""
+"""Seconds after a change in which another change may leave time and size equal: file systems count in ticks."""
 READ_SECONDS = 1e-4
-"""How long the read takes that each subscriber makes after a change: with many of them, fewer changes are signaled."""
+"""Seconds that the read of each subscriber takes after a change: with many subscribers, fewer changes are signaled."""
 
 
 class SQLiteSignals(Listener):
@@ -159,7 +191,7 @@ class SQLiteSignals(Listener):
 
     def __init__(self, path: Path) -> None:
         super().__init__(polls=is_uri_path(path))
-        self._paths = (Path(f"{path}-wal"), path)  # the second one alone for a file that is not in WAL mode
+        self._paths = (Path(wal_of(path)), path)  # the second one alone for a file that is not in WAL mode
 
     def _listen(self) -> None:
         seen: object = None  # so that the first look is a change
@@ -177,9 +209,9 @@ class SQLiteSignals(Listener):
                 self._interrupted.wait(max(pause, READ_SECONDS * sum(map(len, self._subscribers.values()))))
 
 
-def _stat(path: Path) -> tuple[int, int] | None:
+def _stat(path: Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
     except OSError:  # it does not exist while no process has the ledger open
         return None
-    return found.st_mtime_ns, found.st_size
+    return found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino

@@ -20,7 +20,7 @@ where id in (select id from due)
 returning {job_columns}
 -- name: next_delivery
 -- in: :queues (JSON array) :refused (JSON array of tasks) :now
--- out: in how many "seconds" the next job is due that is offered to such workers: null without one
+-- out: the "seconds" until the next job that is offered to workers of these queues is due; null without a job
 with recursive {places}
 select min((
   select run_at from jobs

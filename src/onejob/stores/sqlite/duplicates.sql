@@ -6,10 +6,10 @@ update jobs set duplicate_count = duplicate_count + 1 where id = :job_id returni
 -- name: bump_holder
 -- Count a duplicate in the row of the job that holds its identity.
 -- in: :id :identity :submission_nonce (of the submission) :now
--- out: the job; nothing without one, when its uniqueness window is over, and for a repeated submission, whose id exists
+-- out: the job; nothing if no job holds the identity, if its hold is over, and for a repeated submission, whose id exists
 --      or whose duplicate is stored
 update jobs set duplicate_count = duplicate_count + 1
-where identity = :identity and holds_identity and coalesce(identity_until > :now, true)
+where identity = :identity and holds_identity and coalesce({held_until} > :now, true)
   and not exists (select 1 from jobs as own where own.id = :id)
   and not exists (
     select 1 from duplicates as stored
@@ -17,7 +17,8 @@ where identity = :identity and holds_identity and coalesce(identity_until > :now
   )
 returning {job_columns}
 -- name: insert_duplicate
--- Store a duplicate in a slot: the oldest one, or for a redelivered message -1, of which so only the latest is kept.
+-- Store a duplicate in place of the oldest duplicate (its slot), or a redelivered message in slot -1: only the latest of
+-- a job is kept.
 -- in: the fields of the duplicate, :slot :now
 insert or replace into duplicates
   (job_id, slot, at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ,

@@ -1,7 +1,7 @@
 -- name: put_messages
 -- Write a copy of each message to each queue that its exchange and routing key lead to.
 -- in: :messages (JSON: an array of objects) :now
--- out: the queues that have got one
+-- out: the queues that have got a copy
 with given as materialized (
   select key as position, value ->> 'id' as id, value ->> 'exchange' as exchange, value ->> 'routing_key' as routing_key,
     value ->> 'priority' as priority, value ->> 'body' as body, value ->> 'expires_in' as expires_in
@@ -43,7 +43,7 @@ update messages set consumer = :consumer, taken_until = :now + :hold
 where id in (select value from json_each(:ids))
 returning id, queue, body, redelivered, priority
 -- name: receive_messages
--- Take copies without an acknowledgement.
+-- Delete and return copies: they need no acknowledgement.
 -- in: :ids (JSON array)
 -- out: the copies
 delete from messages where id in (select value from json_each(:ids)) returning id, queue, body, redelivered, priority
@@ -72,7 +72,7 @@ update messages set consumer = '', taken_until = null, redelivered = 1 where tak
 -- in: :now
 delete from messages where taken_until is null and expires_at <= :now
 -- name: purge_expired_queues
--- Delete what is in the temporary queues that have no consumer.
+-- Delete the copies in the temporary queues that have no consumer.
 -- in: :now
 delete from messages
 where taken_until is null and queue in (select name from message_queues where until <= :now)
@@ -81,7 +81,7 @@ where taken_until is null and queue in (select name from message_queues where un
 delete from message_bindings
 where queue in (select name from message_queues where until <= :now - :forgotten_after)
 -- name: delete_forgotten_queues
--- Delete the temporary queues that had no consumer for so long: one that was suspended goes on with its own.
+-- Delete the temporary queues that had no consumer for so long: a suspended consumer can go on with its queue before.
 -- in: :forgotten_after (seconds) :now
 delete from message_queues where until <= :now - :forgotten_after
 -- name: declare_queue

@@ -11,7 +11,7 @@ select {job_columns} from jobs where id = :job_id
 -- out: whether the request is one of the latest that were applied to the job; nothing without the job
 select instr(' ' || requests, ' ' || :request_id || ' ') > 0 as repeated from jobs where id = :job_id
 -- name: find_existing
--- Find the job that answers an idempotency key, or else the one that holds an identity within its uniqueness window.
+-- Find the job that answers an idempotency key, or else the job that holds an identity within its uniqueness window.
 -- in: :identity :key :now
 -- out: the job
 select {job_columns} from jobs
@@ -19,7 +19,7 @@ where id = coalesce(
   (select job_id from keys where key = :key and until > :now),
   (
     select id from jobs
-    where identity = :identity and holds_identity and coalesce(identity_until > :now, true)
+    where identity = :identity and holds_identity and coalesce({held_until} > :now, true)
   )
 )
 -- name: find
@@ -71,18 +71,19 @@ select
   ) - failed - canceled as completed
 from listed
 -- name: edge
--- in: the position, :skip
+-- variants: of_submitter of_state of_runs
+-- in: the position, :skip; the submitter or the state of the variant
 -- out: created_at of the job that is :skip places after the position; the index has all but the ids of equal times
-select created_at from jobs where {position} order by created_at desc limit 1 offset :skip
+select created_at from jobs where {narrowed} and {position} order by created_at desc limit 1 offset :skip
 -- name: backlog
 -- in: :tasks (JSON array) :limit (waiting jobs of each task) :submitter (null for any) :now
--- out: task, route, state, count, due and oldest_run_at of the jobs that wait for a run, and not for another job, and of
+-- out: task, route, state, count, due and oldest_run_at of the jobs that wait for a run, and not for another job or the end of a pause, and of
 --      those that run
 with found as materialized (
   select jobs.rowid as number from json_each(:tasks) as known join jobs on jobs.rowid in (
     select rowid from jobs where coalesce(publisher_task, task) = known.value and {is_waiting} order by wake_at limit :limit
   )
-  where follows_id is null and finished_at is null
+  where follows_id is null and finished_at is null and coalesce(parked_on, '') = ''
   union all
   select rowid from jobs where lease_until is not null
 )

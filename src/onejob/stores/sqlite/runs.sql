@@ -27,10 +27,10 @@ returning value
 delete from steps where job_id = :job_id
 -- name: postpone
 -- Set wake_at of jobs that wait for a run, or whose canvas waits.
--- in: :wake_after (JSON: seconds by id) :taken (JSON: wake_at as it was seen, by id) :lost (only published jobs that may run, which a sweep has to publish again) :now
+-- in: :wake_after (JSON: seconds by id) :taken (JSON: wake_at as it was seen, by id) :lost (only published jobs that may run and are not parked, which a sweep has to publish again) :now
 update jobs set
   wake_at = min(:now + given.value, iif(finished_at is null, coalesce(expires_at, 9e999), 9e999)),
   published_at = iif(:lost, null, published_at)
 from json_each(:wake_after) as given left join json_each(:taken) as seen on seen.key = given.key
-where jobs.id = given.key and {is_waiting} and not (:lost and (published_at is null or run_at > :now))
+where jobs.id = given.key and {is_waiting} and not (:lost and (published_at is null or run_at > :now or coalesce(parked_on, '') <> ''))
   and coalesce(abs(wake_at - seen.value) < 0.001, 1)

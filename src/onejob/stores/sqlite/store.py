@@ -8,43 +8,54 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onejob.errors import ConfigurationError, PartlySubmittedError
+from onejob.errors import ConfigurationError, all_written
+from onejob.jobs.broker_messages import Delivery
+from onejob.jobs.costs import SAVED, CostAnswer, CostKey, CostWrite
+from onejob.jobs.history import Entry, full_history, row_implies_entry
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.metric_buckets import NO_AMOUNTS, Period
 from onejob.jobs.model import (
     Admission,
     Applied,
     Cancel,
     Change,
     Duplicate,
-    Job,
-    MessageOf,
+    HandoverOf,
+    JobRow,
     Renewal,
     Submission,
     values_of,
 )
-from onejob.jobs.records import NO_AMOUNTS, Delivery, Entry, Period, full_history, row_implies_entry
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import HISTORY_LIMIT, SUBMITTER_LIMIT
 from onejob.stores.schema import LedgerSchema, check_version
-from onejob.stores.sql import SQLStore, completion_of
-from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals, absolute_path
-from onejob.stores.sqlite.submission import WhenDue, admit, follow, record, release_expired, submit_charged
-from onejob.stores.sqlite.transaction import Transaction, check_same_file, run_alone, run_joined
+from onejob.stores.sql import SQLStore, completion_of, is_handed_over, is_sent
+from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals
+from onejob.stores.sqlite.costs import add_cost, add_to_sums
+from onejob.stores.sqlite.files import absolute_path, is_uri_path
+from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
+from onejob.stores.sqlite.transaction import Transaction, join, run_alone, run_joined
 from onejob.transactions.sessions import OpenTransaction
 
 T = TypeVar("T")
 
 _PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
-"""How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
+"""How many KiB of the file a connection caches at most. A write of another process empties the cache."""
+SEARCH_CACHE_KIB = 2 * 1024
+"""How many KiB the connection for searches caches at most: searches read most pages once."""
+LONGEST_REST = 0.25
+"""How many seconds pass at most between the end of a search and the beginning of the next search."""
 
 PARTS = {
     "append_audit": ("append_audit", "trim_audit"),
     "keep_event": ("delete_events", "keep_event", "extend_event"),
+    "keep_run_log": ("trim_run_logs", "keep_run_log"),
     "put_result": ("delete_results", "put_result"),
     "declare_queue": ("unbind_expired", "declare_queue"),
     "delete_queue": ("unbind_all", "purge_queue", "delete_queue"),
@@ -53,43 +64,46 @@ PARTS = {
         "unbind_forgotten_queues", "delete_forgotten_queues",
     ),
 }  # fmt: skip
-"""The statements of the operations that have several; the last one returns the rows."""
+"""The statements of each operation that has several statements; the last statement returns the rows."""
 
 
 def _now() -> float:
-    """Return the time in whole microseconds, as the other stores do: RFC 3339 timestamps lose no digits."""
+    """Return the time in whole microseconds, like the other stores: RFC 3339 timestamps lose no digits."""
     return time.time_ns() // 1000 / 1e6
 
 
 class SQLiteStore(SQLStore):
     """A store in one SQLite file. `clock` returns seconds since the epoch, and is replaced in tests only."""
 
-    _lists_submitters = True
-
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
         self.path = absolute_path(path)  # whatever the directory of the process is later
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
+        self._search_connection = self._connection  # a database in memory locks whole tables
+        if not is_uri_path(self.path):
+            self._search_connection = ForkSafeConnection(self.path, busy_timeout, self._prepare_search)
+        self._search_again_at = 0.0
         self._holders = HolderCache()
         self.signals = SQLiteSignals(self.path)
 
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_after: float, message_of: MessageOf | None = None,
+        self, submissions: Sequence[Submission], *, handover_of: HandoverOf,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
     ) -> list[Admission]:  # fmt: skip
-        due = WhenDue(wake_after, offers=message_of is not None)
         plain = len(submissions) == 1 and submissions[0].key is None and not submissions[0].charges
         if plain and self._holders.get(submissions[0].identity) is None:  # most likely a new job, and nothing else
-            admission = self._statement(lambda tx: admit(tx, submissions[0], due))
+            admission = self._statement(lambda tx: admit(tx, submissions[0], handover_of(submissions[0])))
             if admission is not None:
                 return [admission]
-        return PartlySubmittedError.checked(
-            self._transaction(lambda tx: [submit_charged(tx, each, due, self._holders) for each in submissions])
+        return all_written(
+            self._transaction(
+                lambda tx: [submit_charged(tx, each, handover_of(each), self._holders) for each in submissions]
+            )
         )
 
-    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> JobRow | None:
         return self._transaction(lambda tx: follow(tx, submission, follows_id))
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
@@ -133,19 +147,31 @@ class SQLiteStore(SQLStore):
 
         def apply(tx: Transaction) -> Applied:
             if change.reopens and not change.rejoins:
+                earlier = tx.find_applied(change.job_id, change.request_id)
+                if earlier.applied:
+                    return replace(earlier, handed_over=is_handed_over(change, earlier.job))
                 release_expired(tx, change.identity)
-            job = tx.job("apply", **values_of(change) | {"sources": sources, "offers": change.message is not None})
+            job = tx.job("apply", **values_of(change) | {"sources": sources, "is_sent": is_sent(change)})
             if job is None:
-                return tx.find_applied(change.job_id, change.request_id)
+                earlier = tx.find_applied(change.job_id, change.request_id)
+                return replace(earlier, handed_over=earlier.applied and is_handed_over(change, earlier.job))
             if not row_implies_entry(change):
                 tx.append_history(job.id, change.event, change.detail)
             if change.ends:
                 _wake_followers(tx, job)
             if change.forgets_steps:
                 tx.rows("delete_steps", job_id=job.id)
-            return Applied(applied=True, job=job)
+            return Applied(applied=True, job=job, handed_over=is_handed_over(change, job))
 
         return self._transaction(apply)
+
+    def add_cost(self, write: CostWrite, *, sources: frozenset[State]) -> CostAnswer | None:
+        states, saved_by = self._states(sources), f" {' '.join(sorted(SAVED))} "
+        return self._transaction(lambda tx: add_cost(tx, write, sources=states, saved_by=saved_by))
+
+    def add_saved(self, amounts: Mapping[CostKey, Decimal]) -> None:
+        saved = {key: (Decimal(0), amount) for key, amount in amounts.items()}
+        self._transaction(lambda tx: add_to_sums(tx, saved))
 
     def postpone(
         self, wake_after: Mapping[str, float], *, taken: Mapping[str, float] | None = None, lost: bool = False
@@ -166,16 +192,20 @@ class SQLiteStore(SQLStore):
 
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_referenced: bool = False,
-        tombstone_for: float = 0.0,
+        skip_needed: bool = False, successor: str | None = None, tombstone_for: float = 0.0,
     ) -> list[str]:  # fmt: skip
-        values = {"job_ids": json.dumps(list(job_ids)), "sources": self._states(sources)}
+        given = {"job_ids": json.dumps(list(job_ids)), "sources": self._states(sources), "skip_needed": skip_needed}
+        values = given | {"skip_referenced": skip_referenced}
 
         def delete(tx: Transaction) -> list[str]:
             if skip_referenced:
-                tx.rows("reschedule_referenced", **values)
+                tx.rows("reschedule_referenced", **given)
             tx.rows("delete_tombstones", limit=2 * len(job_ids))
-            tx.rows("sum_counts", skip_referenced=skip_referenced, submitter_limit=SUBMITTER_LIMIT, **values)
-            rows = tx.rows("delete", skip_referenced=skip_referenced, **values)
+            tx.rows("sum_counts", submitter_limit=SUBMITTER_LIMIT, **values)
+            if successor is not None:
+                tx.rows("retain_successor", successor=successor, **values)
+                tx.rows("hand_over_keys", successor=successor, **values)
+            rows = tx.rows("delete", **values)
             for row in rows:
                 tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)
             return [row["id"] for row in rows]
@@ -205,21 +235,41 @@ class SQLiteStore(SQLStore):
         for period in Period if recent else ():
             self._rows("delete_buckets", period=period.seconds, kept_for=period.kept_for, limit=2 * len(recent))
 
-    def in_transaction(self, transaction: OpenTransaction) -> SQLiteStore:
-        check_same_file(transaction, self.path)
+    def in_transaction(self, transaction: OpenTransaction, *, writes: bool = True) -> SQLiteStore:
+        join(transaction, self.path, writes=writes)
         return _JoinedStore(self.path, self._clock, transaction.connection)
 
     def close(self) -> None:
-        """Close the connection; the next operation opens a new one."""
+        """Close the connections; the next operation opens new ones."""
         self.signals.close()
-        self._connection.close()
+        for connection in {self._connection, self._search_connection}:
+            connection.close()
 
     def _transaction(self, operation: Callable[[Transaction], T], begin: str = "immediate") -> T:
-        """Run an operation that may write in several statements, or that reads in several ("deferred")."""
+        """Run an operation of several statements, which may write, or with "deferred" only read."""
         return run_alone(self._connection, self._clock, begin, operation)
 
     def _statement(self, operation: Callable[[Transaction], T]) -> T:
         return run_alone(self._connection, self._clock, "", operation)
+
+    def _search(self, operation: Callable[[Transaction], T]) -> T:
+        """Run an operation of one statement that only reads, and may take long, beside all other operations.
+
+        The next search begins after a rest of the same time. SQLite cannot reset its write-ahead log while any
+        connection reads, and each commit behind a log that was never reset takes several times as long.
+        """
+
+        def search(tx: Transaction) -> T:
+            time.sleep(max(self._search_again_at - time.monotonic(), 0.0))
+            began = time.monotonic()
+            found = operation(tx)
+            ended = time.monotonic()
+            self._search_again_at = ended + min(ended - began, LONGEST_REST)
+            return found
+
+        if self._search_connection is not self._connection:
+            run_alone(self._connection, self._clock, "", lambda _: None)  # which notices a file that is gone
+        return run_alone(self._search_connection, self._clock, "", search)
 
     @staticmethod
     def _encode(values: Iterable[Any]) -> str:
@@ -236,8 +286,14 @@ class SQLiteStore(SQLStore):
             return self._statement(lambda tx: tx.rows(operation, **values))
         return self._transaction(lambda tx: [tx.rows(part, **values) for part in parts][-1])
 
-    def _jobs(self, statement: str, /, **values: Any) -> list[Job]:
+    def _jobs(self, statement: str, /, **values: Any) -> list[JobRow]:
         return self._statement(lambda tx: tx.jobs(statement, **values))
+
+    def _search_rows(self, operation: str, /, **values: Any) -> list[dict[str, Any]]:
+        return self._search(lambda tx: tx.rows(operation, **values))
+
+    def _search_jobs(self, statement: str, /, **values: Any) -> list[JobRow]:
+        return self._search(lambda tx: tx.jobs(statement, **values))
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Configure a new connection, and create the tables in an empty file. Raises `ConfigurationError`."""
@@ -258,6 +314,11 @@ class SQLiteStore(SQLStore):
                 schema.upgrade()
         check_version(schema.version(), str(self.path))
 
+    def _prepare_search(self, connection: sqlite3.Connection) -> None:
+        self._prepare(connection)
+        connection.execute("pragma query_only = on")
+        connection.execute(f"pragma cache_size = -{SEARCH_CACHE_KIB}")
+
 
 class _JoinedStore(SQLiteStore):
     """The store as a part of a user's transaction, whose writes are invisible to others before its commit."""
@@ -277,8 +338,10 @@ class _JoinedStore(SQLiteStore):
     def _statement(self, operation: Callable[[Transaction], T]) -> T:
         return run_joined(self._user_connection, self._clock, "deferred", operation)
 
+    _search = _statement
 
-def _wake_followers(tx: Transaction, ended: Job) -> None:
+
+def _wake_followers(tx: Transaction, ended: JobRow) -> None:
     """Make the followers of an ended job due, and promote the job that is queued next."""
     for row in tx.rows("wake_followers", job_id=ended.id):
         if row["holds_identity"]:

@@ -1,18 +1,18 @@
-"""Submissions: write a new job, or resolve a duplicate of an existing one."""
+"""Submits jobs: writes a new job, or resolves a duplicate of an existing job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from onejob.errors import QuotaExceededError, StoreError
-from onejob.jobs.model import Admission, Duplicate, Job, Outcome, Submission, is_plain, values_of
+from onejob.jobs.handover import Handover, Way
+from onejob.jobs.model import REDELIVERED, Admission, Duplicate, JobRow, Outcome, Submission, values_of
 from onejob.jobs.on_duplicate import resolve
-from onejob.jobs.records import REDELIVERED
 from onejob.jobs.transitions import new_job
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, WINDOW_OVER
+from onejob.stores.protocol import DUPLICATE_LIMIT, HAS_EXPIRED, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.transaction import Transaction, positional
 
 REDELIVERY_SLOT = -1
@@ -20,46 +20,37 @@ _SUBMIT, _FIELDS = positional("submit")
 _values_of_new = attrgetter(*_FIELDS)
 
 
-class WhenDue(NamedTuple):
-    """How a job that is due gets to a worker."""
-
-    wake_after: float
-    """Seconds until a sweep processes it."""
-    offers: bool
-    """Whether workers take it from the ledger."""
-
-
 def submit_charged(
-    tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache
+    tx: Transaction, submission: Submission, handover: Handover, holders: HolderCache
 ) -> Admission | QuotaExceededError:
-    """Submit, and charge a new job; over a quota write nothing, and return the error."""
+    """Submit, and charge a new job; over a quota write no job, and return the error."""
     if not submission.charges:
-        return submit(tx, submission, when_due, holders)
+        return submit(tx, submission, handover, holders).handed_over_by(handover)
     result: Admission | QuotaExceededError
     tx.execute("savepoint charged")
     try:
-        result = submit(tx, submission, when_due, holders)
+        result = submit(tx, submission, handover, holders).handed_over_by(handover)
     except QuotaExceededError as error:
         tx.execute("rollback to savepoint charged")
+        release_expired(tx, submission.identity)
         result = error
     tx.execute("release savepoint charged")
     return result
 
 
-def submit(tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache) -> Admission:
+def submit(tx: Transaction, submission: Submission, handover: Handover, holders: HolderCache) -> Admission:
     """Write a new job, unless the submission is repeated or a duplicate."""
     keyed = tx.rows("find_key", key=submission.key) if submission.key is not None else []
-    admission = None if keyed else _try_all(tx, submission, when_due, holders)
+    admission = None if keyed else _try_all(tx, submission, handover, holders)
     if admission is not None:
         return _keep_key(tx, submission, admission)
     own = tx.job("get", job_id=submission.id)
     if own is not None:
-        followed = tx.job("get", job_id=own.follows_id) if own.follows_id else None
-        return Admission.repeated(own, followed, submission.nonce)
+        return _answer_by_id(tx, own, submission, keyed[0] if keyed else None)
     if keyed:
         return _answer_by_key(tx, submission, keyed[0])
     if release_expired(tx, submission.identity):
-        return submit(tx, submission, when_due, holders)
+        return submit(tx, submission, handover, holders)
     holder = tx.existing_job("get_holder", identity=submission.identity)
     repeated = _repeated_admission(tx, holder, submission)
     if repeated is None:  # pragma: no cover - no other transaction writes meanwhile
@@ -67,12 +58,12 @@ def submit(tx: Transaction, submission: Submission, when_due: WhenDue, holders: 
     return repeated
 
 
-def _try_all(tx: Transaction, submission: Submission, when_due: WhenDue, holders: HolderCache) -> Admission | None:
-    """Write a new job or resolve a duplicate, what is more likely first; None for a repetition or an expired window."""
+def _try_all(tx: Transaction, submission: Submission, handover: Handover, holders: HolderCache) -> Admission | None:
+    """Write a new job or resolve a duplicate, the likelier first; None for a repetition or an expired window."""
     if holders.get(submission.identity) is None:
-        admission = admit(tx, submission, when_due) or _resolve_duplicate(tx, submission, when_due)
+        admission = admit(tx, submission, handover) or _resolve_duplicate(tx, submission, handover)
     else:
-        admission = _resolve_duplicate(tx, submission, when_due) or admit(tx, submission, when_due)
+        admission = _resolve_duplicate(tx, submission, handover) or admit(tx, submission, handover)
     if admission is not None and admission.outcome is Outcome.ADMITTED:
         holders.pop(submission.identity, None)
     elif admission is not None:
@@ -81,7 +72,7 @@ def _try_all(tx: Transaction, submission: Submission, when_due: WhenDue, holders
 
 
 def find_duplicate(tx: Transaction, job_id: str, nonce: str, follows_id: str | None = None) -> Duplicate | None:
-    """Return the stored duplicate of a submission, of a job or of the job that it follows."""
+    """Return the stored duplicate that a submission left at a job, or at the job that this job follows."""
     rows = tx.rows("find_duplicate", job_id=job_id, follows_id=follows_id, submission_nonce=nonce)
     return Duplicate.from_row(rows[0]) if rows else None
 
@@ -95,7 +86,7 @@ def record(tx: Transaction, duplicate: Duplicate) -> None:
         insert_duplicate(tx, job, duplicate)
 
 
-def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
+def insert_duplicate(tx: Transaction, job: JobRow, duplicate: Duplicate) -> None:
     """Store a duplicate that is counted in the job's row, and count it by submitter and outcome."""
     is_submission = bool(duplicate.submission_nonce)
     slot = (job.duplicate_count - 1) % DUPLICATE_LIMIT if is_submission else REDELIVERY_SLOT
@@ -107,52 +98,56 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     )  # fmt: skip
 
 
-def admit(tx: Transaction, submission: Submission, when_due: WhenDue) -> Admission | None:
+def admit(tx: Transaction, submission: Submission, handover: Handover) -> Admission | None:
     """Write a new job; None when its id exists or another job holds its identity."""
-    job = new_job(submission, now=tx.now, **when_due._asdict())
+    wake_after, is_sent = handover.columns(submission.lease)
+    job = new_job(submission, now=tx.now, wake_after=wake_after, is_sent=is_sent)
     if not tx.execute(_SUBMIT, _values_of_new(job)).rowcount:
         return None
-    _charge(tx, submission)
-    return Admission(job, Outcome.ADMITTED)
+    if submission.charges:
+        _charge(tx, submission)
+    return Admission(job, Outcome.ADMITTED, handed_over=handover.way is Way.OFFERED)
 
 
 def _charge(tx: Transaction, submission: Submission) -> None:
-    """Charge the new job of a submission. Raises `QuotaExceededError`, after which all of it must be rolled back."""
+    """Charge the new job of a submission. Raises `QuotaExceededError`, after which its writes must be rolled back."""
     for charge in submission.charges:
         tx.rows("delete_quotas")
         quota = charge.quota
         if not tx.rows("charge", name=charge.name, limit=quota.limit, period=quota.period):
-            (row,) = tx.rows("get_quota", name=charge.name)
-            raise charge.exceeded(row["until"], row["until"] - tx.now)
+            window = tx.rows("get_quota", name=charge.name) if quota.limit else ()
+            until = window[0]["until"] if window else tx.now + quota.period
+            raise charge.exceeded(until, until - tx.now)
 
 
 def release_expired(tx: Transaction, identity: str) -> bool:
-    """Release an identity whose uniqueness window is over. Returns whether a job held it."""
+    """Release an identity that a completed job holds after its window, or an expired job; return whether one did."""
     released = tx.rows("release_expired", identity=identity)
     for row in released:
-        tx.append_history(row["id"], "release_identity", WINDOW_OVER)
+        reason = HAS_EXPIRED if row["identity_until"] is None else WINDOW_OVER  # SQLite 3.40 cannot tell
+        tx.append_history(row["id"], "release_identity", reason)
     return bool(released)
 
 
 # --- duplicates -----------------------------------------------------------------------------------------------------
 
 
-def _resolve_duplicate(tx: Transaction, submission: Submission, when_due: WhenDue) -> Admission | None:
+def _resolve_duplicate(tx: Transaction, submission: Submission, handover: Handover) -> Admission | None:
     """Count and store a duplicate of the job that holds the identity, and let it have its effect.
 
-    None without such a job, for a repetition, and for a job whose uniqueness window is over.
+    None if no job holds the identity, for a repetition, and for a holder that has to be released (`release_expired`).
     """
     values = {"id": submission.id, "identity": submission.identity, "submission_nonce": submission.nonce}
     holder = tx.job("bump_holder", **values)
     if holder is None:
         return None
-    answer = _update_job(tx, holder, submission, when_due)
+    answer = _update_job(tx, holder, submission, handover)
     if answer.outcome is Outcome.QUEUED_NEXT:
-        answer = _queue_next(tx, holder, submission, when_due)
+        answer = _queue_next(tx, holder, submission, handover)
     return _record_duplicate(tx, submission, holder, answer)
 
 
-def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Admission | None:
+def _repeated_admission(tx: Transaction, job: JobRow, submission: Submission) -> Admission | None:
     """Return the first answer to a repeated submission; None for a new submission."""
     duplicate = find_duplicate(tx, job.id, submission.nonce, follows_id=job.follows_id)
     if duplicate is None:
@@ -161,35 +156,39 @@ def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Ad
     return Admission(answer, duplicate.outcome, rescheduled=duplicate.rescheduled)
 
 
-def _update_job(tx: Transaction, job: Job, submission: Submission, when_due: WhenDue) -> Admission:
+def _update_job(tx: Transaction, job: JobRow, submission: Submission, handover: Handover) -> Admission:
     """Apply a duplicate to the job that answers it."""
     resolution = resolve(job, submission, now=tx.now)
     rescheduled, run_at = resolution.reschedules(job), resolution.run_at
     if resolution.changes(job):
-        wake_at = max(run_at, tx.now + when_due.wake_after if run_at <= tx.now else 0.0)
+        is_due, route = run_at <= tx.now, submission.route if resolution.takes_over else job.route
+        wake_after, is_sent = handover.columns_for(submission.lease, route)
+        wake_at = tx.now + wake_after if is_due else run_at
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
             payload=submission.payload, route=submission.route, tag_lines=submission.tag_lines,
             expires_at=resolution.expires_at, run_at=run_at, priority_rank=resolution.priority_rank,
-            wake_at=wake_at if (rescheduled or run_at > tx.now) and not job.queued_next else None,
-            published_at=tx.now if run_at <= tx.now and not (when_due.offers and is_plain(job.route)) else None,
+            wake_at=wake_at if (rescheduled or not is_due) and not job.queued_next else None,
+            published_at=tx.now if is_due and is_sent else None,
         )  # fmt: skip
     return Admission(job, resolution.outcome, rescheduled=rescheduled)
 
 
-def _queue_next(tx: Transaction, holder: Job, submission: Submission, when_due: WhenDue) -> Admission:
-    """Queue a run after the holder's; if one is queued already, update that job."""
+def _queue_next(tx: Transaction, holder: JobRow, submission: Submission, handover: Handover) -> Admission:
+    """Queue a job to run after the holder; if a job is queued next already, update that job."""
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
         _charge(tx, submission)
         tx.append_history(job.id, "queue_next", f"runs after {holder.id}")
         return Admission(job, Outcome.QUEUED_NEXT)
+    if tx.rows("release_next", identity=submission.identity):
+        return _queue_next(tx, holder, submission, handover)
     queued = tx.existing_job("get_queued_next", identity=submission.identity)
-    return _update_job(tx, queued, submission, when_due)
+    return _update_job(tx, queued, submission, handover)
 
 
-def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: Admission) -> Admission:
-    """Store a duplicate of the existing job, in whose row it is counted, and write its follower if it needs one."""
+def _record_duplicate(tx: Transaction, submission: Submission, existing: JobRow, answer: Admission) -> Admission:
+    """Store a duplicate of the existing job, in whose row it is counted, and write a follower if it asks for one."""
     job = answer.job
     if submission.follows and job.id != submission.id and answer.outcome is not Outcome.REJECTED:
         answer = replace(answer, follower=_write_follower(tx, submission, job.id, "follow", f"follows {job.id}"))
@@ -200,7 +199,7 @@ def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, an
 # --- followers ------------------------------------------------------------------------------------------------------
 
 
-def follow(tx: Transaction, submission: Submission, follows_id: str) -> Job | None:
+def follow(tx: Transaction, submission: Submission, follows_id: str) -> JobRow | None:
     """Write a follower, and return it or the job that has its id; None if the followed job does not exist."""
     own = tx.job("get", job_id=submission.id)
     if own is not None or tx.job("get", job_id=follows_id) is None:
@@ -209,13 +208,23 @@ def follow(tx: Transaction, submission: Submission, follows_id: str) -> Job | No
     return _write_follower(tx, submission, follows_id, "wait", f"waits for the end of {follows_id}")
 
 
-def _write_follower(tx: Transaction, submission: Submission, follows_id: str, event: str, reason: str) -> Job:
+def _write_follower(tx: Transaction, submission: Submission, follows_id: str, event: str, reason: str) -> JobRow:
     job = tx.existing_job("follow", follows_id=follows_id, reason=reason, **values_of(submission))
     tx.append_history(job.id, event, reason)
     return job
 
 
 # --- idempotency keys -----------------------------------------------------------------------------------------------
+
+
+def _answer_by_id(tx: Transaction, own: JobRow, submission: Submission, keyed: dict[str, Any] | None) -> Admission:
+    """Answer a submission whose id exists; its idempotency key, if it is new, names the job that answers."""
+    followed = tx.job("get", job_id=own.follows_id) if own.follows_id else None
+    if keyed is not None:
+        job, reused = tx.existing_job("get", job_id=keyed["job_id"]), keyed["fingerprint"] != submission.fingerprint
+        return Admission.repeated(own, followed, submission, (job, reused))
+    admission = Admission.repeated(own, followed, submission)
+    return admission if own.submission_nonce == submission.nonce else _keep_key(tx, submission, admission)
 
 
 def _answer_by_key(tx: Transaction, submission: Submission, keyed: dict[str, Any]) -> Admission:

@@ -7,7 +7,7 @@ on conflict do nothing
 -- name: queue_next
 -- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.
 -- in: the fields of the submission, :follows_id (the holder), :now
--- out: the job; nothing when another one is queued next already
+-- out: the job; nothing when another job is queued next already
 insert into jobs ({new_job_columns}, queued_next, follows_id, created_at, run_at, expires_at, wake_at, reason)
 values (
   {new_job_values}, 1, :follows_id, :now, :now + :delay, :now + :expires_in,
@@ -35,11 +35,18 @@ select {job_columns} from jobs where identity = :identity and holds_identity
 -- out: the job that is queued next, or nothing
 select {job_columns} from jobs where identity = :identity and queued_next
 -- name: release_expired
--- Release the identity of a completed job whose uniqueness window is over.
+-- Release the identity of a completed job whose uniqueness window is over, or of a waiting job that has expired.
 -- in: :identity :now
--- out: the id of that job, or nothing
+-- out: the id of that job and its `identity_until`, or nothing
 update jobs set holds_identity = 0
-where identity = :identity and holds_identity and identity_until <= :now
+where identity = :identity and holds_identity and {held_until} <= :now
+returning id, identity_until
+-- name: release_next
+-- Free the place of a job that is queued next and has expired; a sweep cancels the job.
+-- in: :identity :now
+-- out: the id of the job, or nothing
+update jobs set queued_next = 0, follows_id = null
+where identity = :identity and queued_next and expires_at <= :now
 returning id
 -- name: attach
 -- Update the job that answers a duplicate, as `onejob.jobs.on_duplicate.resolve` decided.

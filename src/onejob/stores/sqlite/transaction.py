@@ -1,4 +1,4 @@
-"""Runs the statements of one operation: one transaction, or a savepoint in a user's, with one value of the clock."""
+"""Runs the statements of one operation, at one time of the clock: as a transaction, or a savepoint in a user's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
-from onejob.jobs.model import Applied, Job
-from onejob.jobs.records import claim_detail
+from onejob.errors import ConfigurationError, StoreError
+from onejob.jobs.history import claim_detail
+from onejob.jobs.model import Applied, JobRow
 from onejob.stores.schema import LedgerSchema, check_version
 from onejob.stores.sql import job_of
-from onejob.stores.sqlite.connection import ForkSafeConnection, is_uri_path
+from onejob.stores.sqlite.connection import ForkSafeConnection
+from onejob.stores.sqlite.errors import rule_of, translate
+from onejob.stores.sqlite.files import is_uri_path
 from onejob.stores.statement_files import NEW_JOB, NEW_VALUES, statements
+from onejob.stores.verdicts import Verdict, explain
 from onejob.transactions.sessions import OpenTransaction, sqlite_autocommits
 
 T = TypeVar("T")
@@ -27,14 +30,8 @@ SQL = statements(
     new_row_values=", ".join(f":{column}" for column in NEW_JOB.values()),
     new_values=", ".join(f"{name} = coalesce(:{name}, {name})" for name in NEW_VALUES),
 )  # fmt: skip
-LOCKED_IN_MEMORY = (
-    ". Another connection of this process has an open transaction on this database in memory: pass it as session=, or "
-    "isolate the test with onejob.testing.JobsMixin"
-)
-"""What to do about SQLite's "table is locked", which only connections that share a database in memory get."""
-_REFUSED_WRITE = (sqlite3.DataError, sqlite3.IntegrityError, UnicodeEncodeError)
 _ERRORS = (sqlite3.Error, UnicodeEncodeError)
-"""What the driver raises; the latter for a text with a lone surrogate."""
+"""The exceptions of the driver; it raises `UnicodeEncodeError` for a text with a lone surrogate."""
 RETRY_SECONDS = (0.001, 0.05)
 """Seconds before an operation that found the file locked is tried again: at first, and at most."""
 _PARAMETER = re.compile(r":(\w+)")
@@ -66,16 +63,16 @@ class Transaction:
         columns = [column[0] for column in cursor.description or ()]
         return [dict(zip(columns, row, strict=True)) for row in cursor]
 
-    def jobs(self, statement: str, /, **values: Any) -> list[Job]:
+    def jobs(self, statement: str, /, **values: Any) -> list[JobRow]:
         """Execute a statement that returns jobs."""
         return [job_of(row) for row in self._run(statement, values).fetchall()]
 
-    def job(self, statement: str, /, **values: Any) -> Job | None:
+    def job(self, statement: str, /, **values: Any) -> JobRow | None:
         """Execute a statement that returns at most one job."""
         rows: Sequence[Any] = self._run(statement, values).fetchall()
         return job_of(rows[0]) if rows else None
 
-    def existing_job(self, statement: str, /, **values: Any) -> Job:
+    def existing_job(self, statement: str, /, **values: Any) -> JobRow:
         """Execute a statement on a job that was read before in this transaction. Raises `StoreError` without a row."""
         job = self.job(statement, **values)
         if job is None:  # pragma: no cover - no other transaction writes meanwhile
@@ -87,7 +84,7 @@ class Transaction:
         self.rows("insert_history", job_id=job_id, event=event, detail=detail)
         self.rows("trim_history", job_id=job_id)
 
-    def append_claim(self, job: Job | None) -> None:
+    def append_claim(self, job: JobRow | None) -> None:
         """Append the entry of a job's latest claim, which the next claim overwrites in its row."""
         if job is not None and job.attempt:
             detail = claim_detail(job.attempt, job.node)
@@ -105,7 +102,7 @@ class Transaction:
 def run_alone(
     shared: ForkSafeConnection, clock: Callable[[], float], begin: str, operation: Callable[[Transaction], T]
 ) -> T:
-    """Run an operation as a transaction, and return what it returns. Raises `StoreError`.
+    """Run an operation as a transaction, and return its result. Raises `StoreError`.
 
     `begin` is `immediate` or `deferred`, or "" for an operation of one statement, which is a transaction of its own:
     SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
@@ -122,30 +119,26 @@ def run_alone(
                 return operation(Transaction(connection.execute, clock()))
         except _ERRORS as error:
             deadline = deadline or time.monotonic() + shared.busy_timeout
-            if str(error) != "database is locked" or time.monotonic() > deadline:
-                raise _store_error(error, shared.path) from error
+            rule = rule_of(error)
+            if rule.verdict is Verdict.STALE:
+                shared.close()
+            if not rule.repeats or time.monotonic() > deadline:
+                raise translate(error, shared.path) from error
         # Without the lock, since whoever has locked the file may be a thread of this process that reads the ledger.
         time.sleep(pause)
         pause = min(2 * pause, RETRY_SECONDS[1])
-
-
-def _store_error(error: sqlite3.Error | UnicodeEncodeError, path: Path) -> StoreError:
-    if isinstance(error, sqlite3.OperationalError):
-        hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
-        return StoreUnavailableError(f"the SQLite store {path} did not answer: {error}{hint}")
-    refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
-    return refused(f"the SQLite store {path} refused: {error}")
 
 
 # --- in a user's transaction ----------------------------------------------------------------------------------------
 
 
 def run_joined(connection: Any, clock: Callable[[], float], begin: str, operation: Callable[[Transaction], T]) -> T:
-    """Run an operation in a user's open transaction, as a savepoint. Errors of the driver are not translated.
+    """Run an operation in a user's open transaction, as a savepoint.
 
+    Errors of the driver are not translated; a note on each says what it means.
     On a connection in autocommit mode, without a transaction, the operation is a transaction of its own. `begin`: how a
-    transaction begins that the user has not begun; one that reads before it writes must be `immediate`, which waits for
-    other writers, since SQLite refuses to write after them what it has read before.
+    transaction begins that the user has not begun; a transaction that reads before it writes must be `immediate`, which
+    waits for other writers, since SQLite refuses writes that are based on reads from before another write.
     """
 
     def execute(sql: str, values: Sequence[Any] = ()) -> Any:
@@ -158,9 +151,11 @@ def run_joined(connection: Any, clock: Callable[[], float], begin: str, operatio
     execute("savepoint onejob")
     try:
         return operation(Transaction(execute, clock()))
-    except BaseException:
+    except BaseException as error:
         if connection.in_transaction:  # some errors have rolled everything back
             execute("rollback to savepoint onejob")
+        if isinstance(error, sqlite3.Error):
+            explain(error, rule_of(error), "the SQLite ledger of this session")
         raise
     finally:
         if connection.in_transaction:
@@ -168,14 +163,33 @@ def run_joined(connection: Any, clock: Callable[[], float], begin: str, operatio
 
 
 def _cursor_of(connection: Any) -> Any:
-    """Return a cursor whose rows are tuples, whatever those of the user are."""
+    """Return a cursor whose rows are tuples, whatever kind of rows the user's cursors have."""
     cursor = connection.cursor()
     cursor.row_factory = None
     return cursor
 
 
-def check_same_file(transaction: OpenTransaction, path: Path) -> None:
-    """Raise `ConfigurationError` unless a user's transaction is on the file of the ledger, at a supported version."""
+def join(transaction: OpenTransaction, path: Path, *, writes: bool) -> None:
+    """Check that a user's transaction is on the ledger's file, at a supported version; lock the file if it `writes`.
+
+    In SQLite a transaction that has read before cannot wait for another writer. Raises `ConfigurationError`, and if the
+    file is locked the driver's error, with a note.
+    """
+    file = _check_same_file(transaction, path)
+    connection: Any = transaction.connection
+    if writes and connection.in_transaction:
+        try:
+            _cursor_of(connection).execute("delete from schema_version where false")
+        except sqlite3.Error as error:
+            rule = rule_of(error)
+            if rule.verdict is not Verdict.OPERATOR:  # the check of the version tells of a missing table
+                explain(error, rule, "the SQLite ledger of this session")
+                raise
+    check_version(LedgerSchema(_cursor_of(connection), "sqlite").version(), file)
+
+
+def _check_same_file(transaction: OpenTransaction, path: Path) -> str:
+    """Return the file of a user's transaction. Raises `ConfigurationError` unless it is that of the ledger."""
     if transaction.dialect != "sqlite":
         raise ConfigurationError(
             f"the ledger is in SQLite, and cannot take part in a transaction of {transaction.dialect}. Keep it in that "
@@ -189,4 +203,4 @@ def check_same_file(transaction: OpenTransaction, path: Path) -> None:
             f"this session is on the SQLite file {found or 'in memory'}, and the ledger of this app is in {path}: "
             "pass a session on that file"
         )
-    check_version(LedgerSchema(_cursor_of(transaction.connection), "sqlite").version(), found or str(path))
+    return found or str(path)

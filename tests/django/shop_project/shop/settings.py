@@ -9,6 +9,5 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TASKS = {"default": {"BACKEND": "onejob.django.TaskBackend", "QUEUES": ["default", "slow"]}}
 CELERY_ONEJOB_STORE = "django://default"
-CELERY_ONEJOB_SWEEP = 0.2
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 globals().update(json.loads(os.environ["SHOP_SETTINGS"]))

@@ -20,7 +20,7 @@ def key_to_lock_name(key: str) -> str:
 
 
 class File:
-    """One empty file per lock, whose modification time is when the lock was taken."""
+    """Keeps an empty file per lock; its modification time is the time at which the lock was taken."""
 
     def __init__(self, settings: Any) -> None:
         """Make the directory `location`; default: `celery_once` in the system's directory for temporary files."""

@@ -10,7 +10,7 @@ from onejob.compat.celery_once.helpers import AlreadyQueued
 from onejob.errors import ConfigurationError
 
 NO_EXPIRY = -1
-"""What Redis returns as the remaining time of a key that does not expire."""
+"""The remaining time that Redis returns for a key without an expiry."""
 redis: Any = None
 """The client of this process, as in celery-once."""
 _made_for: str | None = None
@@ -47,7 +47,7 @@ def get_redis(settings: Any) -> Any:
 
 
 class Redis:
-    """One key per lock that expires by itself."""
+    """Keeps a key per lock, which expires by itself."""
 
     def __init__(self, settings: Any) -> None:
         self._redis = get_redis(settings)
@@ -64,7 +64,7 @@ class Redis:
         lock = Lock(self.redis, key, timeout=timeout, blocking=self.blocking, blocking_timeout=self.blocking_timeout)
         while not lock.acquire(token=token):
             left = self.redis.pttl(key)
-            if left > 0 or left == NO_EXPIRY:  # otherwise it has just expired
+            if left > 0 or left == NO_EXPIRY:  # otherwise the lock has just expired
                 raise AlreadyQueued(left / 1000.0)
 
     def clear_lock(self, key: str) -> Any:

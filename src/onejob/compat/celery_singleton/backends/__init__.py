@@ -1,4 +1,4 @@
-"""The lock backends of celery-singleton: only `onejob_share_old_locks` and explicit calls use them."""
+"""The lock backends of celery-singleton: only `share_old_locks` and explicit calls use them."""
 
 from typing import Any
 

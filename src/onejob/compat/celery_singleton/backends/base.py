@@ -1,4 +1,4 @@
-"""What celery-singleton expects of a lock backend."""
+"""The interface that celery-singleton expects of a lock backend."""
 
 from abc import ABC, abstractmethod
 

@@ -8,7 +8,7 @@ from onejob.compat.celery_singleton.backends.base import BaseBackend
 
 
 class RedisBackend(BaseBackend):
-    """One string per lock: the task's id."""
+    """Keeps a string per lock: the task's id."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Connect at first use; the arguments are those of `Redis.from_url`."""

@@ -13,7 +13,7 @@ from onejob.errors import ConfigurationError
 
 
 class Command(BaseCommand):  # type: ignore[misc] # Django ships no types
-    """Passes the words of the command line on, and reports errors as `CommandError`."""
+    """Passes the command line on to `onejob`, and reports errors as `CommandError`."""
 
     help = "Inspect and operate the project's jobs: manage.py onejob --help"
     requires_system_checks = ()
@@ -37,7 +37,7 @@ class Command(BaseCommand):  # type: ignore[misc] # Django ships no types
                     list(words), "manage.py onejob", obj=SimpleNamespace(app=celery_app()), standalone_mode=False
                 )
         except click.ClickException as error:
-            context: click.Context | None = getattr(error, "ctx", None)  # of an error in the words
+            context: click.Context | None = getattr(error, "ctx", None)  # set for an error in the command line
             usage = "" if context is None else f"\n{context.get_usage()}"
             raise CommandError(error.format_message() + usage, returncode=error.exit_code) from error
         except (click.Abort, ConfigurationError) as error:

@@ -30,6 +30,8 @@ create table onejob.jobs (
   publisher_task text,
   -- One on each line (null: none).
   tag_lines text,
+  -- The pause that a waiting job is parked on (null or empty: none).
+  parked_on text,
   token bigint not null default 0,
   claim text not null default '',
   node text not null default '',
@@ -61,6 +63,8 @@ create table onejob.jobs (
   result text,
   error text,
   reason text not null,
+  -- What the attempts have cost, as JSON: exact amounts by attempt and unit (null: no cost was reported).
+  costs text,
   requests text not null default '',
   -- How many history entries the job has had; the outcome of the last submission that wrote or updated the row, and
   -- whether it rescheduled the job: RETURNING has access to the new row only.
@@ -94,11 +98,22 @@ create index jobs_state on onejob.jobs (state, created_at, id) where state in ('
 -- The followers of a job; those that have not ended are found by the index alone.
 create index jobs_follows_id on onejob.jobs (follows_id, finished_at) where follows_id is not null;
 
+-- The jobs that the end of a pause makes due, in the order in which they run. Most jobs are never in it.
+create index jobs_parked on onejob.jobs (parked_on, priority_rank desc, created_at, id) where parked_on <> '';
+
 create table onejob.steps (
   job_id text not null references onejob.jobs (id) on delete cascade,
   name text not null,
   value text not null,
   primary key (job_id, name)
+);
+
+-- The end of what each attempt has logged.
+create table onejob.run_logs (
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  attempt integer not null,
+  text text not null,
+  primary key (job_id, attempt)
 );
 
 create table onejob.history (
@@ -147,6 +162,19 @@ create table onejob.duplicate_sums (
   count bigint not null,
   primary key (task, submitter, outcome)
 );
+
+-- What jobs have spent, and what their duplicates have saved, on each day (UTC), by task and submitter, and once more by
+-- task and tag. Each job is in one sum of its submitter and in one of each of its tags. Old days are deleted.
+create table onejob.cost_sums (
+  day text not null,
+  task text not null,
+  label text not null,
+  name text not null,
+  unit text not null,
+  spent numeric not null,
+  saved numeric not null,
+  primary key (day, task, label, name, unit)
+) with (fillfactor = 80);
 
 -- How purged jobs had ended.
 create table onejob.tombstones (
@@ -260,3 +288,9 @@ create table onejob.schedules (
   nonce text not null,
   state text not null
 ) with (fillfactor = 50);
+
+-- The pauses and strikes, as JSON.
+create table onejob.blocks (
+  id text primary key,
+  body text not null
+);

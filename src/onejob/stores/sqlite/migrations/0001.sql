@@ -30,6 +30,8 @@ create table jobs (
   publisher_task text,
   -- One on each line (null: none).
   tag_lines text,
+  -- The pause that a waiting job is parked on (null or empty: none).
+  parked_on text,
   token integer not null default 0,
   claim text not null default '',
   node text not null default '',
@@ -59,6 +61,8 @@ create table jobs (
   result text,
   error text,
   reason text not null,
+  -- What the attempts have cost, as JSON: exact amounts by attempt and unit (null: no cost was reported).
+  costs text,
   requests text not null default ''
 ) strict;
 
@@ -86,11 +90,22 @@ create index jobs_state on jobs (state, created_at, id) where state = 'retrying'
 -- The followers of a job; those that have not ended are found by the index alone.
 create index jobs_follows_id on jobs (follows_id, finished_at) where follows_id is not null;
 
+-- The jobs that the end of a pause makes due, in the order in which they run. Most jobs are never in it.
+create index jobs_parked on jobs (parked_on, priority_rank desc, created_at, id) where parked_on <> '';
+
 create table steps (
   job_id text not null references jobs (id) on delete cascade,
   name text not null,
   value text not null,
   primary key (job_id, name)
+) strict, without rowid;
+
+-- The end of what each attempt has logged.
+create table run_logs (
+  job_id text not null references jobs (id) on delete cascade,
+  attempt integer not null,
+  text text not null,
+  primary key (job_id, attempt)
 ) strict, without rowid;
 
 create table history (
@@ -138,6 +153,20 @@ create table duplicate_sums (
   outcome text not null,
   count integer not null,
   primary key (task, submitter, outcome)
+) strict, without rowid;
+
+-- What jobs have spent, and what their duplicates have saved, on each day (UTC), by task and submitter, and once more by
+-- task and tag. Each job is in one sum of its submitter and in one of each of its tags. Amounts are exact decimal texts.
+-- Old days are deleted.
+create table cost_sums (
+  day text not null,
+  task text not null,
+  label text not null,
+  name text not null,
+  unit text not null,
+  spent text not null,
+  saved text not null,
+  primary key (day, task, label, name, unit)
 ) strict, without rowid;
 
 -- How purged jobs had ended.
@@ -251,4 +280,10 @@ create table schedules (
   name text primary key,
   nonce text not null,
   state text not null
+) strict, without rowid;
+
+-- The pauses and strikes, as JSON.
+create table blocks (
+  id text primary key,
+  body text not null
 ) strict, without rowid;

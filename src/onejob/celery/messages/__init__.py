@@ -1,0 +1,1 @@
+"""The messages of jobs: their content, their routes, and their publication."""

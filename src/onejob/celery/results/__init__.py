@@ -1,0 +1,1 @@
+"""The results of jobs, read from the ledger."""

@@ -1,0 +1,205 @@
+"""A run of a job: what the worker and the body share of it, and the run of this context."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+from celery.result import ResultBase
+
+from onejob import errors
+from onejob.celery.messages.payload import dumps
+from onejob.celery.messages.typed import TypedBody
+from onejob.celery.run_log import RunLogWriter, capturing
+from onejob.jobs.costs import Amounts
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Cancel, IdentityHold, JobRow
+from onejob.jobs.text_limits import TextLimits
+from onejob.ledger.ledger import Ledger
+from onejob.transactions.sessions import transaction_of
+
+T = TypeVar("T")
+_current: ContextVar[Run | None] = ContextVar("onejob_current_run", default=None)
+
+draining = threading.Event()
+"""The event that is set when the worker of this process shuts down."""
+
+
+def claim_of(message: str, pid: int) -> str:
+    """Return the nonce of a process's claim for a message. The parent can compute it, and it differs in each child."""
+    return f"{message[:8]}{pid:08x}"
+
+
+def current_run() -> Run:
+    """Return the run whose body is running in this context. Raises `OneJobError` if there is none."""
+    run = _current.get()
+    if run is None:
+        msg = "no onejob job is running here: current_job() works inside the body of a task that a worker runs"
+        raise errors.OneJobError(msg)
+    return run
+
+
+def current_run_or_none() -> Run | None:
+    """Return the run whose body is running in this context, or None."""
+    return _current.get()
+
+
+@contextmanager
+def set_current_run(run: Run) -> Iterator[Run]:
+    """Make a run the `current_run()` of the block."""
+    reset_token = _current.set(run)
+    try:
+        yield run
+    finally:
+        _current.reset(reset_token)
+
+
+class Run:
+    """A run of a job in this worker, whose body gets a `RunningJob`. Safe to use from the body's thread only."""
+
+    def __init__(
+        self, job: JobRow, ledger: Ledger, limits: TextLimits, hold: IdentityHold | None = None,
+        typed: TypedBody | None = None, *, captures_logging: bool = False,
+    ) -> None:  # fmt: skip
+        self.job = job
+        """The job as it was when this run started."""
+        self._costed = job
+        """The job with what `add_cost` has added."""
+        self.ended = False
+        """Whether the ledger has ended this run already, with a retry or a replacement."""
+        self.replaced = False
+        """Whether the body is replacing itself by another signature (`Task.replace`)."""
+        self.sessions: list[Any] = []
+        """The sessions in which the body has completed the job: one session, unless a transaction was repeated."""
+        self._captures_logging = captures_logging
+        self._log: RunLogWriter | None = None
+        self._typed = typed
+        self._hold = hold
+        self._ledger = ledger
+        self._limits = limits
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.job.id
+
+    @property
+    def is_canceled(self) -> bool:
+        """Whether this run was canceled, or is no longer the job's run. Reads the ledger."""
+        now = self._ledger.get_or_none(self.id)
+        return now is None or now.cancel is not Cancel.NO or not self._is_run_of(now)
+
+    def _is_run_of(self, now: JobRow) -> bool:
+        return now.token == self.job.token and now.state is State.RUNNING
+
+    # --- the signals that stop a run ----------------------------------------------------------------------------------
+
+    def raise_if_draining(self) -> None:
+        """Raise `JobReleased` when the worker of this process is shutting down."""
+        if draining.is_set():
+            raise errors.JobReleased(self.id)
+
+    def raise_if_interrupted(self) -> None:
+        """Raise `LeaseLost`, `JobCanceled` or `JobReleased` if this run has to stop. Reads the ledger."""
+        self.raise_if_draining()
+        now = self._ledger.get(self.id)
+        if not self._is_run_of(now):
+            raise errors.LeaseLost(self.id)
+        if now.cancel is not Cancel.NO:
+            raise errors.JobCanceled(self.id)
+
+    # --- progress and steps -------------------------------------------------------------------------------------------
+
+    def report(self, value: object) -> None:
+        """Store the progress of the job. Raises `JobCanceled`, `LeaseLost` or `JobReleased` if the run has to stop."""
+        self.raise_if_draining()
+        self._ledger.report(self.job, dumps(value, "the progress", self._limits))
+
+    def report_state(self, state: str, meta: object) -> None:
+        """Report a state of the application's own, with its `meta`, as the progress. Raises as `report`."""
+        self.report({"state": state, "meta": meta})
+
+    def add_cost(self, amounts: Amounts) -> None:
+        """Add amounts to the costs of this run. Raises `LeaseLost`, and `InvalidArgumentsError`."""
+        self._costed = self._ledger.add_cost(self._costed, amounts)
+
+    def find_step(self, name: str) -> str | None:
+        """Return the value that a step has kept, as JSON; None without one."""
+        return self._steps.get(name)
+
+    def keep_step(self, name: str, value: object) -> str:
+        """Keep the value of a step, and return it as JSON. Raises `InvalidPayloadError`, and as `report`."""
+        text = dumps(value, f"the value of step {name!r}", self._limits)
+        kept = self._steps[name] = self._ledger.keep_step(self.job, name, text)
+        return kept
+
+    @cached_property
+    def _steps(self) -> dict[str, str]:
+        return dict(self._ledger.steps(self.job))
+
+    # --- the log ------------------------------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> RunLogWriter:
+        """The log of this run, which the ledger keeps."""
+        if self._log is None:
+            self._log = RunLogWriter(partial(self._ledger.keep_run_log, self.job))
+        return self._log
+
+    def call(self, body: Callable[[], T]) -> T:
+        """Call the body, and write the end of its log to the ledger, whatever the body raises."""
+        try:
+            if not self._captures_logging:
+                return body()
+            with capturing(self.log):
+                return body()
+        finally:
+            if self._log is not None:
+                self._log.flush()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def complete(self, result: Any, *, request_id: str | None = None) -> None:
+        """Complete the job with the return value of its body. Raises `InvalidPayloadError` and `StaleTokenError`."""
+        if isinstance(result, ResultBase):
+            result = result.as_tuple()  # type: ignore[attr-defined] # as Celery stores it
+        text = dumps(result, "the result", self._limits)
+        self._ledger.complete(self.job, text, hold=self._hold, request_id=request_id)
+
+    def complete_in(self, session: object, result: object) -> None:
+        """Complete the job in the transaction of a session. Raises as `RunningJob.complete_in`."""
+        value = result if self._typed is None else self._typed.dump_result(result)
+        text = dumps(value, "the result", self._limits)
+        transaction = transaction_of(session)
+        if transaction.autocommits:
+            msg = "this connection is in autocommit mode: effects and completion need one transaction"
+            raise errors.ConfigurationError(msg)
+        try:
+            self._ledger.in_transaction(transaction).complete(self.job, text, hold=self._hold)
+        except errors.StaleTokenError as error:
+            if self.sessions and error.state == State.COMPLETED and self.find_committed() is None:
+                raise errors.OneJobError("complete_in was called twice in one transaction: a job ends once") from None
+            raise errors.LeaseLost(self.id) from None
+        self.sessions.append(session)
+
+    @property
+    def completes_in_transaction(self) -> bool:
+        """Whether the body has completed the job in a transaction of its own."""
+        return bool(self.sessions)
+
+    def find_committed(self) -> JobRow | None:
+        """Return the job if a transaction of this run completed it: the only proof after an error at a commit."""
+        if not self.completes_in_transaction:
+            return None
+        now = self._ledger.get_or_none(self.id)
+        return now if now is not None and now.state is State.COMPLETED and now.token == self.job.token else None
+
+    def rollback_sessions(self) -> None:
+        """Roll back the transactions that the body has left open, which lock the job's row."""
+        for session in self.sessions:
+            with suppress(Exception):
+                session.rollback()

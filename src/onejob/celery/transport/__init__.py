@@ -1,0 +1,1 @@
+"""The kombu transport `onejob://`: the ledger's database as the broker."""

@@ -1,0 +1,1 @@
+job_id, seq, at, event, state, attempt, node, detail
