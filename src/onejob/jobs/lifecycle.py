@@ -89,7 +89,7 @@ RULES: dict[Transition, Rule] = {
     Transition.REQUEST_CANCEL: Rule(_RUN, None, "a cancel request during a run"),
     Transition.CANCEL: Rule(WAITING, State.CANCELED, "a cancellation before a run"),
     Transition.EXPIRE: Rule(WAITING, State.CANCELED, "the job expired before a run"),
-    Transition.PARK: Rule(WAITING, None, "a pause matches the job, and delays its run"),
+    Transition.PARK: Rule(WAITING, None, "a pause or a limit delays its run"),
     Transition.STRIKE: Rule(WAITING, State.FAILED, "a strike matches the job, which fails without a run"),
     Transition.RUN_NOW: Rule(WAITING, None, "an operator makes a delayed job due at once"),
     Transition.REDRIVE: Rule(frozenset({State.FAILED}), State.QUEUED, "a dead letter is sent again"),

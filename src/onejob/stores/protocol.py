@@ -31,8 +31,10 @@ from onejob.jobs.backlog import Backlog
 from onejob.jobs.blocks import Block
 from onejob.jobs.broker_messages import Delivery, NewMessage
 from onejob.jobs.costs import CostAnswer, CostKey, CostSum, CostWrite, Label
+from onejob.jobs.handover import Way
 from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import Freed, LimitUse, LimitValue
 from onejob.jobs.metric_buckets import NO_AMOUNTS, Bucket, Period
 from onejob.jobs.model import (
     Admission,
@@ -62,6 +64,8 @@ SUBMITTER_LIMIT = 1000
 """About how many submitters the statistics of a task, and of a job that is kept, distinguish."""
 OTHER_SUBMITTERS = "(others)"
 """The submitter under which the duplicates of all further submitters are counted."""
+LISTED_HOLDERS = 100
+"""How many of the jobs that use a key are listed."""
 LOGS_KEPT = 10
 """How many attempts of a job, the newest ones, have a log."""
 BATCH_LIMIT = 1000
@@ -499,9 +503,69 @@ class Blocks(Protocol):
         """
 
 
+class Limits(Protocol):
+    """The limits of keys: their values, the slots and tokens that jobs have, and the jobs that are parked on keys.
+
+    A key has the value of its own exception, or else of its name's exception, or else of its name's definition; without
+    a value it limits nothing. It has *room* for a job
+
+    - if the job has room on it already, which `free_slots` has given to it less than one lease ago;
+    - else if no other job that is parked on it comes first, and a slot is free: fewer jobs than `running` have one; or
+      the bucket of a rate has enough tokens. The bucket of an `interval` and a `burst` has enough for a weight if
+      `max(full_at, now) + (min(weight, burst) - burst) * interval <= now`; taking them moves `full_at` to
+      `max(full_at, now) + weight * interval`.
+
+    A slot is a fact about a job, never a counter: it is taken while the job's run has a valid lease, or for one lease
+    while the job is about to run. So a lost run's slot is free when its lease ends, and a late run frees none.
+
+    `CoreStore.claim` starts a run of a job with limits only if all its keys have room, in the same operation, and then
+    takes a slot of each, or the tokens unless the job has got them. Otherwise the claim is refused, and the job parked
+    on the first key that is full (`parked_on` is `limit:` and that key, `published_at` now, `wake_at` in
+    `PARKED_SECONDS`, `reason` is that of `waits_for`, and the history gets an entry `park` with it); its room on other
+    keys is free again, with the tokens. A job that is parked there already stays unchanged.
+    """
+
+    def limit_values(self) -> list[LimitValue]:
+        """Return all values, by key, the definition of a name before its exception; also exceptions that are over."""
+
+    def put_limits(self, values: Sequence[LimitValue]) -> None:
+        """Write values, each in place of the value with the same key and `is_default`."""
+
+    def delete_limit(self, key: str) -> None:
+        """Delete the exception of a key or a name, if there is one."""
+
+    def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
+        """Make the first jobs that are parked on a key due for which all their keys have room, at most `limit`.
+
+        The most urgent jobs come first, and then the oldest, as in `unpark`, up to the first one without room on this
+        key. Each gets a slot, or the tokens, of all its keys for one lease, or until its claim; `parked_on` is cleared,
+        `reason` is that of `has_room`, `wake_at` and `published_at` are those of a hand-over in this `way` with the
+        job's route, and its workers are signaled. A job without room on another of its keys is parked on that one
+        instead. A job that is due later is parked no longer, has no room, and is due at its `run_at`.
+
+        Tokens that a job has got are given back first if it has not run within its lease. If jobs are left that wait
+        for tokens, the key has an alarm at the time at which the first one has enough.
+        """
+
+    def due_limits(self) -> tuple[list[str], float | None]:
+        """Return the keys whose alarms are due, which are moved by a second; and the seconds to the next alarm."""
+
+    def spend(self, key: str, amount: float) -> None:
+        """Take further tokens of the rate of a key, also more than it has; give some back if `amount` is negative."""
+
+    def limit_uses(self, *, limit: int) -> list[LimitUse]:
+        """Return the uses of the keys that jobs wait for, at most `limit`, those with the most waiting jobs first."""
+
+    def limit_use(self, key: str) -> LimitUse:
+        """Return the use of a key; `holders`: at most `LISTED_HOLDERS`."""
+
+    def parked_before(self, job: JobRow) -> int:
+        """Return how many jobs are parked on the same as a job, and come before it."""
+
+
 class Store(
     CoreStore, Queries, DuplicateStats, Costs, WebhookEvents, Results, AuditLog, Metrics, SignalingStore, Schedules,
-    Blocks,
+    Blocks, Limits,
     Protocol,
 ):  # fmt: skip
     """A full store, as the ledger uses it. A store in a SQL database may be a `TransactionalStore`, too."""
