@@ -54,6 +54,9 @@ identity_for, identity_until = number(identity_for), number(identity_until)
 local previous_set, previous_state = wake_set(row), row[STATE]
 local previous_wake_at = not wake_after and tonumber(read_wake_at(job) or now)
 fill_row(row)
+if row[LIMIT_KEYS] and target ~= '' then
+  give_room_back(job, now)
+end
 local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
   row[FINISHED_AT] = false
@@ -74,6 +77,9 @@ for i = FIRST_VALUE, #ARGV, 2 do
   else
     if position == PARKED_ON then
       leave_parked_set(job)
+      if row[LIMIT_KEYS] and value ~= '' then
+        give_room_back(job, now)
+      end
     end
     row[position] = value ~= '' and value
   end
