@@ -727,7 +727,7 @@ class Ledger(JobReader):
         applied = self.store.apply(change)
         if applied.applied and applied.job is not None:
             self.emit(events.transition_event(change.event, applied.job, change))
-            if applied.job.limit_keys is not None and (change.target is not None or change.parked_on):
+            if applied.frees and applied.job.limit_keys is not None and (change.target is not None or change.parked_on):
                 self.give_back(applied.job)
         return applied
 

@@ -610,14 +610,18 @@ local function renew_room(job)
   end
 end
 
--- End the room of a job; tokens are given back, which only a job has that waits for its run.
+-- End the room of a job; tokens are given back, which only a job has that waits for its run. Returns whether other jobs
+-- are parked on one of its keys.
 local function give_room_back(job, now)
+  local is_waited_for = false
   for _, use in ipairs(uses_of(job)) do
     local had, value = redis.call('ZREM', slots_of(use[1]), slot_member(job, use)), limit_value(use[1], now)
     if had == 1 and value and value.interval then
       take_tokens(use[1], value, -use[2], now)
     end
+    is_waited_for = is_waited_for or redis.call('ZSCORE', ledger_key('waiting'), use[1])
   end
+  return is_waited_for
 end
 
 -- Park a job that waits for a run on a key that has no room for it.

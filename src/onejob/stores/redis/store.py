@@ -273,7 +273,7 @@ def message_in(change: Change) -> BrokerMessage | None:
 
 def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, pushed: str = "") -> Applied:
     job = job_of(job_id, parts) if parts else None
-    return Applied(applied=status == "applied", job=job, handed_over=pushed == "1")
+    return Applied(applied=status == "applied", job=job, handed_over="1" in pushed, frees="w" in pushed)
 
 
 # --- the signals: scripts publish them, and one connection per process is subscribed to them --------------------------
