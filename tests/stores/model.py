@@ -31,6 +31,7 @@ from onejob.jobs.costs import (
 from onejob.jobs.handover import BY_CALLER, UNSENT, Handover, is_plain
 from onejob.jobs.history import Entry, claim_detail
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.limits import read_uses
 from onejob.jobs.metric_buckets import NO_AMOUNTS, Bucket, Period
 from onejob.jobs.model import (
     LARGE_FIELDS,
@@ -193,6 +194,7 @@ class ModelStore(ModelLimits):
             published_at = now if is_due and is_sent else None
             job = row.set(wake_at=wake_at, published_at=published_at)
         if decided.takes_over:
+            self.forfeit(job.id, kept={use.key for use in read_uses(new.limit_keys)})
             job = row.set(
                 payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines,
                 limit_keys=new.limit_keys,
@@ -403,6 +405,8 @@ class ModelStore(ModelLimits):
 
     def _new_values(self, job: JobRow, change: Change) -> dict[str, object]:
         now, reopens, ends = self.read_clock(), change.reopens, change.ends
+        if reopens or change.parked_on:
+            self.forfeit(job.id)
         given = (
             "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel",
             "canvas_pending", "identity_until", "result", "error", "reason",
@@ -464,6 +468,8 @@ class ModelStore(ModelLimits):
         row = self.rows.get(job_id)
         if row is None or row.job.claim != nonce or row.job.state not in sources:
             return Renewal(job_id, nonce, held=False)
+        if row.job.limit_keys is not None and (row.job.lease_until or 0.0) <= self.read_clock():
+            return Renewal(job_id, nonce, held=False)  # another job may have its slot
         until = self.read_clock() + row.job.lease
         return Renewal(job_id, nonce, held=True, cancel=row.set(lease_until=until, wake_at=until).cancel)
 

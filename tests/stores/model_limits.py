@@ -6,13 +6,13 @@ A slot is a fact about a job, which is true or false at a time: nothing has to h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
 
 from onejob.jobs.blocks import PARKED_SECONDS
-from onejob.jobs.handover import Handover, Way
+from onejob.jobs.handover import BY_SWEEP, Handover, Way
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.limits import (
     PARKED_BY_LIMIT,
@@ -87,7 +87,8 @@ class ModelLimits:
     def is_reserved(self, key: str, job_id: str) -> bool:
         """Return whether a job has room on a key, which it has not used yet: it waits, and is parked on nothing."""
         found, row = self.reservations.get((key, job_id)), self.rows.get(job_id)
-        return found is not None and found.until > self.read_clock() and row is not None and _is_to_run(row.job)
+        is_valid = found is not None and found.until > self.read_clock()
+        return is_valid and row is not None and _is_to_run(row.job) and _use_of(row.job, key) is not None
 
     def has_slot(self, key: str, job_id: str) -> bool:
         """Return whether a job runs, with a valid lease, since the claim that took a slot."""
@@ -100,6 +101,12 @@ class ModelLimits:
         about_to_run = [job_id for job_id in self.rows if self.is_reserved(key, job_id)]
         runs = [job_id for job_id in self.rows if self.has_slot(key, job_id)]
         return sorted(about_to_run + (runs if value is None or value.running is not None else []))
+
+    def forfeit(self, job_id: str, kept: Collection[str] = ()) -> None:
+        """End the room of a job that is about to run, except on some keys; its tokens are given back as at a lapse."""
+        for found, each in self.reservations.items():
+            if found[1] == job_id and found[0] not in kept:
+                self.reservations[found] = replace(each, until=0.0)
 
     # --- tokens -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +203,8 @@ class ModelLimits:
     def _free(self, row: LimitedRow, key: str, way: Way) -> JobRow:
         """Give a job room on all its keys for one lease, and make it due."""
         now, job = self.read_clock(), row.job
-        wake_after, is_sent = Handover(way).columns_for(job.lease, job.route)
+        handover = BY_SWEEP if way is Way.SWEPT else Handover(way)
+        wake_after, is_sent = handover.columns_for(job.lease, job.route)
         for use in read_uses(job.limit_keys):
             value = self.value_of(use.key)
             weight = 0.0 if value is None or value.interval is None else use.weight
@@ -221,6 +229,7 @@ class ModelLimits:
         return due, min((at - now for at in self.alarms.values()), default=None)
 
     def spend(self, key: str, amount: float) -> None:
+        self.look_at(key)
         self.move_full_at(key, amount)
 
     # --- reads ------------------------------------------------------------------------------------------------------
@@ -232,12 +241,8 @@ class ModelLimits:
         return [self.limit_use(key) for key in most[:limit]]
 
     def limit_use(self, key: str) -> LimitUse:
-        value, full_at = self.value_of(key), self.full_at.get(key, 0.0)
-        is_rate = value is not None and value.interval is not None
-        return LimitUse(
-            key=key, holders=tuple(self.holders(key)[:LISTED_HOLDERS]), waiting=len(self.parked(PARKED_BY_LIMIT + key)),
-            full_at=full_at if is_rate and full_at > self.read_clock() else None,
-        )  # fmt: skip
+        holders, waiting = self.holders(key)[:LISTED_HOLDERS], len(self.parked(PARKED_BY_LIMIT + key))
+        return LimitUse(key=key, holders=tuple(holders), waiting=waiting)
 
     def parked_before(self, job: JobRow) -> int:
         return self._before(job, job.parked_on) if job.parked_on is not None else 0
