@@ -7,16 +7,16 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from onejob.jobs.handover import Way, held
+from onejob.jobs.handover import Way
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.limits import KeyUse, LimitValue, first_park, name_of, parked_on_key, rate_value, write_uses
-from onejob.jobs.model import Applied, Change, HandoverOf, JobRow, Submission
+from onejob.jobs.model import Applied, Change, JobRow, Submission
 from onejob.stores.protocol import Store
 from tests.cases import for_each, further
 from tests.stores.lockstep import TICK, LockStep
 from tests.stores.model import ModelStore
 from tests.stores.model_limits import Reservation
-from tests.stores.support import LEASE, WAITING, ManualClock, change
+from tests.stores.support import WAITING, ManualClock, change, holding
 from tests.stores.test_model import EVENTS, PAUSES, ROUTES, JobPlayer, Step, Values, play_all
 
 OTHER = 'customer="ž😀 {2}'
@@ -141,11 +141,6 @@ class LimitPlayer(JobPlayer):
             self.run.clock.now = dice.choice(ahead) - TICK * dice.choice((1, 1, 2))
         else:
             super().pass_time(dice)
-
-
-def holding(handover_of: HandoverOf) -> HandoverOf:
-    """Return the hand-over of submissions, of which those that wait for room are held."""
-    return lambda new: handover_of(new) if new.parked_on is None else held(LEASE)
 
 
 @pytest.mark.parametrize("part", [0, *further(1, 2, 3)])
