@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from onejob.client.client import Client
     from onejob.errors import DuplicateJobError, OneJobError, PermanentError, StoreUnavailableError
     from onejob.jobs.lifecycle import State
+    from onejob.jobs.limits import Limit
     from onejob.jobs.model import Outcome
     from onejob.jobs.public_view import Job
     from onejob.jobs.submitter import submitter
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from onejob.transactions.fence import fence
 
 __all__ = [
-    "AsyncResult", "Client", "DuplicateJobError", "Job", "OneJobError", "Outcome", "PermanentError", "RunningJob",
-    "State", "StoreUnavailableError", "Task", "current_job", "dashboard", "fence", "submitter", "task",
+    "AsyncResult", "Client", "DuplicateJobError", "Job", "Limit", "OneJobError", "Outcome", "PermanentError",
+    "RunningJob", "State", "StoreUnavailableError", "Task", "current_job", "dashboard", "fence", "submitter", "task",
     "wsgi_dashboard",
 ]  # fmt: skip
 _MODULES = {
@@ -31,6 +32,7 @@ _MODULES = {
     "Client": "onejob.client.client",
     "DuplicateJobError": "onejob.errors",
     "Job": "onejob.jobs.public_view",
+    "Limit": "onejob.jobs.limits",
     "OneJobError": "onejob.errors",
     "Outcome": "onejob.jobs.model",
     "PermanentError": "onejob.errors",

@@ -136,6 +136,10 @@ class BlockNotFoundError(_DetailedError, LookupError):
     block_id: str
 
 
+class InvalidLimitError(OneJobError, ValueError):
+    """An exception of a limit that cannot be: no such limit, another kind, or over already. Nothing was written."""
+
+
 class JobPurgedError(JobNotFoundError):
     """The job ended and was purged after its retention; its tombstone remains. Times are RFC 3339."""
 

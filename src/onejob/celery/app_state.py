@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,9 +19,11 @@ from onejob.celery.messages.routing import Routing
 from onejob.celery.option_declarations import check_setting_names
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError
+from onejob.jobs.limits import Limit
+from onejob.jobs.model import JobRow
 from onejob.ledger.blocks import BlockCache
 from onejob.ledger.budgets import SpentToday, read_spent
-from onejob.ledger.ledger import Ledger
+from onejob.ledger.ledger import Freeing, Ledger
 from onejob.observability.meter import METRICS_INTERVAL
 from onejob.stores import display_url
 from onejob.stores.django_database import address_of, alias_of
@@ -68,6 +70,9 @@ class AppState:
         """The intervals of background work. Tests replace them before a worker starts, and before the ledger opens."""
         self.can_kill = False
         """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
+        self.limits: dict[str, tuple[Limit, str]] = {}
+        """The limits of the app's tasks by name, each with a task that has it."""
+        self._defined_limits: dict[str, tuple[Limit, str]] = {}
         self.warned_tasks: set[str] = set()
         """The tasks for which a warning was logged: a duplicate's other arguments are not used."""
         self.warned_plain_tasks: set[str] = set()
@@ -176,6 +181,32 @@ class AppState:
             if (resolve := getattr(type(task), "_onejob_resolve", None)) is not None:
                 resolve(self._app)
 
+    def _freeing_by(self, ledger: Ledger) -> Ledger:
+        """Have a ledger send the messages of the jobs that have waited for room, and return it."""
+        ledger.freeing = Freeing(lambda: self.publisher.handover.way, self._publish_freed)
+        return ledger
+
+    def _publish_freed(self, jobs: Sequence[JobRow]) -> None:
+        self.publisher.publish_stored(jobs)  # of the app as it is configured then
+
+    def define_limits(self) -> None:
+        """Write the definitions of the limits of the app's tasks to the ledger, unless this process has done so."""
+        defined = dict(self.limits)
+        if defined != self._defined_limits:
+            self.ledger.define_limits([limit.value() for limit, _ in defined.values()])
+            self._defined_limits = defined
+
+    def add_limits(self, task: str, limits: Sequence[Limit]) -> None:
+        """Add the limits of a task. Raises `ConfigurationError` if another task has one with another value."""
+        for limit in limits:
+            known, owner = self.limits.get(limit.name, (limit, task))
+            if owner != task and known.value() != limit.value():
+                raise ConfigurationError(
+                    f"limit {limit.name} of task {task} is {limit.value().text}, and that of task {owner} is "
+                    f"{known.value().text}: tasks share a limit by its name, so give both one value, or two names"
+                )
+            self.limits[limit.name] = (limit, owner)
+
     @property
     def ledger(self) -> Ledger:
         """The app's ledger; opened again after Django moved its database, as in tests. Raises `ConfigurationError`."""
@@ -185,7 +216,8 @@ class AppState:
         if ledger is None or (self._place is not None and self._place != address_of(self.settings.store)):
             moved, store = ledger, self.settings.store
             self._place = None if alias_of(store) is None else address_of(store)
-            self._ledger = ledger = build_ledger(self.settings, self._has_task, metrics_interval=self.intervals.metrics)
+            ledger = build_ledger(self.settings, self._has_task, metrics_interval=self.intervals.metrics)
+            self._ledger = self._freeing_by(ledger)
             if moved is not None:
                 moved.close()
         return ledger
@@ -198,6 +230,7 @@ class AppState:
     def use(self, ledger: Ledger, publisher: Publisher, django_alias: str | None) -> None:
         """Replace the ledger, the publisher, and the alias of Django's database whose transactions the ledger joins."""
         self._ledger, self._place, self.publisher, self.django_alias = ledger, None, publisher, django_alias
+        self._freeing_by(ledger)
 
     def close(self) -> None:
         """Close the ledger, if it is open; its next use opens it again, in the database that is configured then."""

@@ -14,6 +14,7 @@ from kombu import Exchange, Queue
 
 from onejob.config import NAMES
 from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.jobs.limits import KEY_COUNT, Limit
 from onejob.uniqueness.identity import UniqueOn
 from onejob.uniqueness.window import UniqueFor
 from onejob.webhooks.settings import WebhookSettings
@@ -35,6 +36,7 @@ class TaskDefaults:
     typed: ClassVar[bool] = False
     capture_logging: ClassVar[bool] = False
     tags: ClassVar[Sequence[str]] = ()
+    limits: ClassVar[Sequence[Limit]] = ()
     schedule: ClassVar[Any] = None
 
 
@@ -253,6 +255,22 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return a question with the known name that is most like a given name; "" for none."""
     found = get_close_matches(name, sorted(known), n=1)
     return f": did you mean {found[0]}?" if found else ""
+
+
+def checked_limits(task: str, given: Any) -> tuple[Limit, ...]:
+    """Return the limits of a task. Raises `ConfigurationError` for what is no list of limits of different names."""
+    if (
+        isinstance(given, Limit)
+        or not isinstance(given, list | tuple)
+        or not all(isinstance(each, Limit) for each in given)
+    ):
+        raise ConfigurationError(f"limits of task {task} must be a list of onejob.Limit(...), not {given!r:.200}")
+    names = [each.name for each in given]
+    if len(set(names)) < len(names) or len(names) > KEY_COUNT:
+        raise ConfigurationError(
+            f"task {task} has the limits {', '.join(names)}: write at most {KEY_COUNT}, each with a name of its own"
+        )
+    return tuple(given)
 
 
 def check_schedule(task: str, given: Any) -> None:

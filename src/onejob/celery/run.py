@@ -127,6 +127,10 @@ class Run:
         """Add amounts to the costs of this run. Raises `LeaseLost`, and `InvalidArgumentsError`."""
         self._costed = self._ledger.add_cost(self._costed, amounts)
 
+    def spend(self, limit: str, amount: float) -> None:
+        """Correct what the job has taken from the rate of a limit. Raises `InvalidArgumentsError`."""
+        self._ledger.spend(self.job, limit, amount)
+
     def find_step(self, name: str) -> str | None:
         """Return the value that a step has kept, as JSON; None without one."""
         return self._steps.get(name)

@@ -36,7 +36,7 @@ _PATH = re.compile(r"[^\W\d]\w*(\.\w+)*")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of a task: `Limit("customer", running=3)`, `Limit(name="gpu", running=8)`, `Limit("url", rate="9/minute")`.
+    """A limit of a task: `Limit("customer", running=3)`, `Limit(name="gpu", running=8)`, `Limit("url", rate="9/hour")`.
 
     `by`: a path into the arguments, as in `unique_on`, or a function of the arguments, by name; its value makes the
     key, so that each value has a limit of its own. None: all jobs of the limit share one. `running`: how many of them
@@ -60,7 +60,7 @@ class Limit:
             and not (isinstance(self.by, str) and _PATH.fullmatch(self.by))
         ):
             raise ConfigurationError(
-                f"a limit by {self.by!r:.100} cannot work: name an argument or a path such as 'user.id', or pass a function"
+                f"a limit by {self.by!r:.100} cannot work: write an argument, a path such as 'user.id', or a function"
             )
         if not self.name:
             if not isinstance(self.by, str):
@@ -68,7 +68,8 @@ class Limit:
             object.__setattr__(self, "name", self.by)
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigurationError(
-                f"{self.name!r:.100} is no name of a limit: write a letter, and up to 63 letters, digits, '_', '-' and '.'"
+                f"{self.name!r:.100} is no name of a limit: write letters, digits, '_', '-' and '.', at most 64, and a "
+                "letter first"
             )
         if (self.running is None) is (self.rate is None):
             raise ConfigurationError(f"limit {self.name} needs either running=... or rate=..., and not both")
@@ -178,8 +179,8 @@ def value_of_text(key: str, text: str, *, until: float | None = None) -> LimitVa
         return rate_value(key, text, until=until)
     if not (text.isascii() and text.isdigit() and int(text) <= MAX_RUNNING):
         raise ConfigurationError(
-            f"{text!r:.100} is no limit: write how many jobs may run at once, at most {MAX_RUNNING}, 0 to stop them all, "
-            "or a rate such as 90/minute"
+            f"{text!r:.100} is no limit: write how many jobs may run at once, up to {MAX_RUNNING}, 0 to stop them, or "
+            "a rate such as 90/minute"
         )
     return LimitValue(key=key, running=int(text), until=until)
 

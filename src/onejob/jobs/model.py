@@ -436,6 +436,8 @@ class Applied:
     job: JobRow | None
     handed_over: bool = False
     """Whether the job was handed over with the change: its message was pushed, or workers take it from the ledger."""
+    frees: bool = True
+    """Whether jobs may wait for room that the change has given back; False: none waits on a key of the job."""
 
 
 @value(slots=True)

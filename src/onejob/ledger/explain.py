@@ -12,6 +12,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Duplicate, JobRow, Outcome
 from onejob.jobs.timestamps import duration_text, format_timestamp, relative_text
 from onejob.jobs.workers import WorkerInfo
+from onejob.ledger.limits import describe_wait
 from onejob.ledger.reader import JobReader
 from onejob.ledger.stuck import Snapshot, Stuck, find_stuck, follows_another, last_queued
 
@@ -92,8 +93,8 @@ def explain(
         subject += f"; its identity is {job.identity}"
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
     sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
-    parts = _parts_of(ledger, job)
-    sentences += Situation(job, snapshot, queued_at, followed, format_time, parts).describe()
+    parts, wait = _parts_of(ledger, job), describe_wait(ledger, job, snapshot.now)
+    sentences += Situation(job, snapshot, queued_at, followed, format_time, wait, parts).describe()
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")
     return Explanation(job, history, duplicates, stuck, sentences)
@@ -152,6 +153,8 @@ class Situation:
     followed: JobRow | None
     """The job that this job follows, if it exists."""
     format_time: Callable[[float], str]
+    wait: str | None = None
+    """The sentence about a job that waits for room on a key of a limit; None for any other job."""
     parts: Sequence[JobRow] | None = None
     """For a job that was replaced: the jobs before the task that has its id, as far as they exist."""
 
@@ -178,6 +181,9 @@ class Situation:
             yield self._describe_workers()
         elif self.parts is not None:
             yield from self._describe_replacement(self.parts)
+        elif self.wait is not None:
+            yield self.wait
+            yield from self._describe_expiry()
         elif job.parked_on:
             yield f"It is {job.reason.rstrip('.')}, and due when the pause ends."
             yield from self._describe_expiry()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Self, TypeAlias
@@ -15,10 +16,11 @@ from onejob import errors
 from onejob.jobs.audit_entries import AuditEntry
 from onejob.jobs.blocks import BLOCK_LIMIT, PARKED_SECONDS, Block, BlockKind
 from onejob.jobs.costs import Amounts, CostWrite, JobCosts, by_key
-from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Handover, by_caller, by_sweep, held
+from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Handover, Way, by_caller, by_sweep, held
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.ledger_settings import LedgerSettings
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.limits import LimitValue, name_of, parked_on_key, read_uses
 from onejob.jobs.model import (
     Admission,
     Applied,
@@ -45,11 +47,30 @@ from onejob.observability.events import Listener
 from onejob.stores.protocol import BATCH_LIMIT, WINDOW_OVER, Store, TransactionalStore
 from onejob.transactions.sessions import OpenTransaction
 
+logger = logging.getLogger("onejob")
 Result: TypeAlias = "Admission | errors.StoreError | errors.QuotaExceededError"
 Write: TypeAlias = "Callable[[Sequence[Submission]], list[Admission]]"
 """A function that makes the store write submissions, with the options of one call."""
 TRIES = 20
 """How often an operation is tried again after another change of its job."""
+FREED_LIMIT = 100
+"""How many jobs that have waited for room one operation makes due."""
+WAITING_KEYS = 10_000
+"""How many keys that jobs wait for are looked at when a limit changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freeing:
+    """How jobs get to workers that had to wait for room: by sweeps, unless an app says otherwise."""
+
+    way: Callable[[], Way] = lambda: Way.SWEPT
+    send: Callable[[Sequence[JobRow]], object] = lambda _jobs: None
+    """Sends the messages of jobs, where they need one."""
+
+
+def _parking(handover_of: HandoverOf) -> HandoverOf:
+    """Return the hand-over of submissions, of which those that wait for room are held for one lease at first."""
+    return lambda submission: handover_of(submission) if submission.parked_on is None else held(submission.lease)
 
 
 @value(slots=True, kw_only=True)
@@ -108,6 +129,8 @@ class Ledger(JobReader):
         super().__init__(store)
         self.settings = settings or LedgerSettings()
         self.emit: Listener = emit or (lambda _event: None)
+        self.freeing: Freeing | None = Freeing()
+        """How jobs get to workers that had to wait for room; None: this ledger makes none due."""
         self._at_close = at_close
 
     def in_transaction(
@@ -123,13 +146,16 @@ class Ledger(JobReader):
                 "this ledger cannot take part in a transaction of your database: it is stored elsewhere. "
                 "Keep it in that database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
             )
-        return Ledger(self.store.in_transaction(transaction, writes=writes), self.settings, emit)
+        joined = Ledger(self.store.in_transaction(transaction, writes=writes), self.settings, emit)
+        joined.freeing = None  # what it frees is free with the commit
+        return joined
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission, *, handover: Handover = BY_CALLER) -> Admission:
         """Submit a job. Raises `StoreUnavailableError` if the store does not answer: then the outcome is unknown."""
-        return self._report_answer(self.store.submit_many([submission], handover_of=lambda _: handover)[0])
+        write = partial(self.store.submit_many, handover_of=_parking(lambda _: handover))
+        return self._report_answers(write([submission]))[0]
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wait_for_locks: bool = True, handover_of: HandoverOf = by_caller
@@ -144,11 +170,9 @@ class Ledger(JobReader):
         """
         if not submissions:
             return []
-        write = partial(self.store.submit_many, handover_of=handover_of, wait_for_locks=wait_for_locks)
+        write = partial(self.store.submit_many, handover_of=_parking(handover_of), wait_for_locks=wait_for_locks)
         if len(submissions) == 1:
-            admissions = write(submissions)
-            self.emit(events.submission_event(admissions[0]))
-            return admissions
+            return self._report_answers(write(submissions))
         results: list[Any] = []
         for start in range(0, len(submissions), BATCH_LIMIT):
             results += self._submit_batch(submissions[start : start + BATCH_LIMIT], write)
@@ -171,11 +195,19 @@ class Ledger(JobReader):
             found = error.results
         except (errors.StoreError, errors.QuotaExceededError) as error:
             return [error for _ in submissions]
-        return [self._report_answer(each) if isinstance(each, Admission) else each for each in found]
+        self._report_answers([each for each in found if isinstance(each, Admission)])
+        return [*found]
 
-    def _report_answer(self, admission: Admission) -> Admission:
-        self.emit(events.submission_event(admission))
-        return admission
+    def _report_answers(self, admissions: list[Admission]) -> list[Admission]:
+        """Emit the events of submissions; make those of the new jobs due that have room on their keys."""
+        parked: dict[str, None] = {}
+        for admission in admissions:
+            self.emit(events.submission_event(admission))
+            if admission.outcome is Outcome.ADMITTED and (key := parked_on_key(admission.job.parked_on)) is not None:
+                parked[key] = None
+        if parked:
+            self.free_slots(parked)
+        return admissions
 
     def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:
         """Record the duplicates of a submission; return their answers, as if they had been submitted one by one."""
@@ -216,6 +248,8 @@ class Ledger(JobReader):
             self.emit(events.claim_event(job))
         if claimed.applied or job is None:
             return claimed
+        if parked_on_key(job.parked_on) is not None:
+            self.give_back(job)  # it may have room by now, and has none on its other keys any more
         if job.state in sources:
             job = self.cancel_if_due(job)
         self.emit(events.claim_refused_event(job, node))
@@ -532,6 +566,93 @@ class Ledger(JobReader):
         while self.store.unpark(block_id, limit=BATCH_LIMIT, reason=f"pause {block_id} has ended"):
             pass
 
+    # --- limits -----------------------------------------------------------------------------------------------------
+
+    def give_back(self, job: JobRow) -> None:
+        """Make jobs due that wait for the room that a job has had, or that the job itself waits for."""
+        keys = [use.key for use in read_uses(job.limit_keys)]
+        parked = parked_on_key(job.parked_on)  # may be of earlier arguments
+        self.free_slots(keys if parked is None else [*keys, parked])
+
+    def free_slots(self, keys: Iterable[str]) -> None:
+        """Make jobs due that are parked on keys and have room now, and hand them over.
+
+        Nothing is raised: what the store does not do now is done at the next end of a job, or by a worker's look.
+        """
+        waiting = dict.fromkeys(keys if self.freeing is not None else ())
+        try:
+            while waiting:
+                key, _ = waiting.popitem()
+                waiting |= dict.fromkeys(self._free_slots_of(key))
+        except errors.StoreError as error:
+            logger.warning("jobs that wait for room on keys of limits are looked at again later: %s", error)
+
+    def _free_slots_of(self, key: str) -> frozenset[str]:
+        """Hand over the jobs that have room on a key; return the keys on which others are parked instead."""
+        freeing, moved = self.freeing or Freeing(), frozenset[str]()
+        while True:
+            freed = self.store.free_slots(key, way=freeing.way(), limit=FREED_LIMIT)
+            moved |= freed.moved_to
+            if freed.jobs:
+                freeing.send(freed.jobs)
+            if len(freed.jobs) < FREED_LIMIT:
+                return moved
+
+    def set_limit(self, value: LimitValue) -> None:
+        """Write an exception for the name of a limit, or for one of its keys; jobs that have room then are due at once.
+
+        Raises `InvalidLimitError` if no task defines the limit, if it is of the other kind, or if its time is over.
+        """
+        now, name = self.read_clock(), name_of(value.key)
+        defined = next((each for each in self.store.limit_values() if each.is_default and each.key == name), None)
+        if defined is None:
+            raise errors.InvalidLimitError(
+                f"no task defines a limit {name!r}: a worker with the task must have started"
+            )
+        if value.is_over(now):
+            raise errors.InvalidLimitError("the exception would be over already: name a later time")
+        if value.running != 0 and (value.running is None) != (defined.running is None):
+            kind = "a rate, such as 90/minute" if defined.running is None else "a number of running jobs"
+            raise errors.InvalidLimitError(f"the limit {name} is {kind}: {value.text!r} is none")
+        self.store.put_limits([value])
+        self._free_slots_of_name(name)
+
+    def clear_limit(self, key: str) -> None:
+        """Delete the exception of a name or a key; jobs that have room then are due at once."""
+        self.store.delete_limit(key)
+        self._free_slots_of_name(name_of(key))
+
+    def define_limits(self, values: Sequence[LimitValue]) -> None:
+        """Write the definitions of limits that differ from those in the store."""
+        known = {each.key: each for each in self.store.limit_values() if each.is_default}
+        changed = [value for value in values if known.get(value.key) != value]
+        if changed:
+            self.store.put_limits(changed)
+            for value in changed:
+                self._free_slots_of_name(value.key)
+
+    def _free_slots_of_name(self, name: str) -> None:
+        uses = self.store.limit_uses(limit=WAITING_KEYS)
+        self.free_slots([use.key for use in uses if name_of(use.key) == name])
+
+    def free_due_slots(self) -> float | None:
+        """Make the jobs due whose rates have tokens for them now; return the seconds to the next such moment."""
+        keys, seconds = self.store.due_limits()
+        self.free_slots(keys)
+        return self.store.due_limits()[1] if keys else seconds
+
+    def spend(self, job: JobRow, name: str, amount: float) -> None:
+        """Correct the weight that a job took from the rate of a limit, by the weight that it really had.
+
+        Raises `InvalidArgumentsError` if the job has no such limit.
+        """
+        use = next((each for each in read_uses(job.limit_keys) if name_of(each.key) == name), None)
+        if use is None:
+            raise errors.InvalidArgumentsError(f"job {job.id} has no limit {name!r}")
+        self.store.spend(use.key, amount - use.weight)
+        if amount < use.weight:
+            self.free_slots([use.key])
+
     # --- sweeps -----------------------------------------------------------------------------------------------------
 
     def take_due(self, *, tasks: frozenset[str], limit: int, expired_runs: bool = True) -> list[JobRow]:
@@ -606,6 +727,8 @@ class Ledger(JobReader):
         applied = self.store.apply(change)
         if applied.applied and applied.job is not None:
             self.emit(events.transition_event(change.event, applied.job, change))
+            if applied.frees and applied.job.limit_keys is not None and (change.target is not None or change.parked_on):
+                self.give_back(applied.job)
         return applied
 
     def _fenced(self, job: JobRow, transition: Transition, reason: str | None, **values: object) -> JobRow:

@@ -16,6 +16,7 @@ from onejob.errors import BrokerUnavailableError, StoreError, StoreUnavailableEr
 from onejob.jobs.blocks import PARKED_SECONDS, Block
 from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Handover
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.limits import parked_on_key
 from onejob.jobs.model import Applied, JobRow, values_of
 from onejob.jobs.transitions import retention
 from onejob.ledger.ledger import Ledger
@@ -99,6 +100,7 @@ def sweep(
             run.process(job)
     run.wake_overtaken_followers()
     ledger.postpone(run.in_queue, {job.id: job.wake_at for job in due if job.wake_at is not None})
+    ledger.free_slots(run.waited_for)
     run.purge([job.id for job in due if job.state.final and not job.canvas_pending])
     ledger.emit(JobEvent(SWEEP, fields=values_of(run.swept)))
     if run.errors:
@@ -120,6 +122,8 @@ class _Sweep:
     waiting: frozenset[str] = frozenset()
     """The ids of the followers whose followed jobs have not ended."""
     postponed: list[JobRow] = field(default_factory=list)
+    waited_for: dict[str, None] = field(default_factory=dict)
+    """The keys of limits that parked jobs wait for: a crash may have hidden that they have room."""
     blocks: dict[str, Block] | None = None
     """The pauses and strikes by id, read when a due job is parked."""
 
@@ -202,7 +206,12 @@ class _Sweep:
             self._republish(job)
 
     def _stays_parked(self, job: JobRow) -> bool:
-        """Return whether the pause of a parked job still exists: the job is due again later. A pause may be over."""
+        """Return whether a parked job is due again later: it waits for room, or its pause is not over."""
+        key = parked_on_key(job.parked_on)
+        if key is not None:
+            self.waited_for[key] = None
+            self.in_queue[job.id] = PARKED_SECONDS
+            return True
         if self.blocks is None:
             self.blocks = {block.id: block for block in self.ledger.store.blocks()}
         block, now = self.blocks.get(str(job.parked_on)), self.ledger.read_clock()

@@ -9,7 +9,9 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from onejob.jobs.blocks import PARKED_SECONDS
 from onejob.jobs.costs import COST_DAYS
+from onejob.jobs.limits import PARKED_BY_LIMIT
 from onejob.jobs.model import LARGE_FIELDS, REDELIVERED, JobRow, Submission
 from onejob.stores.protocol import (
     DUPLICATE_LIMIT,
@@ -25,7 +27,8 @@ FRAGMENTS = "fragments"
 CONSTANTS: dict[str, int | float | str] = {
     "history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER,
     "has_expired": HAS_EXPIRED, "other_submitters": OTHER_SUBMITTERS, "redelivered": REDELIVERED,
-    "look_interval": LOOK_INTERVAL, "cost_days": COST_DAYS,
+    "look_interval": LOOK_INTERVAL, "cost_days": COST_DAYS, "parked_by_limit": PARKED_BY_LIMIT,
+    "parked_seconds": PARKED_SECONDS,
 }  # fmt: skip
 """The constants that statements insert as fragments, by their names."""
 JOB_COLUMNS = ", ".join(field.name for field in fields(JobRow))

@@ -16,6 +16,7 @@ from inspect import Parameter, Signature
 from typing import Final, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
+from onejob.jobs.limits import Limit
 from onejob.jobs.text_limits import TextLimits
 from onejob.uniqueness.canonical_json import canonical, digest, key_text, kind_of
 
@@ -70,6 +71,14 @@ class Identifier:
             reason = _find_unknown(self.signature, kwargs) or str(error)
             message = f"task {self._task!r} does not accept this call: {reason}; it takes {_params(self.signature)}"
             raise InvalidArgumentsError(message) from None
+
+    def check_limit(self, limit: Limit) -> None:
+        """Raise `ConfigurationError` for a limit whose path or functions do not match the task's arguments."""
+        if isinstance(limit.by, str):
+            _check_name(self._task, limit.by, self.signature, option=f"limit {limit.name}")
+        for function in (limit.by, limit.weight):
+            if callable(function):
+                _check_callable(self._task, function, self.signature, option=f"limit {limit.name}")
 
     def describe(
         self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None,
@@ -244,12 +253,12 @@ def _check_names(task: str, unique_on: object, signature: Signature) -> tuple[st
     return tuple(unique_on)
 
 
-def _check_name(task: str, name: object, signature: Signature) -> None:
+def _check_name(task: str, name: object, signature: Signature, option: str = "unique_on") -> None:
     if isinstance(name, str) and _HEADER.fullmatch(name) is not None:
         return
     if not isinstance(name, str) or not all(name.split(".")) or "[" in name:
         raise ConfigurationError(
-            f"task {task!r}: unique_on has {name!r}, but accepts only names, paths like 'user.id', and headers of the "
+            f"task {task!r}: {option} has {name!r}, but accepts only names, paths like 'user.id', and headers of the "
             "message like 'headers[\"tenant\"]'"
         )
     root, own = name.split(".")[0], _argument_names(signature)
@@ -259,14 +268,16 @@ def _check_name(task: str, name: object, signature: Signature) -> None:
     near = [f"; did you mean {match!r}?" for match in difflib.get_close_matches(root, own, n=1)]
     hint = "; use the names of the keywords that it collects" if root in signature.parameters else "".join(near)
     raise ConfigurationError(
-        f"task {task!r}: unique_on has {root!r}, which is no argument; the task takes {_params(signature)}{hint}"
+        f"task {task!r}: {option} has {root!r}, which is no argument; the task takes {_params(signature)}{hint}"
     )
 
 
-def _check_callable(task: str, choose: Callable[..., object], signature: Signature) -> Callable[..., object]:
+def _check_callable(
+    task: str, choose: Callable[..., object], signature: Signature, option: str = "unique_on"
+) -> Callable[..., object]:
     """Return `choose` if it accepts the task's arguments as keywords; raises ConfigurationError."""
     if inspect.iscoroutinefunction(choose):
-        raise ConfigurationError(f"task {task!r}: unique_on is a coroutine function; make it a plain function")
+        raise ConfigurationError(f"task {task!r}: {option} is a coroutine function; make it a plain function")
     try:
         accepted = _inspect_signature(choose)
     except ValueError:  # some builtins have no signature: an error shows in the first call
@@ -277,7 +288,7 @@ def _check_callable(task: str, choose: Callable[..., object], signature: Signatu
         )
     except TypeError as error:
         raise ConfigurationError(
-            f"task {task!r}: unique_on must accept the task's arguments as keywords ({_params(signature)}): {error}"
+            f"task {task!r}: {option} must accept the task's arguments as keywords ({_params(signature)}): {error}"
         ) from None
     return choose
 

@@ -33,6 +33,8 @@ class AppHandover(ABC):
     """Whether workers take jobs from the ledger, which then has no messages of jobs."""
     needs_evidence = True
     """Whether a sweep needs evidence that a message has left its queue."""
+    way = Way.CALLER
+    """The way to a worker of a job that is due after it has waited in the ledger."""
     sweep_factor = 1.0
     """How many times longer than usual a worker pauses between sweeps."""
 
@@ -62,6 +64,7 @@ class LedgerHandover(AppHandover):
 
     takes_jobs = True
     needs_evidence = False
+    way = Way.OFFERED
     sweep_factor = 2.0  # a sweep publishes nothing, and needs no haste
 
     def __init__(self, ledger: Callable[[], Ledger]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from celery import Celery, Signature
@@ -21,13 +22,15 @@ from onejob.celery.messages.payload import SUBMITTER_HEADER, encode, loads, to_j
 from onejob.celery.messages.routing import Plan, is_unpublishable
 from onejob.celery.option_declarations import check_call_options, check_option_values, merge_tags
 from onejob.celery.submission.canvas import link_key, part_identity
-from onejob.celery.submission.options import BoundTask
+from onejob.celery.submission.options import BoundTask, TaskOptions
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, KeyRequiredError, OneJobError
+from onejob.jobs.limits import first_park, uses_of
 from onejob.jobs.model import Admission, Submission
 from onejob.jobs.on_duplicate import call_policy_of
 from onejob.jobs.submitter import NAME_LIMIT, NO_QUOTAS, NOBODY, SUBMITTER, Submitter
 from onejob.jobs.transitions import new_id, new_nonce
 from onejob.observability import tracing
+from onejob.uniqueness.identity import value_at
 from onejob.webhooks.settings import check_url
 
 PROMISED = "reply_to"
@@ -233,9 +236,12 @@ def _build(
     if definition.requires_key and key is None and call.task_id is None and is_link(call):
         key = link_key(app_state.ledger, str(call.options["parent_id"]), fingerprint)
     window = None if definition.window is None else definition.window.limits_at(time.time())
-    payload = encode(definition.task, args, kwargs, definition.limits, context, window)
+    payload = encode(definition.task, args, kwargs, definition.text_limits, context, window)
     if plan.checked_options is not None:
         app_state.routing.check_message(payload, plan.checked_options)
+    limit_keys = limit_keys_of(definition, args, kwargs)
+    if limit_keys is not None:
+        app_state.define_limits()
     submission = Submission(
         id=job_id, task=definition.task, identity=call.identity or identity, fingerprint=fingerprint,
         nonce=new_nonce(), payload=payload, options=terms.options, route=plan.route, priority_rank=plan.priority_rank,
@@ -246,10 +252,19 @@ def _build(
         rejects=conflict_policy.rejects and not is_promised(call, canvas=plan.canvas),
         replaces=conflict_policy.replaces, queue_next=conflict_policy.queue_next,
         max_wait=conflict_policy.max_wait if terms.delay > 0 else 0.0, tag_lines=terms.tag_lines,
-        budgets=submitter.budgets,
+        budgets=submitter.budgets, limit_keys=limit_keys,
+        parked_on=first_park(limit_keys) if terms.delay <= 0 else None,
         charges=() if submitter is NOBODY else settings.quotas_of(submitter).charges(submitter.name, identity),
     )  # fmt: skip
     return submission, terms, described
+
+
+def limit_keys_of(definition: TaskOptions, args: Any, kwargs: Any) -> str | None:
+    """Return the keys of the limits of a call as a job keeps them; None without limits. Raises as `uses_of` does."""
+    if not definition.limits:
+        return None
+    arguments = definition.identifier.arguments(args, kwargs)
+    return uses_of(definition.limits, arguments, partial(value_at, arguments))
 
 
 def _terms_of(

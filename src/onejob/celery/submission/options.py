@@ -17,6 +17,7 @@ from onejob.celery.messages.typed import TypedBody
 from onejob.config import Settings
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError, PermanentError
 from onejob.jobs.durations import check_seconds
+from onejob.jobs.limits import Limit
 from onejob.jobs.model import Admission, IdentityHold, JobRow
 from onejob.jobs.on_duplicate import ConflictPolicy, conflict_policy_of
 from onejob.jobs.text_limits import TextLimits
@@ -71,7 +72,9 @@ class TaskOptions:
     expose: bool
     requires_key: bool
     settings: Settings
-    limits: TextLimits
+    limits: tuple[Limit, ...]
+    """How many similar jobs run at once, or how fast they start."""
+    text_limits: TextLimits
     """The limits of the size and the depth of arguments and results."""
     names_shadow: bool
     """Whether the task has a `shadow_name` of its own, which may depend on the arguments."""
@@ -98,9 +101,12 @@ class TaskOptions:
         )
         try:  # the defaults of options of calls, with which jobs are submitted
             tags = option_names.merge_tags((), task.tags)
+            limits = option_names.checked_limits(name, task.limits)
             option_names.check_option_values({each: getattr(task, each, None) for each in option_names.MESSAGE_OPTIONS})
         except InvalidArgumentsError as error:
             raise ConfigurationError(f"task {name}: {error}") from None
+        for limit in limits:
+            identifier.check_limit(limit)
         if window is not None:
             settings.check_window(name, window.longest)
         typed = TypedBody(name, body, identifier.signature) if task.typed else None
@@ -116,9 +122,11 @@ class TaskOptions:
             "names_shadow": task.shadow_name is not CeleryTask.shadow_name,
             "typed": typed,
             "tags": tags,
+            "limits": limits,
             "converts": getattr(task, _DUMP, None) is not None if typed is None else bool(typed.codecs),
         }
-        options = cls(task=name, settings=settings, limits=settings.limits, **values)
+        options = cls(task=name, settings=settings, text_limits=settings.limits, **values)
+        app_state.add_limits(name, limits)
         _check_exposed(options)
         _check_webhook(options, app_state.webhooks)
         return options

@@ -336,7 +336,7 @@ def _create_webhook(ledger: Ledger, job: JobRow, webhook: Submission) -> None:
 
 def needs_message(submission: Submission, admission: Admission) -> bool:
     """Return whether a submission wrote or moved a job that is due now and that the store has not handed over."""
-    if admission.handed_over or submission.delay > 0 or admission.job.queued_next:
+    if admission.handed_over or submission.delay > 0 or admission.job.queued_next or admission.job.parked_on:
         return False
     return admission.outcome is Outcome.ADMITTED or admission.rescheduled
 
@@ -386,6 +386,8 @@ def _admit_in_session(app_state: AppState, prepared: Sequence[Prepared], session
             results.append(admission)
             continue
         results.append(_accept(app_state, call, submission, admission, inner))
+        if has_hook and admission.job.parked_on and admission.outcome is Outcome.ADMITTED:
+            transaction.after_commit(partial(ledger.give_back, admission.job), sends=True)
         if has_hook and needs_message(submission, admission):
             transaction.after_commit(partial(app_state.publisher.try_publish, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queue_next):

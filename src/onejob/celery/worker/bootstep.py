@@ -26,6 +26,7 @@ from onejob.celery.submission.options import tasks_of
 from onejob.celery.submission.plain_tasks import warn_of_plain_tasks
 from onejob.celery.worker.acknowledgements import QueueWatch, keep_no_copies
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, active_requests
+from onejob.celery.worker.limits import LimitLoop
 from onejob.celery.worker.rate_limits import RateLimits
 from onejob.celery.worker.request import Request, Revocations
 from onejob.celery.worker.silence import Silence
@@ -69,6 +70,7 @@ class LedgerStep(bootsteps.StartStopStep):
         self._sweep_interval = self.app_state.intervals.sweep * self.app_state.publisher.handover.sweep_factor
         self.sweeper = Loop("onejob-sweeper", self._sweep_interval, self.sweep, spread=0.25)
         self.health = Loop("onejob-health", 0.0, self._warn_of_store, pause=0.0)
+        self.limits: Loop | None = None
         self._workers_counted_at = -math.inf
         self._started_at = 0.0
         self._beat: Beat | None = None
@@ -121,10 +123,7 @@ class LedgerStep(bootsteps.StartStopStep):
         self.queues.take_over(str(worker.hostname))
         self.heartbeat.start()
         self.revocations.start()
-        self.sweeper.start()
-        self.health.start()
-        if self.beat is not None:
-            self.beat.start()
+        self._start_loops()
         if kind_of(settings.store) != "sqlite":  # there any write is a signal
             of_store = self.app_state.ledger.store.signals
             self._unsubscribe = of_store.subscribe(Channel.DUE, "", lambda _: self.sweeper.wake())
@@ -133,6 +132,14 @@ class LedgerStep(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(lambda **_: draining.set(), weak=False, dispatch_uid="onejob.drain")
         signals.worker_shutdown.connect(self._on_shutdown, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
 
+    def _start_loops(self) -> None:
+        if self.app_state.limits:
+            self.app_state.define_limits()
+            self.limits = LimitLoop(self.app_state)
+        for loop in (self.sweeper, self.health, self.beat, self.limits):
+            if loop is not None:
+                loop.start()
+
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Release the running jobs. The heartbeat continues for jobs that this pool cannot interrupt."""
         draining.set()
@@ -140,8 +147,9 @@ class LedgerStep(bootsteps.StartStopStep):
         self.health.stop()
         self._unsubscribe()
         self.sweeper.stop()
-        if self.beat is not None:
-            self.beat.stop()
+        for loop in (self.beat, self.limits):
+            if loop is not None:
+                loop.stop()
         deadline = time.monotonic() + self.app_state.settings.shutdown_grace
         while time.monotonic() < deadline and any(map(_may_run, active_requests())):
             time.sleep(0.05)

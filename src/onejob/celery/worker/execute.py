@@ -427,6 +427,7 @@ def _find_committed(run: Run, app_state: AppState) -> JobRow | None:
     completed = wait_for_store(run.id, run.find_committed)
     if completed is not None:
         app_state.ledger.emit(transition_event(Transition.COMPLETE, completed))
+        app_state.ledger.give_back(completed)
     return completed
 
 

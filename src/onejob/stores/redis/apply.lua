@@ -7,7 +7,8 @@
 --       keeps_identity, identity_for, identity_until, reopens ("1", or "rejoins"), forgets_steps, wake_after, run_in, detail, message, indexed (see
 --       `move_between_states`); then positions and new values in turn (a negative position: an element after the row; `published_at`
 --       is "now" or "0")
--- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
+-- returns: "applied", the job, whether the message was pushed ("1") and jobs may wait for room that was given back ("w"),
+--          also for a repeated request; after an end also
 --          the id of the job that has the identity now, whose row `promote` updates if it was queued next
 -- refusal: "refused" and the job when a condition does not hold, and "" and the id of the job that holds the identity if
 --          the identity is not free; "gone" when the job does not exist
@@ -25,7 +26,7 @@ if not job then
 end
 local row = job[1]
 if is_repeated(row[REQUESTS], request_id) or is_repeated(row[REQUESTS], request_id .. '+') then
-  local has_pushed = is_repeated(row[REQUESTS], request_id .. '+') and '1' or ''
+  local has_pushed = is_repeated(row[REQUESTS], request_id .. '+') and '1w' or 'w'
   return { 'applied', reply(job), has_pushed, ends and redis.call('GET', identity) }
 end
 assert(row[IDENTITY] == job_identity, 'the change names another identity than the job')
@@ -54,6 +55,7 @@ identity_for, identity_until = number(identity_for), number(identity_until)
 local previous_set, previous_state = wake_set(row), row[STATE]
 local previous_wake_at = not wake_after and tonumber(read_wake_at(job) or now)
 fill_row(row)
+local is_waited_for = row[LIMIT_KEYS] and target ~= '' and give_room_back(job, now)
 local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
   row[FINISHED_AT] = false
@@ -74,6 +76,9 @@ for i = FIRST_VALUE, #ARGV, 2 do
   else
     if position == PARKED_ON then
       leave_parked_set(job)
+      if row[LIMIT_KEYS] and value ~= '' then
+        is_waited_for = give_room_back(job, now)
+      end
     end
     row[position] = value ~= '' and value
   end
@@ -135,4 +140,4 @@ if ends then
 elseif releases then
   redis.call('DEL', identity)
 end
-return { 'applied', reply(job), pushed and '1' or '', holder_id }
+return { 'applied', reply(job), (pushed and '1' or '') .. (is_waited_for and 'w' or ''), holder_id }

@@ -63,10 +63,11 @@ local function update_waiting_job(job, takes_over)
   end
   if more_urgent then
     row[PRIORITY_RANK] = priority_rank
+    enter_parked_set(job)
   end
   if takes_over then
     row[ROUTE], row[FINGERPRINT] = submitted[ROUTE], fingerprint ~= row[IDENTITY] and fingerprint
-    row[TAG_LINES] = submitted[TAG_LINES]
+    row[TAG_LINES], row[LIMIT_KEYS] = submitted[TAG_LINES], submitted[LIMIT_KEYS]
     write_part(job, PAYLOAD, payload)
   end
   if takes_over or lives_longer then

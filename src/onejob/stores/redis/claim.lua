@@ -1,6 +1,7 @@
 #!lua
 -- Start a run: set a new token and lease, and clear the job's expiry and its pause. The history gets the entry of the
--- previous claim.
+-- previous claim. A job with limits needs room on all its keys, and is parked on the first one that has none; the sets of
+-- its keys are no declared keys: they are in the slot of all keys of the ledger.
 -- KEYS: wake, leases, ended; job, history; the sets of `indexed`
 -- ARGV: clock, job_id, nonce, node, sources (words), target, indexed (see `move_between_states`)
 -- returns: "applied" and the job, also for a repeated claim whose run is still the job's
@@ -30,6 +31,12 @@ then
   return { 'refused', reply(job) }
 end
 
+local full = row[LIMIT_KEYS] and find_full(job, now)
+if full then
+  park_on_key(job, history, full, now)
+  return { 'refused', reply(job) }
+end
+
 local previous_set, previous_state, attempt = wake_set(row), row[STATE], row[ATTEMPT]
 fill_row(row)
 row[STATE] = target
@@ -44,6 +51,9 @@ row[ATTEMPT] = format_integer(tonumber(attempt or 0) + 1)
 row[LEASE_UNTIL], row[STARTED_AT] = format_time(lease_until), started_at
 row[EXPIRES_AT], row[PUBLISHED], row[PUBLISHED_AT], row[PUBLISH_ERROR] = false, false, '0', false
 row[REQUESTS] = add_request(row[REQUESTS], nonce)
+if row[LIMIT_KEYS] then
+  take_room(job, lease_until, now)
+end
 write_row(key, row)
 set_wake_at(job, lease_until, previous_set)
 move_between_states(indexed, job, previous_state)

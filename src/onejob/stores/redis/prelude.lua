@@ -151,25 +151,46 @@ local function set_wake_at(job, seconds, previous)
   end
 end
 
--- The sorted set of the jobs that are parked on a pause.
-local function parked_set(pause)
-  return string.sub(KEYS[1], 1, -6) .. 'parked:' .. pause
+-- A key of the ledger, by its name after the prefix of all keys.
+local function ledger_key(name)
+  return string.match(KEYS[1], '^%b{}:') .. name
 end
 
--- Park a job on no pause. Its row is written afterwards.
-local function leave_parked_set(job)
-  if job[1][PARKED_ON] then
-    redis.call('ZREM', parked_set(job[1][PARKED_ON]), job.id)
-    job[1][PARKED_ON] = false
+-- The sorted set of the jobs that are parked on a pause, or on a key of a limit.
+local function parked_set(parked_on)
+  return ledger_key('parked:' .. parked_on)
+end
+
+-- Keep the number of the jobs that are parked on a key of a limit.
+local function count_waiting(parked_on)
+  if string.sub(parked_on, 1, #PARKED_BY_LIMIT) ~= PARKED_BY_LIMIT then
+    return
+  end
+  local key, count = string.sub(parked_on, #PARKED_BY_LIMIT + 1), redis.call('ZCARD', parked_set(parked_on))
+  if count > 0 then
+    redis.call('ZADD', ledger_key('waiting'), count, key)
+  else
+    redis.call('ZREM', ledger_key('waiting'), key)
   end
 end
 
--- Add a job to the set of the pause that it is parked on, if it is: the most urgent first, and then the oldest.
+-- Park a job on nothing. Its row is written afterwards.
+local function leave_parked_set(job)
+  local parked_on = job[1][PARKED_ON]
+  if parked_on then
+    redis.call('ZREM', parked_set(parked_on), job.id)
+    job[1][PARKED_ON] = false
+    count_waiting(parked_on)
+  end
+end
+
+-- Add a job to the set of what it is parked on, if it is: the most urgent first, and then the oldest.
 local function enter_parked_set(job)
   local row = job[1]
   if row[PARKED_ON] then
     local place = tonumber(row[CREATED_AT]) - tonumber(row[PRIORITY_RANK] or 0) * 1e11
     redis.call('ZADD', parked_set(row[PARKED_ON]), format_time(place), job.id)
+    count_waiting(row[PARKED_ON])
   end
 end
 
@@ -470,4 +491,151 @@ local function add_to_sum(day, amount, name, kind, count)
       redis.call('HINCRBY', day, field, format_integer(limb * count))
     end
   end
+end
+
+-- Limits. A use is a pair of a key and a weight. The jobs that have room on a key are in its sorted set, as members of
+-- weight and id, by the time until which they have it.
+
+-- The value of a key that is valid now: of its own exception, of its name's, or of the definition; nil without one.
+local function limit_value(key, now)
+  local name = string.match(key, '^[^=]*')
+  local fields = { 'set ' .. key, 'set ' .. name, 'defined ' .. name }
+  for _, text in ipairs(redis.call('HMGET', ledger_key('limits'), unpack(fields))) do
+    if text then
+      local running, interval, burst, ends = string.match(text, '^(%S+) (%S+) (%S+) (%S+)')
+      if ends == '-' or tonumber(ends) > now then
+        return { running = tonumber(running), interval = tonumber(interval), burst = tonumber(burst) }
+      end
+    end
+  end
+end
+
+local function slots_of(key)
+  return ledger_key('slots:' .. key)
+end
+
+local function slot_member(job, use)
+  return format_time(use[2]) .. ' ' .. job.id
+end
+
+-- The time at which the bucket of a key is full again, or now.
+local function read_full_at(key, now)
+  return math.max(tonumber(redis.call('GET', ledger_key('full_at:' .. key)) or 0), now)
+end
+
+-- Take a weight from the bucket of a key; a negative one is given back.
+local function take_tokens(key, value, weight, now)
+  local full_at = read_full_at(key, now) + weight * value.interval
+  if full_at > now then
+    -- The TTL is longer than the time, which alone decides: a clock may be set back.
+    local seconds = format_integer(math.ceil(math.min(full_at - now, 2 ^ 31) + 3600))
+    redis.call('SET', ledger_key('full_at:' .. key), format_time(full_at), 'EX', seconds)
+  else
+    redis.call('DEL', ledger_key('full_at:' .. key))
+  end
+end
+
+-- Forget the jobs whose room on a key is over, and give the tokens of those back that have not run.
+local function forget_over(key, value, now)
+  local set, at = slots_of(key), format_time(now)
+  if value and value.interval then
+    for _, member in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', at)) do
+      take_tokens(key, value, -tonumber(string.match(member, '^%S+')), now)
+    end
+  end
+  redis.call('ZREMRANGEBYSCORE', set, '-inf', at)
+end
+
+-- The time at which the bucket of a key has enough for a weight.
+local function enough_at(key, value, weight, now)
+  return read_full_at(key, now) + (math.min(weight, value.burst) - value.burst) * value.interval
+end
+
+-- Whether a key has room for a job.
+local function has_room(job, use, now)
+  local key, value = use[1], limit_value(use[1], now)
+  forget_over(key, value, now)
+  if redis.call('ZSCORE', slots_of(key), slot_member(job, use)) or not value then
+    return true
+  end
+  local first = redis.call('ZRANGE', parked_set(PARKED_BY_LIMIT .. key), 0, 0)[1]
+  if first and first ~= job.id then
+    return false
+  elseif value.running then
+    return redis.call('ZCARD', slots_of(key)) < value.running
+  end
+  return enough_at(key, value, use[2], now) <= now
+end
+
+-- The uses of a job with limits.
+local function uses_of(job)
+  return cjson.decode(job[1][LIMIT_KEYS])
+end
+
+-- The first key of a job with limits that has no room for it, or nil.
+local function find_full(job, now)
+  for _, use in ipairs(uses_of(job)) do
+    if not has_room(job, use, now) then
+      return use[1]
+    end
+  end
+end
+
+-- Give a job room on all its keys until a time, before its run: tokens are taken now.
+local function reserve_room(job, ends, now)
+  for _, use in ipairs(uses_of(job)) do
+    local value = limit_value(use[1], now)
+    local added = value and redis.call('ZADD', slots_of(use[1]), format_time(ends), slot_member(job, use))
+    if added == 1 and value.interval then
+      take_tokens(use[1], value, use[2], now)
+    end
+  end
+end
+
+-- Give the run of a job its room on all keys until its lease ends; a rate needs none during a run.
+local function take_room(job, lease_until, now)
+  reserve_room(job, lease_until, now)
+  for _, use in ipairs(uses_of(job)) do
+    local value = limit_value(use[1], now)
+    if value and not value.running then
+      redis.call('ZREM', slots_of(use[1]), slot_member(job, use))
+    end
+  end
+end
+
+-- Extend the room of the run of a job.
+local function renew_room(job)
+  for _, use in ipairs(uses_of(job)) do
+    redis.call('ZADD', slots_of(use[1]), 'XX', job[1][LEASE_UNTIL], slot_member(job, use))
+  end
+end
+
+-- End the room of a job; tokens are given back, which only a job has that waits for its run. Returns whether other jobs
+-- are parked on one of its keys.
+local function give_room_back(job, now)
+  local is_waited_for = false
+  for _, use in ipairs(uses_of(job)) do
+    local had, value = redis.call('ZREM', slots_of(use[1]), slot_member(job, use)), limit_value(use[1], now)
+    if had == 1 and value and value.interval then
+      take_tokens(use[1], value, -use[2], now)
+    end
+    is_waited_for = is_waited_for or redis.call('ZSCORE', ledger_key('waiting'), use[1])
+  end
+  return is_waited_for
+end
+
+-- Park a job that waits for a run on a key that has no room for it.
+local function park_on_key(job, history, key, now)
+  local row = job[1]
+  if row[PARKED_ON] == PARKED_BY_LIMIT .. key then
+    return
+  end
+  give_room_back(job, now)
+  leave_parked_set(job)
+  fill_row(row)
+  row[PARKED_ON], row[PUBLISHED_AT], row[REASON] = PARKED_BY_LIMIT .. key, format_time(now), 'waits for ' .. key
+  enter_parked_set(job)
+  write_row(job.key, row)
+  set_wake_at(job, math.min(now + PARKED_SECONDS, tonumber(row[EXPIRES_AT]) or math.huge))
+  append_history(history, row, format_time(now), 'park', row[REASON])
 end

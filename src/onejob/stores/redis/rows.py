@@ -46,7 +46,12 @@ class Keys:
         self.buckets = {period: f"{tag}:bucket:{period.seconds}:" for period in Period}
         """The prefixes of the keys of the buckets of metrics."""
         self.audit = {kind: f"{tag}:audit:{kind}" for kind in AUDIT_KINDS}
-        self.schedules, self.blocks = (f"{tag}:{name}" for name in ("schedules", "blocks"))
+        self.schedules, self.blocks, self.limits, self.limit_alarms, self.waiting = (
+            f"{tag}:{name}" for name in ("schedules", "blocks", "limits", "limit_alarms", "waiting")
+        )
+        # The last two: the alarms of keys of rates, and how many jobs are parked on each key of a limit. Scripts know two
+        # more for each such key: `slots:`, the jobs that have room on it, each after its weight, by the time until which
+        # they have it; and `full_at:`, when the bucket of a rate is full again.
         self.tombstones, self.tombstone_expiry = (f"{tag}:{name}" for name in ("tombstones", "tombstone_expiry"))
         # The others belong to a name: a bound `str.__add__` returns the prefix with the name, quicker than a function.
         self.wake = wake.__add__
@@ -75,7 +80,7 @@ class Keys:
         self.event = f"{tag}:event:".__add__
         """An event that webhooks report."""
         self.parked = f"{tag}:parked:".__add__
-        """The jobs that are parked on a pause, in the order in which they run."""
+        """The jobs that are parked on a pause, or on the key of a limit, in the order in which they run."""
         self.result = f"{tag}:result:".__add__
         """The result of a Celery task that is no job, or of a group."""
 
@@ -83,6 +88,7 @@ class Keys:
 GIVEN = (
     "task", "submitter", "source", "route", "publisher_task", "tag_lines", "lease", "priority_rank", "retries",
     "canvas_pending", "state", "holds_identity", "reason", "identity", "fingerprint", "submission_nonce",
+    "limit_keys", "parked_on",
 )  # fmt: skip
 """The fields of a new row that the client knows. A fingerprint is stored if it is not the identity."""
 TIMES = ("created_at", "run_at", "expires_at", "key_retained_until", "published_at")
@@ -92,7 +98,7 @@ A `published_at` of "0" is none."""
 ROW = (
     *GIVEN, *TIMES, "duplicate_count", "attempt", "token", "claim", "node", "lease_until", "started_at", "requests",
     "finished_at", "identity_until", "follows_id", "queued_next", "followed", "crashes", "published", "publish_error",
-    "cancel", "parked_on", "costs",
+    "cancel", "costs",
 )  # fmt: skip
 """All fields of a row; a job that was never changed has only the fields of `GIVEN` and `TIMES`.
 
@@ -133,10 +139,10 @@ def job_of(job_id: str, parts: Sequence[Any]) -> JobRow:
     payload, options, progress, result = large or ("", "", "", "")
     (
         task, submitter, source, route, publisher_task, tag_lines, lease, priority_rank, retries, canvas_pending,
-        state, holds_identity, reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at,
-        key_retained_until, published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at,
-        _requests, finished_at, identity_until, follows_id, queued_next, _followed, crashes, published, publish_error,
-        cancel, parked_on, costs,
+        state, holds_identity, reason, identity, fingerprint, submission_nonce, limit_keys, parked_on, created_at,
+        run_at, expires_at, key_retained_until, published_at, duplicate_count, attempt, token, claim, node, lease_until,
+        started_at, _requests, finished_at, identity_until, follows_id, queued_next, _followed, crashes, published,
+        publish_error, cancel, costs,
     ) = row + [None] * (len(ROW) - len(row))  # fmt: skip
     return JobRow(
         id=job_id, task=task, identity=identity, fingerprint=fingerprint or identity,
@@ -153,7 +159,7 @@ def job_of(job_id: str, parts: Sequence[Any]) -> JobRow:
         canvas_pending=canvas_pending is not None, key_retained_until=_time(key_retained_until),
         duplicate_count=int(duplicate_count or 0), progress=progress or None, result=result or None,
         error=error or None, reason=reason or "", publisher_task=publisher_task, tag_lines=tag_lines,
-        parked_on=parked_on, costs=costs,
+        parked_on=parked_on, costs=costs, limit_keys=limit_keys,
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from onejob.stores.protocol import HISTORY_LIMIT, LOGS_KEPT, Channel
 from onejob.stores.redis.client import Call, Client, get_many, pages_of, pairs_of
 from onejob.stores.redis.connection import Connection
 from onejob.stores.redis.costs import Costs
+from onejob.stores.redis.limits import Limits
 from onejob.stores.redis.queries import Queries
 from onejob.stores.redis.records import Records
 from onejob.stores.redis.rows import POSITIONS, Keys, format_value, given, job_of
@@ -43,7 +44,7 @@ COUNTED = " ".join((*Outcome, REDELIVERED))
 """The names under which duplicates are counted: every outcome, and redelivered messages."""
 
 
-class RedisStore(Queries, Records, Costs):
+class RedisStore(Queries, Records, Costs, Limits):
     """A store in Redis 7.0 or later. Safe to use from many threads; survives a fork."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
@@ -272,7 +273,7 @@ def message_in(change: Change) -> BrokerMessage | None:
 
 def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, pushed: str = "") -> Applied:
     job = job_of(job_id, parts) if parts else None
-    return Applied(applied=status == "applied", job=job, handed_over=pushed == "1")
+    return Applied(applied=status == "applied", job=job, handed_over="1" in pushed, frees="w" in pushed)
 
 
 # --- the signals: scripts publish them, and one connection per process is subscribed to them --------------------------

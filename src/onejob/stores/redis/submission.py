@@ -46,7 +46,7 @@ def arguments_of(submission: Submission) -> tuple[str | bytes, ...]:
         submission.publisher_task or False, submission.tag_lines or False, str(submission.lease),
         str(rank) if rank else False, str(retries) if retries else False, submission.canvas and "1", "queued", "1",
         SUBMITTED, submission.identity, submission.fingerprint != submission.identity and submission.fingerprint,
-        submission.nonce or False,
+        submission.nonce or False, submission.limit_keys or False, submission.parked_on or False,
     ))  # fmt: skip
     return (
         submission.id, _ROW_HEADER + row[_GIVEN_HEADER_SIZE:], submission.payload, submission.options,
@@ -166,7 +166,7 @@ class Submitting:
                 script_keys.append(message.destination)
             values += arguments_of(submission)
             values.append(str(wake_after))
-            values.append("1" if is_sent else "")
+            values.append("parked" if submission.parked_on else "1" if is_sent else "")
             values.append("" if message is None else message.text)
             values.append("" if key is None else str(submission.key_for))
             values.append("1" if submission.submitter else "")

@@ -3,7 +3,7 @@
 -- KEYS: wake, jobs; for each submission: the wake set of its task, job, identity, next, the set of its submitter (if it
 --       has one), the idempotency key (if it has one), the broker's list (if it has a message) and its quotas
 -- ARGV: clock; for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
---       wake_after (seconds until a sweep looks at a job that is due at once), is_sent ("1": it has a `published_at`), message ('' for none), key_for (seconds; '' without a key), has_submitter, limits (of its quotas, see `charge`)
+--       wake_after (seconds until a sweep looks at a job that is due at once), is_sent ("1": it has a `published_at`; "parked": so it has, and is parked), message ('' for none), key_for (seconds; '' without a key), has_submitter, limits (of its quotas, see `charge`)
 -- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the
 --          written row itself
 -- refusal: "own" when a job has this id already; "keyed", the id of the job that answers the idempotency key, and the id
@@ -56,7 +56,7 @@ local function submit(first)
     wake_at = expires_at
   end
   local row = pack_new_row(
-    given, created_at, run_at, expires_at, retained_until, (is_delayed or is_sent ~= '1') and '0' or false
+    given, created_at, run_at, expires_at, retained_until, (is_delayed or is_sent == '') and '0' or false
   )
   redis.call('RPUSH', job, row, '', payload, options, '', '', '')
   redis.call('ZADD', jobs, created_at, id)
@@ -65,6 +65,9 @@ local function submit(first)
   end
   redis.call('ZADD', wake_set, wake_at, id)
   keep_earliest(wake_set, wake_at)
+  if is_sent == 'parked' then
+    enter_parked_set({ cmsgpack.unpack(row), id = id })
+  end
   if key then
     keep_key(key, id, cmsgpack.unpack(row), now, now + key_for, 'admitted', '0')
   end

@@ -1,0 +1,82 @@
+"""The limits of a ledger as people read them: values and uses of keys, and what a parked job waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onejob.jobs.limits import LimitUse, LimitValue, name_of, parked_on_key
+from onejob.jobs.model import JobRow
+from onejob.jobs.timestamps import duration_text
+from onejob.ledger.reader import JobReader
+
+LISTED_KEYS = 1_000
+"""How many keys that jobs wait for are listed."""
+NAMED_HOLDERS = 5
+"""How many of the jobs that have a slot are named in a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """A limit or one of its keys: the value that is valid now, and the use."""
+
+    key: str
+    value: LimitValue | None
+    """None: nothing limits the key."""
+    default: LimitValue | None
+    """The value of the definition; None: no task defines the limit any more."""
+    use: LimitUse
+
+    @property
+    def used_text(self) -> str:
+        """The use of the slots or of the bucket, as text: "3 of 3 run"."""
+        if self.value is None:
+            return "not limited"
+        if self.value.running is not None:
+            return f"{len(self.use.holders)} of {self.value.running} run"
+        return self.value.rate
+
+
+def valid_value(values: Sequence[LimitValue], key: str, now: float) -> LimitValue | None:
+    """Return the value of a key that is valid now, of all values: its own, its name's, or the definition's."""
+    name = name_of(key)
+    for wanted, is_default in ((key, False), (name, False), (name, True)):
+        for value in values:
+            if value.key == wanted and value.is_default is is_default and not value.is_over(now):
+                return value
+    return None
+
+
+def list_limits(ledger: JobReader) -> list[LimitState]:
+    """Return the limits that are defined, the exceptions, and the keys that jobs wait for, sorted by key."""
+    store, now = ledger.store, ledger.read_clock()
+    values, waiting = store.limit_values(), {use.key: use for use in store.limit_uses(limit=LISTED_KEYS)}
+    keys = {value.key for value in values if value.is_default or not value.is_over(now)} | waiting.keys()
+    return [_state_of(key, values, waiting.get(key) or store.limit_use(key), now) for key in sorted(keys)]
+
+
+def find_limit(ledger: JobReader, key: str) -> LimitState:
+    """Return the state of a key, also of one that is not used."""
+    store = ledger.store
+    return _state_of(key, store.limit_values(), store.limit_use(key), ledger.read_clock())
+
+
+def _state_of(key: str, values: Sequence[LimitValue], use: LimitUse, now: float) -> LimitState:
+    name = name_of(key)
+    default = next((value for value in values if value.is_default and value.key == name), None)
+    return LimitState(key=key, value=valid_value(values, key, now), default=default, use=use)
+
+
+def describe_wait(ledger: JobReader, job: JobRow, now: float) -> str | None:
+    """Return the sentence about a job that waits for room on a key; None for any other job."""
+    key = parked_on_key(job.parked_on)
+    if key is None:
+        return None
+    state, before = find_limit(ledger, key), ledger.store.parked_before(job)
+    since = duration_text(max(0.0, now - (job.published_at or job.created_at)))
+    sentence = f"It waits for {key}: {state.used_text}, for {since}; {before} before it"
+    holders = state.use.holders
+    if holders and state.value is not None and state.value.running is not None:
+        more = f" and {len(holders) - NAMED_HOLDERS} more" if len(holders) > NAMED_HOLDERS else ""
+        sentence += f". Its slots have {', '.join(holders[:NAMED_HOLDERS])}{more}"
+    return f"{sentence}."
