@@ -1,5 +1,7 @@
 """Random operations on jobs with limits, in lock-step on the model and on every store; and faults that they notice."""
 
+import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
@@ -17,7 +19,8 @@ from tests.stores.lockstep import TICK, LockStep
 from tests.stores.model import ModelStore
 from tests.stores.model_limits import Reservation
 from tests.stores.support import WAITING, ManualClock, change, holding
-from tests.stores.test_model import EVENTS, PAUSES, ROUTES, JobPlayer, Step, Values, play_all
+from tests.stores.test_model import EVENTS, PAUSES, ROUTES, SEED, JobPlayer, Step, Values, play_all
+from tests.tiers import deep
 
 OTHER = 'customer="ž😀 {2}'
 DEFINED = [
@@ -147,6 +150,15 @@ class LimitPlayer(JobPlayer):
 def test_every_store_limits_jobs_as_the_model_does(lockstep: Callable[[], LockStep], part: int) -> None:
     """Whatever happens to jobs with limits, every store has the same slots, tokens, alarms and parked jobs."""
     play_all(LimitPlayer, lockstep, range(part * 1000, part * 1000 + NUMBER), 50)
+
+
+@deep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(4))
+def test_every_store_limits_jobs_as_the_model_does_with_new_seeds(lockstep: Callable[[], LockStep], part: int) -> None:
+    """The same law holds for sequences that no run has played before."""
+    first = int(os.environ.get(SEED) or secrets.randbits(32)) + part * NUMBER
+    play_all(LimitPlayer, lockstep, range(first, first + NUMBER), 50)
 
 
 class SteadyPlayer(LimitPlayer):
