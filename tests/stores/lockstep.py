@@ -158,6 +158,15 @@ def _comparable(answer: object, operation: str = "") -> object:  # noqa: PLR0911
         return [values_of(each) | {"job": each.job.id} for each in answer]  # equal ones are written in any order
     if operation in {"delete", "unpark"} and isinstance(answer, list):
         return sorted(answer)
+    if isinstance(answer, list) and answer and isinstance(answer[0], AuditEntry):
+        return [{**values_of(each), "id": None} for each in answer]
+    if isinstance(answer, list) and answer and isinstance(answer[0], WorkerInfo):
+        return sorted(answer, key=lambda worker: worker.name)
+    return _comparable_limits(answer, operation)
+
+
+def _comparable_limits(answer: object, operation: str) -> object:
+    """Return an answer without the order of keys and holders, and without hints."""
     if isinstance(answer, Applied):
         return replace(answer, frees=True)  # a store need not know that nobody waits
     if isinstance(answer, LimitUse):
@@ -166,10 +175,6 @@ def _comparable(answer: object, operation: str = "") -> object:  # noqa: PLR0911
         return sorted(map(_comparable, answer), key=attrgetter("key"))
     if operation == "due_limits" and isinstance(answer, tuple):
         return sorted(answer[0]), answer[1]
-    if isinstance(answer, list) and answer and isinstance(answer[0], AuditEntry):
-        return [{**values_of(each), "id": None} for each in answer]
-    if isinstance(answer, list) and answer and isinstance(answer[0], WorkerInfo):
-        return sorted(answer, key=lambda worker: worker.name)
     return answer
 
 
