@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar, cast
@@ -91,16 +91,21 @@ class LimitPlayer(JobPlayer):
         return [job for job in self.jobs() if any(model.is_reserved(key, job.id) for key in KEYS)]
 
     def interrupt(self, dice: Random) -> None:
-        """Pause or cancel a job that is about to run, and perhaps end the pause."""
-        ready, event = self.about_to_run(), dice.choice((Transition.PARK, Transition.PARK, Transition.CANCEL))
-        if ready:
-            job = dice.choice(ready)
+        """Pause or cancel a job that is about to run, or wait until its room is over; then others may have it."""
+        model, ready = self.run.model, self.about_to_run()
+        if not ready:
+            return
+        job, event = dice.choice(ready), dice.choice((Transition.PARK, Transition.CANCEL, None))
+        keys = [key for key in KEYS if model.is_reserved(key, job.id)]
+        if event is not None:
             values = {"request_id": self.request(job, "")} | EVENTS[event][0]
             self.write("apply", change(job, event, **values))
-            if dice.random() < 0.5:
-                self.run("free_slots", dice.choice(KEYS), way=Way.CALLER, limit=9)
-            if dice.random() < 0.5:
-                self.run("unpark", PAUSES[0], limit=9, reason="it has ended")
+        else:
+            self.run.clock.now = model.reservations[keys[0], job.id].until - TICK
+        for key in keys if dice.random() < 0.7 else ():
+            self.run("free_slots", key, way=Way.CALLER, limit=9)
+        if dice.random() < 0.5:
+            self.run("unpark", PAUSES[0], limit=9, reason="it has ended")
 
     def free(self, dice: Random) -> None:
         """Make jobs due that have room now, mostly of a key that jobs wait for."""
@@ -237,11 +242,10 @@ class Overtakes(ModelStore):
 
 
 class KeepsRoom(ModelStore):
-    """A job that is parked on one key keeps its room on the others."""
+    """A job keeps its room when it is parked, or ends."""
 
-    def is_reserved(self, key: str, job_id: str) -> bool:
-        found = self.reservations.get((key, job_id))
-        return found is not None and found.until > self.read_clock()
+    def end_room(self, job_id: str, *, kept: Collection[str] = ()) -> None:
+        pass
 
 
 class TakesTwice(ModelStore):
