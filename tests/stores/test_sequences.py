@@ -219,7 +219,8 @@ claim c; claim b; claim a
 define gpu=1; submit a:one limits=gpu; submit b:two limits=gpu; submit a2:one limits=gpu priority_rank=2; \
 submit b2:two limits=gpu priority_rank=1; free gpu; claim a; submit b3:two limits=gpu priority_rank=2; complete a; \
 free gpu
-define gpu=1; submit a limits=gpu; claim a; submit b:two limits=gpu; claim b; claim b; cancel b; complete a; free gpu
+define gpu=1; submit a limits=gpu; claim a; submit b:two limits=gpu; claim b; claim b; cancel b parked_on=''; \
+complete a; free gpu
 submit a:one,b:two limits=gpu; free gpu limit=1; claim a; free gpu; claim b; define gpu=1; submit c:three limits=gpu; \
 claim c; complete a; free gpu; complete b; free gpu
 define gpu=1 disk=1; submit a:one limits=disk; submit b:two,c:three limits=gpu+disk; free disk; claim a; free gpu; \
@@ -266,6 +267,19 @@ define api=2/minute; submit a:one limits=api; free api; limit api=0; submit b:tw
 unlimit api; complete a; pass 20; free api; pass 10; free api; claim b
 define api=120/minute; submit a:one limits=api:2; free api; limit api=60/minute until=5; pass 31; claim a; pass 5; \
 claim a; retry a run_in=0; claim a
+define gpu=1; submit a:one limits=gpu; claim a nonce=n; pass 31; renew a=n; submit b:two limits=gpu; claim b; \
+renew a=n; complete a; free gpu
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; release_identity a keeps_identity=False; forget a; free gpu; \
+claim b
+define gpu=1; submit a:one,b:two limits=gpu; release_identity a keeps_identity=False; forget a; free gpu; claim b
+define gpu=1; submit a:one limits=gpu; free gpu; strike a; redrive a reopens=True; submit b:two limits=gpu; free gpu; \
+claim a; claim b; complete b; free gpu; claim a
+define gpu=1; submit a limits=gpu; free gpu; submit b replace fingerprint=x; claim a; submit c:two limits=gpu; claim c
+define gpu=1; submit a; submit b replace fingerprint=x limits=gpu; submit c:two limits=gpu; free gpu; claim a; claim c
+define api=2/minute; submit a limits=api; free api; submit b replace fingerprint=x limits=api:8; claim a; \
+submit c:two limits=api; claim c; pass 30; claim c
+define api=2/minute gpu=0; submit a:one limits=api+gpu; claim a; submit b:two limits=api; claim b; pass 30; \
+limit gpu=1; free gpu; free api; pass 29; stop a parked_on=p wake_after=9; free api; resume p; claim a; free gpu
 """
 ID = "0123456789abcdef"
 SEQUENCES = [
