@@ -137,11 +137,15 @@ class ModelLimits:
         value = self.value_of(use.key)
         if value is None or self.is_reserved(use.key, job.id):
             return True
-        if self._before(job, PARKED_BY_LIMIT + use.key):
+        if self.is_preceded(job, use.key):
             return False
         if value.running is not None:
             return len(self.holders(use.key)) < value.running
         return self.enough_at(use, value) <= self.read_clock()
+
+    def is_preceded(self, job: JobRow, key: str) -> bool:
+        """Return whether another job that is parked on a key comes before a job."""
+        return any(_place(each) < _place(job) for each in self.parked(PARKED_BY_LIMIT + key))
 
     def take_room(self, row: LimitedRow) -> None:
         """Take a slot of each key for the run that has begun, or the tokens that the job has not got yet."""
@@ -242,11 +246,8 @@ class ModelLimits:
         return LimitUse(key=key, holders=tuple(holders), waiting=waiting)
 
     def parked_before(self, job: JobRow) -> int:
-        return self._before(job, job.parked_on) if job.parked_on is not None else 0
-
-    def _before(self, job: JobRow, parked_on: str) -> int:
-        """Return how many jobs that are parked on a key or a pause come before a job."""
-        return sum(_place(each) < _place(job) for each in self.parked(parked_on))
+        parked = self.parked(job.parked_on) if job.parked_on is not None else []
+        return sum(_place(each) < _place(job) for each in parked)
 
 
 def is_waiting(job: JobRow) -> bool:

@@ -45,7 +45,7 @@ class LimitPlayer(JobPlayer):
 
     WEIGHTS: ClassVar = {
         "submit": 18, "submit_many": 4, "follow": 2, "repeat": 5, "claim": 22, "renew": 4, "change": 16, "pass_time": 8,
-        "take_due": 3, "postpone": 1, "delete": 2, "unpark": 2, "free": 20, "exception": 4, "spend": 2, "alarms": 4,
+        "take_due": 3, "postpone": 1, "delete": 2, "unpark": 2, "free": 20, "exception": 5, "spend": 2, "alarms": 4,
         "interrupt": 5,
     }  # fmt: skip
 
@@ -114,6 +114,8 @@ class LimitPlayer(JobPlayer):
         key = dice.choice(waited if waited and dice.random() < 0.9 else KEYS)
         self.run.clock.advance(dice.choice((0.0, 0.0, 0.5, 4.0)))
         self.run("free_slots", key, way=dice.choice([*Way]), limit=dice.choice((1, 2, 100)))
+        if name_of(key) in RATES:
+            self.run("due_limits")  # the alarm of a key says how many tokens it has
 
     def exception(self, dice: Random) -> None:
         """Write or delete an exception of a name or a key; a rate may be stopped, too."""
@@ -238,8 +240,8 @@ class KeepsTokens(ModelStore):
 class Overtakes(ModelStore):
     """A claim gets the room that comes free before the jobs that have waited for it."""
 
-    def _before(self, job: JobRow, parked_on: str) -> int:
-        return 0
+    def is_preceded(self, job: JobRow, key: str) -> bool:
+        return False
 
 
 class KeepsRoom(ModelStore):
