@@ -25,7 +25,7 @@ def _types_of(kind: Any, names: Collection[str]) -> dict[str, str]:
     return {each.name: _TYPES[str(each.type).removesuffix(" | None")] for each in fields(kind) if each.name in names}
 
 
-GIVEN = _types_of(Submission, {*NEW_JOB, "delay", "expires_in"})
+GIVEN = _types_of(Submission, {*NEW_JOB, "parked_on", "delay", "expires_in"})
 """The types of the fields of a submission that make its new job: the columns of `given`."""
 SQL = statements(
     __package__, ".sql",
