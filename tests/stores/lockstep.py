@@ -170,7 +170,7 @@ def _comparable_limits(answer: object, operation: str) -> object:
     if isinstance(answer, Applied):
         return replace(answer, frees=True)  # a store need not know that nobody waits
     if isinstance(answer, LimitUse):
-        return replace(answer, holders=tuple(sorted(answer.holders)))
+        return LimitUse(key=answer.key, holders=tuple(sorted(answer.holders)), waiting=answer.waiting)
     if operation == "limit_uses" and isinstance(answer, list):
         return sorted(map(_comparable, answer), key=attrgetter("key"))
     if operation == "due_limits" and isinstance(answer, tuple):
