@@ -64,7 +64,7 @@ from onejob.stores.protocol import (
     GroupBy,
     index_of,
 )
-from tests.stores.model_limits import ModelLimits
+from tests.stores.model_limits import ModelLimits, is_waiting
 
 REQUEST_LIMIT = 8
 """How many of a job's latest requests a store recognizes."""
@@ -194,11 +194,11 @@ class ModelStore(ModelLimits):
             published_at = now if is_due and is_sent else None
             job = row.set(wake_at=wake_at, published_at=published_at)
         if decided.takes_over:
-            self.forfeit(job.id, kept={use.key for use in read_uses(new.limit_keys)})
             job = row.set(
                 payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines,
                 limit_keys=new.limit_keys,
             )  # fmt: skip
+            self.end_room(job.id, kept={use.key for use in read_uses(job.limit_keys)})
         row.set(
             run_at=decided.run_at, priority_rank=decided.priority_rank, expires_at=expires_at,
             wake_at=_earliest(job.wake_at, expires_at),
@@ -375,6 +375,8 @@ class ModelStore(ModelLimits):
         if not self._allowed(row.job, change):
             return Applied(applied=False, job=row.job)
         row.set(**self._new_values(row.job, change))
+        if not is_waiting(row.job) or row.job.parked_on is not None:
+            self.end_room(row.job.id)
         row.record(self.read_clock(), change.event, change.detail)
         if change.forgets_steps:
             row.steps.clear()
@@ -405,8 +407,6 @@ class ModelStore(ModelLimits):
 
     def _new_values(self, job: JobRow, change: Change) -> dict[str, object]:
         now, reopens, ends = self.read_clock(), change.reopens, change.ends
-        if reopens or change.parked_on:
-            self.forfeit(job.id)
         given = (
             "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel",
             "canvas_pending", "identity_until", "result", "error", "reason",
@@ -624,6 +624,7 @@ class ModelStore(ModelLimits):
     def _delete(self, row: Row, tombstone_for: float) -> None:
         job, now = row.job, self.read_clock()
         del self.rows[job.id]
+        self.end_room(job.id)
         self.keys = {name: key for name, key in self.keys.items() if key.job_id != job.id}
         for (submitter, outcome), count in row.counts.items():
             self.sums[job.task, submitter, outcome] += count
