@@ -307,6 +307,16 @@ class SQLStore(ABC):
     def delete_limit(self, key: str) -> None:
         self._rows("delete_limit", key=key)
 
+    def due_limits(self) -> tuple[list[str], float | None]:
+        keys, seconds = [], self._next_alarm()
+        if seconds is not None and seconds <= 0:
+            keys, seconds = sorted(row["key"] for row in self._rows("take_alarms")), self._next_alarm()
+        return keys, seconds
+
+    def _next_alarm(self) -> float | None:
+        seconds: float | None = self._rows("next_alarm")[0]["seconds"]
+        return seconds
+
     def limit_uses(self, *, limit: int) -> list[LimitUse]:
         rows = self._search_rows("limit_uses", limit=limit, listed=LISTED_HOLDERS)
         return [_limit_use_of(row) for row in rows]

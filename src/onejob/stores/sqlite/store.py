@@ -228,17 +228,6 @@ class SQLiteStore(SQLStore):
     def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
         return self._transaction(lambda tx: free_slots(tx, key, way, limit))
 
-    def due_limits(self) -> tuple[list[str], float | None]:
-        seconds = self._rows("next_alarm")[0]["seconds"]
-        if seconds is None or seconds > 0:  # without the lock of a writer
-            return [], seconds
-
-        def take(tx: Transaction) -> tuple[list[str], float | None]:
-            keys = sorted(row["key"] for row in tx.rows("take_alarms"))
-            return keys, tx.rows("next_alarm")[0]["seconds"]
-
-        return self._transaction(take)
-
     def spend(self, key: str, amount: float) -> None:
         self._transaction(lambda tx: spend(tx, key, amount))
 
