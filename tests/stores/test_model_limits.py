@@ -19,7 +19,18 @@ from tests.stores.lockstep import TICK, LockStep
 from tests.stores.model import ModelStore
 from tests.stores.model_limits import Reservation
 from tests.stores.support import WAITING, ManualClock, change, holding
-from tests.stores.test_model import EVENTS, PAUSES, ROUTES, SEED, JobPlayer, Step, Values, play_all, steps_of
+from tests.stores.test_model import (
+    EVENTS,
+    PAUSES,
+    ROUTES,
+    SEED,
+    DeliveryPlayer,
+    JobPlayer,
+    Step,
+    Values,
+    play_all,
+    steps_of,
+)
 from tests.tiers import deep
 
 OTHER = 'customer="ž😀 {2}'
@@ -167,6 +178,24 @@ def test_every_store_limits_jobs_as_the_model_does_with_new_seeds(lockstep: Call
     """The same law holds for sequences that no run has played before."""
     first = int(os.environ.get(SEED) or secrets.randbits(32)) + part * NUMBER
     play_all(LimitPlayer, lockstep, range(first, first + NUMBER), LENGTH)
+
+
+class OfferPlayer(DeliveryPlayer, LimitPlayer):
+    """The same, and workers that take the jobs of their queues."""
+
+    WEIGHTS: ClassVar = LimitPlayer.WEIGHTS | {"deliver": 14}
+
+
+def test_workers_take_the_jobs_that_have_room(
+    fresh_stores: Callable[..., dict[str, Store]], clock: ManualClock
+) -> None:
+    """Whatever happens to jobs with limits, the stores that deliver offer each to workers when the model does."""
+
+    def fresh() -> LockStep:
+        stores = fresh_stores("sqlite", "postgresql")
+        return LockStep(clock, {kind: stores[kind] for kind in ("sqlite", "postgresql")})
+
+    play_all(OfferPlayer, fresh, range(NUMBER // 2), LENGTH)
 
 
 class SteadyPlayer(LimitPlayer):
