@@ -14,6 +14,7 @@ from tests.cases import for_each
 from tests.stores.processes import RaceProcess, race
 from tests.stores.support import (
     LEASE,
+    RUNNING,
     WAITING,
     ManualClock,
     StoreAddress,
@@ -121,7 +122,7 @@ def test_a_lost_run_frees_its_slot_when_its_lease_ends(store: Store, clock: Manu
 
 
 def test_a_renewed_run_keeps_its_slot(store: Store, clock: ManualClock) -> None:
-    """A slot lasts as long as the lease of its run is renewed; one that is renewed too late counts again."""
+    """A slot lasts as long as the lease of its run is renewed in time; a renewal that is late is refused."""
     store.put_limits([CUSTOMER])
     for number in range(2):
         limited(store, f"job-{number}", "customer=42")
@@ -129,14 +130,12 @@ def test_a_renewed_run_keeps_its_slot(store: Store, clock: ManualClock) -> None:
     run = start(store, "job-0")
     for _ in range(3):
         clock.advance(LEASE - 1.0)
-        store.renew([(run.id, run.claim)], sources=frozenset({State.RUNNING}))
+        assert store.renew([(run.id, run.claim)], sources=RUNNING)[0].held
         assert free(store, "customer=42") == []
     clock.advance(LEASE)
     assert store.limit_use("customer=42").holders == ()
-    waiting(store, "job-2", "gpu", "customer=42")
-    claim(store, "job-2")  # which looks at the key
-    store.renew([(run.id, run.claim)], sources=frozenset({State.RUNNING}))
-    assert store.limit_use("customer=42").holders == ("job-0",)
+    assert not store.renew([(run.id, run.claim)], sources=RUNNING)[0].held
+    assert free(store, "customer=42") == ["job-1"]
 
 
 def test_room_that_no_claim_takes_is_free_after_a_lease(store: Store, clock: ManualClock) -> None:
@@ -299,10 +298,9 @@ def test_a_refused_claim_gives_its_room_on_other_keys_back(store: Store, clock: 
     keys = write_uses([KeyUse("api", 2.0), KeyUse("customer=42")])
     values: dict[str, Any] = {"identity": "same", "fingerprint": "other", "replaces": True, "limit_keys": keys}
     assert admission(store, "job-3", nonce=new_nonce(), **values).outcome is Outcome.REPLACED
-    assert store.limit_use("api").full_at == clock.now + 2.0
+    assert free(store, "api") == []
     assert runs(store, "job-1") == []
     assert read(store, "job-1").parked_on == "limit:customer=42"
-    assert store.limit_use("api").full_at is None
     assert free(store, "api") == ["job-2"]
 
 
@@ -443,9 +441,7 @@ def test_tokens_of_a_job_that_does_not_run_are_given_back(store: Store, clock: M
     for number in range(3):
         limited(store, f"job-{number}", "model=x")
     assert free(store, "model=x") == ["job-0"]
-    assert store.limit_use("model=x") == LimitUse(
-        key="model=x", holders=("job-0",), waiting=2, full_at=clock.now + 3600.0
-    )
+    assert store.limit_use("model=x") == LimitUse(key="model=x", holders=("job-0",), waiting=2)
     apply(store, read(store, "job-0"), Transition.CANCEL, parked_on="")
     assert free(store, "model=x") == ["job-1"]
     clock.advance(LEASE)
@@ -461,7 +457,6 @@ def test_more_weight_than_a_burst_starts_from_a_full_bucket(store: Store, clock:
     store.put_limits([API])
     waiting(store, "heavy", KeyUse("api", 10.0))
     start(store, "heavy")
-    assert store.limit_use("api").full_at == clock.now + 10.0
     limited(store, "next", "api")
     clock.advance(8.5)
     assert free(store, "api") == []
@@ -473,13 +468,10 @@ def test_a_claim_takes_the_tokens_that_its_job_has_not_got(store: Store, clock: 
     """Tokens are taken once for each run: before its claim, or by it."""
     store.put_limits([API])
     limited(store, "reserved", "api")
-    free(store, "api")
-    assert store.limit_use("api").full_at == clock.now + 1.0
-    start(store, "reserved")
-    assert store.limit_use("api").full_at == clock.now + 1.0
-    waiting(store, "claimed", "api")
-    start(store, "claimed")
-    assert store.limit_use("api").full_at == clock.now + 2.0
+    assert free(store, "api") == ["reserved"]
+    for job_id in ("claimed", "next"):
+        waiting(store, job_id, "api")
+    assert runs(store, "reserved", "claimed", "next") == ["reserved", "claimed"]
 
 
 def test_a_key_has_an_alarm_while_jobs_wait_for_its_tokens(store: Store, clock: ManualClock) -> None:
@@ -506,13 +498,12 @@ def test_a_key_has_an_alarm_while_jobs_wait_for_its_tokens(store: Store, clock: 
 def test_further_tokens_can_be_taken_and_given_back(store: Store, clock: ManualClock) -> None:
     """What a run has really used is taken, also more than the bucket has, or given back; others have no tokens."""
     store.put_limits([API, GPU])
-    store.spend("api", 5.0)
-    assert store.limit_use("api").full_at == clock.now + 5.0
-    store.spend("api", -2.0)
-    assert store.limit_use("api").full_at == clock.now + 3.0
-    store.spend("api", -9.0)
-    assert store.limit_use("api").full_at is None
     limited(store, "job-1", KeyUse("api", 2.0))
+    for amount, seconds in ((5.0, 5.0), (-2.0, 3.0)):
+        store.spend("api", amount)
+        assert free(store, "api") == []
+        assert store.due_limits() == ([], seconds)
+    store.spend("api", -9.0)
     assert free(store, "api") == ["job-1"]
     for key in ("gpu", "unknown"):
         store.spend(key, 5.0)

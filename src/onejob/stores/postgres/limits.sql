@@ -127,12 +127,12 @@ changes as (
 select coalesce(decided.effect, 'changed') as effect, decided.key as moved_to, changed.*
 from first left join decided on true left join changed on true
 -- name: forfeit_room
--- End the room of a job that is about to run, except on some keys: its tokens are given back when a key is looked at.
--- in: :job_id :kept (array of keys) :request_id (null, or that of a change of `apply`: nothing if it was refused) :now
+-- End the room of a job that is about to run, if `apply` has applied the request: its tokens are given back when a key is
+-- looked at.
+-- in: :job_id :request_id :now
 with {clock}
 update onejob.limit_reservations set until = least(until, now) from clock
-where job_id = :job_id and limit_key <> all(cast(:kept as text[]))
-  and (cast(:request_id as text) is null or current_setting('ledger.applied_request', true) = cast(:request_id as text))
+where job_id = :job_id and current_setting('ledger.applied_request', true) = :request_id
 -- name: look_at
 -- Forget the reservations on a key that are no longer valid, and give their tokens back.
 -- in: :key :now; lock_limits ran before

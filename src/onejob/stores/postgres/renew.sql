@@ -1,5 +1,6 @@
--- Extend many leases. That of a job with limits is not extended after its end: another job may have got its slot. Locked rows are skipped: a user's transaction may hold them for long, and the other leases must
--- not wait for it. Values are in subqueries for the reason in `take_due`.
+-- Extend many leases. That of a job with limits is not extended after its end: another job may have got its slot. Locked
+-- rows are skipped: a user's transaction may hold them for long, and the other leases must not wait for it. Values are in
+-- subqueries for the reason in `take_due`.
 -- in: :ids :nonces (arrays, pairwise) :sources (array) :now
 -- out: id, claim and cancel of every job whose current run has the claim
 with {unsynchronized_clock},

@@ -123,7 +123,7 @@ class PostgresStore(SQLStore):
         also = ["wake_followers"] if change.ends else []
         if change.parked_on or change.reopens:
             also.append("forfeit_room")
-        applied = _parse_applied(self._sql.run("apply", *also, **values, kept=[]))
+        applied = _parse_applied(self._sql.run("apply", *also, **values))
         return replace(applied, handed_over=applied.applied and is_handed_over(change, applied.job))
 
     def add_cost(self, write: CostWrite, *, sources: frozenset[State]) -> CostAnswer | None:

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from onejob.errors import QuotaExceededError, StoreError, all_written
 from onejob.jobs.handover import Handover, Way
-from onejob.jobs.limits import read_uses
-from onejob.jobs.model import Admission, HandoverOf, JobRow, Outcome, Submission, values_of
+from onejob.jobs.model import Admission, HandoverOf, Outcome, Submission, values_of
 from onejob.jobs.transitions import new_job
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.statements import GIVEN, Rows, Statements
@@ -109,17 +108,9 @@ class Submitting:
         answers = self._run(calls)[-len(given) :]
         for (number, each), rows in zip(wanted.items(), answers, strict=True):
             result = _parse_result(rows, each, self._handover_of(each))
-            if isinstance(result, Admission) and result.outcome is Outcome.REPLACED:
-                self._forfeit_room(each, result.job)
             if result is not None:
                 self._results[number] = result
         return len(self._results) < len(self._submissions)
-
-    def _forfeit_room(self, submission: Submission, job: JobRow) -> None:
-        """End the room of a job on keys that its new arguments do not have."""
-        if submission.limit_keys is not None:
-            kept = [use.key for use in read_uses(submission.limit_keys)]
-            self._sql.run("forfeit_room", job_id=job.id, kept=kept, request_id=None)
 
     def _values_of(self, submission: Submission) -> dict[str, Any]:
         """Return the fields of a submission, and the values of columns that follow from its hand-over."""
