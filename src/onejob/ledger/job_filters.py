@@ -49,7 +49,7 @@ PARTS_OF_TEXTS = frozenset({"argument", "error"})
 """The filters that look for a part of a text, of which the empty one is a part of each."""
 AUDITED = frozenset({
     "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "identity", "error_type",
-    *(each.name for each in FILTERS if not each.reveals),
+    "limit_key", "value", *(each.name for each in FILTERS if not each.reveals),
 })  # fmt: skip
 """The fields whose values the audit log has, also within a filter. Of others, which may quote arguments, only names."""
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[3457][0-9a-f]{3}-[89ab][0-9a-f]{3}-(?P<last>[0-9a-f]{12})")
