@@ -51,6 +51,7 @@ PATHS = {
     "workers": "/workers",
     "schedules": "/schedules",
     "pauses": "/blocks",
+    "limits": "/limits",
     "audit log": "/audit",
     "edit form": "/edit/{failed}",
     BULK: "/dead",

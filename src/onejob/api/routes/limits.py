@@ -9,7 +9,6 @@ from fastapi import Request
 from pydantic import AwareDatetime, Field
 from starlette.responses import Response
 
-from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.routes.operate import StrictBody, operator_of
 from onejob.client.limits import LimitRow, row_of
