@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -9,6 +10,7 @@ from onejob.errors import OneJobError
 from onejob.jobs.audit_entries import AuditEntry
 from onejob.jobs.costs import COST_DAYS, Label, day_of
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import LimitUse
 from onejob.jobs.model import Duplicate, JobRow, values_of
 from onejob.jobs.query import Query
 from onejob.jobs.workers import WorkerInfo
@@ -147,6 +149,12 @@ def _comparable(answer: object, operation: str = "") -> object:  # noqa: PLR0911
         return [values_of(each) | {"job": each.job.id} for each in answer]  # equal ones are written in any order
     if operation in {"delete", "unpark"} and isinstance(answer, list):
         return sorted(answer)
+    if isinstance(answer, LimitUse):
+        return replace(answer, holders=tuple(sorted(answer.holders)))
+    if operation == "limit_uses" and isinstance(answer, list):
+        return sorted(map(_comparable, answer), key=attrgetter("key"))
+    if operation == "due_limits" and isinstance(answer, tuple):
+        return sorted(answer[0]), answer[1]
     if isinstance(answer, list) and answer and isinstance(answer[0], AuditEntry):
         return [{**values_of(each), "id": None} for each in answer]
     if isinstance(answer, list) and answer and isinstance(answer[0], WorkerInfo):

@@ -1,7 +1,7 @@
 """A model of the store protocol: plain dictionaries, one step after the other. It is what every store has to equal.
 
 The rules are those of the pure modules (`resolve`, `new_job`, `full_history`'s entries); the model says what a
-store does with them. It is written for the reader, not for speed.
+store does with them. Limits are in `model_limits.py`. It is written for the reader, not for speed.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from onejob.stores.protocol import (
     GroupBy,
     index_of,
 )
+from tests.stores.model_limits import ModelLimits
 
 REQUEST_LIMIT = 8
 """How many of a job's latest requests a store recognizes."""
@@ -100,11 +101,12 @@ class _Key:
     until: float
 
 
-class ModelStore:
+class ModelStore(ModelLimits):
     """The protocol `Store`, which says what each operation does, without atomicity, durability and connections."""
 
     def __init__(self, clock: Callable[[], float], *, pushes: bool = False) -> None:
         """Begin empty. `pushes`: messages go to a broker, and else workers take the jobs that have one."""
+        super().__init__()
         self.read_clock = clock
         self.pushes = pushes
         self.pushed: list[str] = []
@@ -192,7 +194,8 @@ class ModelStore:
             job = row.set(wake_at=wake_at, published_at=published_at)
         if decided.takes_over:
             job = row.set(
-                payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines
+                payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines,
+                limit_keys=new.limit_keys,
             )  # fmt: skip
         row.set(
             run_at=decided.run_at, priority_rank=decided.priority_rank, expires_at=expires_at,
@@ -214,7 +217,7 @@ class ModelStore:
         row = self._write(
             replace(
                 job, holds_identity=False, queued_next=True, follows_id=holder.job.id, reason=reason, published_at=None,
-                wake_at=_earliest(now + new.lease, job.expires_at),
+                wake_at=_earliest(now + new.lease, job.expires_at), parked_on=None,
             )
         )  # fmt: skip
         row.record(now, "queue_next", reason)
@@ -321,8 +324,9 @@ class ModelStore:
         job = self._new_job(replace(new, delay=0.0, expires_in=None), now, BY_CALLER)
         wake_at = now if followed.finished_at is not None else now + new.lease
         job = replace(
-            job, holds_identity=False, follows_id=followed.id, reason=reason, published_at=None, wake_at=wake_at
-        )
+            job, holds_identity=False, follows_id=followed.id, reason=reason, published_at=None, wake_at=wake_at,
+            parked_on=None,
+        )  # fmt: skip
         row = self._write(job)
         row.record(now, event, reason)
         return row
@@ -343,6 +347,11 @@ class ModelStore:
         is_due = job.run_at <= now and (job.expires_at is None or job.expires_at > now)
         if job.state not in sources or not is_due or job.cancel or job.queued_next:
             return Applied(applied=False, job=job)
+        full = self.find_full(job)
+        if full is not None:
+            self.park_on_key(row, full)
+            row.history = row.history[-HISTORY_LIMIT:]
+            return Applied(applied=False, job=row.job)
         until = now + job.lease
         row.set(
             state=target, token=max(job.token + 1, int(now * 1_000_000)), claim=nonce, node=node,
@@ -350,6 +359,7 @@ class ModelStore:
             published_at=None, publish_error="", parked_on=None, reason=f"running on {node}",
         )  # fmt: skip
         row.record(now, Transition.CLAIM, claim_detail(job.attempt + 1, node))
+        self.take_room(row)
         return self._accepted(row, nonce)
 
     def apply(self, change: Change) -> Applied:
@@ -808,15 +818,11 @@ class ModelStore:
 
     def unpark(self, block_id: str, *, limit: int, reason: str) -> list[str]:
         now = self.read_clock()
-        parked = [job for job in self._jobs() if job.parked_on == block_id and job.lease_until is None]
-        first = sorted(
-            (job for job in parked if job.finished_at is None),
-            key=lambda job: (-job.priority_rank, job.created_at, job.id),
-        )
-        for job in first[:limit]:
+        first = self.parked(block_id)[:limit]
+        for job in first:
             wake_at = _earliest(now, job.expires_at)
             self.rows[job.id].set(parked_on=None, published_at=None, reason=reason, wake_at=wake_at)
-        return [job.id for job in first[:limit]]
+        return [job.id for job in first]
 
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         self.amounts.update(amounts)

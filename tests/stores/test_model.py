@@ -140,8 +140,12 @@ class Player:
     def play(self, steps: Sequence[Step]) -> None:
         """Play steps, and compare what is not compared after each."""
         for name, seed in steps:
-            getattr(self, name)(Random(seed))
+            self.step(name, Random(seed))
         self.run.compare_everything()
+
+    def step(self, name: str, dice: Random) -> None:
+        """Play one step."""
+        getattr(self, name)(dice)
 
 
 class JobPlayer(Player):
@@ -159,7 +163,7 @@ class JobPlayer(Player):
         self.last: tuple[str, tuple[Any, ...], Values] | None = None
         self.written_at = 0.0
         self.partly = False
-        """Whether a part of the last request was refused."""
+        """Whether the last request, or a part of it, was refused, and may be granted when it is repeated."""
         self.requests: defaultdict[str, list[str]] = defaultdict(list)
         """The ids of all requests, by job."""
 
@@ -193,7 +197,8 @@ class JobPlayer(Player):
     def repeat(self, dice: Random) -> None:
         """Repeat the last request, perhaps later: at once it changes nothing.
 
-        But if a part of a batch was refused: an equal job that was written after it answers it now.
+        But if a part of a batch was refused, an equal job that was written after it answers it now; and there may be
+        room for a claim that was refused.
         """
         if self.last is not None:
             operation, args, values = self.last
@@ -377,6 +382,8 @@ class JobPlayer(Player):
         self.last = (operation, args, values)
         answer = self.run(operation, *args, **values)
         self.partly = isinstance(answer, tuple) and answer[0] == PartlySubmittedError.__name__
+        if operation == "claim" and not answer.applied and answer.job is not None:
+            self.partly = answer.job.limit_keys is not None  # there may be room a moment later
         self.written_at = self.run.clock.now
 
     def jobs(self) -> list[JobRow]:

@@ -19,12 +19,21 @@ from onejob.jobs.costs import CostSum, Label, day_text
 from onejob.jobs.handover import UNSENT
 from onejob.jobs.history import row_implies_entry
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import PARKED_BY_LIMIT, LimitUse, LimitValue, name_of
 from onejob.jobs.metric_buckets import Bucket, Period
 from onejob.jobs.model import Cancel, Change, Duplicate, DuplicateCount, JobRow, Tombstone, values_of
 from onejob.jobs.query import Query
 from onejob.jobs.schedule_state import ScheduleState
 from onejob.jobs.workers import UNREGISTERED, Registration, WorkerInfo
-from onejob.stores.protocol import FORGOTTEN_AFTER, LOGS_KEPT, GroupBy, index_of, indexed_state, is_indexed
+from onejob.stores.protocol import (
+    FORGOTTEN_AFTER,
+    LISTED_HOLDERS,
+    LOGS_KEPT,
+    GroupBy,
+    index_of,
+    indexed_state,
+    is_indexed,
+)
 
 COLUMNS = tuple(field.name for field in fields(JobRow))
 _TYPES = [str(field.type) for field in fields(JobRow)]
@@ -83,6 +92,16 @@ def is_sent(change: Change) -> bool | None:
 def is_handed_over(change: Change, job: JobRow | None) -> bool:
     """Return whether workers take a job from the ledger after a change, by its hand-over."""
     return job is not None and change.handover is not None and change.handover.is_offered(job.route)
+
+
+def limit_value_of(row: Mapping[str, Any]) -> LimitValue:
+    """Return the value of a limit in a row."""
+    return LimitValue(**{**row, "is_default": bool(row["is_default"])})
+
+
+def _limit_use_of(row: Mapping[str, Any]) -> LimitUse:
+    """Return the use of a key in a row, whose holders are JSON."""
+    return LimitUse(**{**row, "holders": tuple(sorted(json.loads(row["holders"])))})
 
 
 to_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -281,6 +300,36 @@ class SQLStore(ABC):
 
     def unpark(self, block_id: str, *, limit: int, reason: str) -> list[str]:
         return [row["id"] for row in self._rows("unpark", parked_on=block_id, limit=limit, reason=reason)]
+
+    def limit_values(self) -> list[LimitValue]:
+        return [limit_value_of(row) for row in self._rows("limit_values")]
+
+    def delete_limit(self, key: str) -> None:
+        self._rows("delete_limit", key=key)
+
+    def due_limits(self) -> tuple[list[str], float | None]:
+        keys, seconds = [], self._next_alarm()
+        if seconds is not None and seconds <= 0:
+            keys, seconds = sorted(row["key"] for row in self._rows("take_alarms")), self._next_alarm()
+        return keys, seconds
+
+    def _next_alarm(self) -> float | None:
+        seconds: float | None = self._rows("next_alarm")[0]["seconds"]
+        return seconds
+
+    def limit_uses(self, *, limit: int) -> list[LimitUse]:
+        rows = self._search_rows("limit_uses", limit=limit, listed=LISTED_HOLDERS)
+        return [_limit_use_of(row) for row in rows]
+
+    def limit_use(self, key: str) -> LimitUse:
+        values = {"key": key, "name": name_of(key), "parked_on": PARKED_BY_LIMIT + key, "listed": LISTED_HOLDERS}
+        return _limit_use_of(self._rows("limit_use", **values)[0])
+
+    def parked_before(self, job: JobRow) -> int:
+        if job.parked_on is None:
+            return 0
+        place = {"priority_rank": job.priority_rank, "created_at": job.created_at, "id": job.id}
+        return int(self._rows("parked_before", parked_on=job.parked_on, **place)[0]["number"])
 
     # --- the store as a broker: the messages that are no jobs, in queues that are rows --------------------------------
 

@@ -39,9 +39,12 @@ _OTHER_NAMES = {"nonce": "submission_nonce", "canvas": "canvas_pending"}
 NEW_JOB = {
     each.name: column
     for each in fields(Submission)
-    if (column := _OTHER_NAMES.get(each.name, each.name)) in JobRow.__dataclass_fields__
+    if (column := _OTHER_NAMES.get(each.name, each.name)) in JobRow.__dataclass_fields__ and column != "parked_on"
 }
-"""The fields of a submission that its new job has, with their columns: the fragment `new_job_columns`."""
+"""The fields of a submission that its new job has, with their columns: the fragment `new_job_columns`.
+
+`parked_on` is none: only a job that holds its identity is parked at first, since others wait for another job.
+"""
 NEW_VALUES = (
     "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
     "reason", "parked_on",

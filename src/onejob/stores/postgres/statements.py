@@ -25,7 +25,7 @@ def _types_of(kind: Any, names: Collection[str]) -> dict[str, str]:
     return {each.name: _TYPES[str(each.type).removesuffix(" | None")] for each in fields(kind) if each.name in names}
 
 
-GIVEN = _types_of(Submission, {*NEW_JOB, "delay", "expires_in"})
+GIVEN = _types_of(Submission, {*NEW_JOB, "parked_on", "delay", "expires_in"})
 """The types of the fields of a submission that make its new job: the columns of `given`."""
 SQL = statements(
     __package__, ".sql",
@@ -40,7 +40,7 @@ SQL = statements(
 MAY_WAIT = frozenset(
     (
         "admit admit_many admit_many_charged attach take_keys lock_quotas submit submit_charged follow follow_charged "
-        "record record_many"
+        "record record_many lock_limits"
     ).split()
 )
 """The names of statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""

@@ -13,8 +13,10 @@ from weakref import WeakSet
 from onejob.errors import ConfigurationError, StoreBusyError
 from onejob.jobs.broker_messages import Delivery
 from onejob.jobs.costs import SAVED, CostAnswer, CostKey, CostWrite, amount_text
+from onejob.jobs.handover import Way
 from onejob.jobs.history import Entry, full_history, row_implies_entry
 from onejob.jobs.lifecycle import State
+from onejob.jobs.limits import Freed, LimitValue
 from onejob.jobs.metric_buckets import NO_AMOUNTS, Period
 from onejob.jobs.model import (
     Admission,
@@ -32,6 +34,7 @@ from onejob.stores.holder_cache import HolderCache
 from onejob.stores.listener import ConnectedListener, Feed
 from onejob.stores.postgres.connection import HEARTBEAT_SILENCE, Connection, Connections
 from onejob.stores.postgres.errors import rule_of
+from onejob.stores.postgres.limits import free_slots
 from onejob.stores.postgres.statements import Rows, Statement, Statements, channels_of, sql_values
 from onejob.stores.postgres.submission import Submitting, charged_call, exceeded_quota, lock_quotas
 from onejob.stores.protocol import HISTORY_LIMIT, Channel
@@ -94,7 +97,11 @@ class PostgresStore(SQLStore):
         values: dict[str, Any] = {"job_id": job_id, "nonce": nonce, "node": node, "target": target.value}
         values["sources"] = self._states(sources)
         first = _parse_applied(self._sql.run("claim", **values))
-        if first.applied or first.job is None or not first.job.attempt or first.job.state not in sources:
+        if first.applied or first.job is None or first.job.state not in sources:
+            return first
+        if first.job.limit_keys is not None:
+            return _parse_applied(self._sql.run_each([("lock_limits", {}), ("claim_limited", values)])[-1])
+        if not first.job.attempt:
             return first
         return _parse_applied(self._sql.run("claim_again", **values))
 
@@ -166,6 +173,17 @@ class PostgresStore(SQLStore):
             skip_needed=skip_needed, successor=successor, tombstone_for=tombstone_for,
         )  # fmt: skip
         return [row["id"] for row in rows]
+
+    def put_limits(self, values: Sequence[LimitValue]) -> None:
+        given = sorted(values, key=lambda value: (value.key, value.is_default))  # so that no two callers deadlock
+        if given:
+            self._sql.run_each([("put_limit", values_of(value)) for value in given])
+
+    def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
+        return free_slots(self._sql, key, way, limit)
+
+    def spend(self, key: str, amount: float) -> None:
+        self._sql.run_each([("lock_limits", {}), ("spend", {"key": key, "amount": float(amount)})])
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         name = "take_messages" if hold else "receive_messages"

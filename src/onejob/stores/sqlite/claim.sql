@@ -1,5 +1,6 @@
+-- name: claim
 -- Start a run: set a new token and lease, and clear the job's expiry and its pause.
--- in: :job_id :nonce :node :sources :target :is_first (whether it must be the job's first claim) :now
+-- in: :job_id :nonce :node :sources :target :is_first (whether it must be the first claim of a job without limits) :now
 -- out: the job; nothing when it is not in the sources, not due, expired or queued next, when its cancellation was
 --      requested, or when the claim is repeated
 update jobs set
@@ -19,11 +20,10 @@ update jobs set
   reason = 'running on ' || :node,
   requests = substr(:nonce || ' ' || requests, 1, 136)
 where id = :job_id
-  and {in_sources}
-  and not (:is_first and attempt > 0)
-  and run_at <= :now
-  and (expires_at is null or expires_at > :now)
-  and cancel = 0
-  and not queued_next
-  and instr(' ' || requests, ' ' || :nonce || ' ') = 0
+  and not (:is_first and (attempt > 0 or limit_keys is not null))
+  and {is_claimable}
 returning {job_columns}
+-- name: can_claim
+-- in: :job_id :nonce :sources :now
+-- out: a row if `claim` would start a run
+select id from jobs where id = :job_id and {is_claimable}

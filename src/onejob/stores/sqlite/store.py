@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 from onejob.errors import ConfigurationError, all_written
 from onejob.jobs.broker_messages import Delivery
 from onejob.jobs.costs import SAVED, CostAnswer, CostKey, CostWrite
+from onejob.jobs.handover import Way
 from onejob.jobs.history import Entry, full_history, row_implies_entry
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.limits import Freed, LimitValue
 from onejob.jobs.metric_buckets import NO_AMOUNTS, Period
 from onejob.jobs.model import (
     Admission,
@@ -38,6 +40,7 @@ from onejob.stores.sql import SQLStore, completion_of, is_handed_over, is_sent
 from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals
 from onejob.stores.sqlite.costs import add_cost, add_to_sums
 from onejob.stores.sqlite.files import absolute_path, is_uri_path
+from onejob.stores.sqlite.limits import find_full, free_slots, park_on_key, spend, take_room
 from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
 from onejob.stores.sqlite.transaction import Transaction, join, run_alone, run_joined
 from onejob.transactions.sessions import OpenTransaction
@@ -122,9 +125,16 @@ class SQLiteStore(SQLStore):
 
         def claim(tx: Transaction) -> Applied:
             previous = tx.job("get", job_id=job_id)
+            is_limited = previous is not None and previous.limit_keys is not None
+            if previous is not None and is_limited and tx.rows("can_claim", **values):
+                full = find_full(tx, previous)
+                if full is not None:
+                    return Applied(applied=False, job=park_on_key(tx, previous, full))
             job = tx.job("claim", is_first=False, **values)
             if job is not None:
                 tx.append_claim(previous)
+                if is_limited:
+                    take_room(tx, job)
                 return Applied(applied=True, job=job)
             earlier = tx.find_applied(job_id, nonce)
             job = earlier.job
@@ -211,6 +221,15 @@ class SQLiteStore(SQLStore):
             return [row["id"] for row in rows]
 
         return self._transaction(delete)
+
+    def put_limits(self, values: Sequence[LimitValue]) -> None:
+        self._transaction(lambda tx: [tx.rows("put_limit", **values_of(value)) for value in values])
+
+    def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
+        return self._transaction(lambda tx: free_slots(tx, key, way, limit))
+
+    def spend(self, key: str, amount: float) -> None:
+        self._transaction(lambda tx: spend(tx, key, amount))
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         values = {"queues": self._encode(queues), "limit": limit}

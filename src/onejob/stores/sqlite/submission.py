@@ -167,7 +167,8 @@ def _update_job(tx: Transaction, job: JobRow, submission: Submission, handover: 
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
             payload=submission.payload, route=submission.route, tag_lines=submission.tag_lines,
-            expires_at=resolution.expires_at, run_at=run_at, priority_rank=resolution.priority_rank,
+            limit_keys=submission.limit_keys, expires_at=resolution.expires_at, run_at=run_at,
+            priority_rank=resolution.priority_rank,
             wake_at=wake_at if (rescheduled or not is_due) and not job.queued_next else None,
             published_at=tx.now if is_due and is_sent else None,
         )  # fmt: skip

@@ -1,8 +1,12 @@
 -- name: submit
 -- Write a new job that holds its identity; nothing when its id exists or another job holds its identity.
 -- in: the fields of the job
-insert into jobs ({new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason)
-values ({new_row_values}, :holds_identity, :created_at, :run_at, :expires_at, :published_at, :wake_at, :reason)
+insert into jobs (
+  {new_job_columns}, parked_on, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
+)
+values (
+  {new_row_values}, :parked_on, :holds_identity, :created_at, :run_at, :expires_at, :published_at, :wake_at, :reason
+)
 on conflict do nothing
 -- name: queue_next
 -- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.
@@ -50,14 +54,15 @@ where identity = :identity and queued_next and expires_at <= :now
 returning id
 -- name: attach
 -- Update the job that answers a duplicate, as `onejob.jobs.on_duplicate.resolve` decided.
--- in: :job_id :takes_over :fingerprint :payload :route :tag_lines :expires_at :run_at :priority_rank :wake_at (null:
---     unchanged, as is published_at) :published_at
+-- in: :job_id :takes_over :fingerprint :payload :route :tag_lines :limit_keys :expires_at :run_at :priority_rank
+--     :wake_at (null: unchanged, as is published_at) :published_at
 -- out: the job
 update jobs set
   fingerprint = iif(:takes_over, :fingerprint, fingerprint),
   payload = iif(:takes_over, :payload, payload),
   route = iif(:takes_over, :route, route),
   tag_lines = iif(:takes_over, :tag_lines, tag_lines),
+  limit_keys = iif(:takes_over, :limit_keys, limit_keys),
   expires_at = :expires_at,
   run_at = :run_at,
   priority_rank = :priority_rank,

@@ -1,8 +1,8 @@
 -- The rules of `onejob.jobs.on_duplicate.resolve`, applied to the locked row, which may be newer than the
 -- statement's snapshot: the holder of the identity, or the job that is queued next.
 (
-    outcome, rescheduled, fingerprint, payload, route, tag_lines, expires_at, run_at, priority_rank, wake_at, published_at,
-    key_retained_until
+    outcome, rescheduled, fingerprint, payload, route, tag_lines, limit_keys, expires_at, run_at, priority_rank, wake_at,
+    published_at, key_retained_until
   ) = (
     select
       answer.outcome,
@@ -11,6 +11,7 @@
       case when takes_over then excluded.payload else jobs.payload end,
       case when takes_over then excluded.route else jobs.route end,
       case when takes_over then excluded.tag_lines else jobs.tag_lines end,
+      case when takes_over then excluded.limit_keys else jobs.limit_keys end,
       new_expires_at,
       new_run_at,
       new_rank,

@@ -11,10 +11,10 @@ given as (
 -- in: :submissions (JSON: an array of objects with the same fields), in a quarter of the client's time for arrays
 given as (select * from json_to_recordset(cast(:submissions as json)) as given ({given_record}, wake_after float8, is_sent boolean))
 -- name: holder_columns
-{new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
+{new_job_columns}, parked_on, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
 -- name: holder_values
 -- in: `given` with its hand-over, now
-{new_job_values}, true, now, now + given.delay, now + given.expires_in,
+{new_job_values}, given.parked_on, true, now, now + given.delay, now + given.expires_in,
     case when given.delay <= 0 and given.is_sent then now end,
     least(
       now + case when given.delay > 0 then given.delay else given.wake_after end,

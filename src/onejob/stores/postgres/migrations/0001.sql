@@ -30,8 +30,10 @@ create table onejob.jobs (
   publisher_task text,
   -- One on each line (null: none).
   tag_lines text,
-  -- The pause that a waiting job is parked on (null or empty: none).
+  -- The pause that a waiting job is parked on, or "limit:" and the key (null or empty: none).
   parked_on text,
+  -- The keys of the job's limits, each with its weight, as JSON (null: it has no limits).
+  limit_keys text,
   token bigint not null default 0,
   claim text not null default '',
   node text not null default '',
@@ -98,7 +100,7 @@ create index jobs_state on onejob.jobs (state, created_at, id) where state in ('
 -- The followers of a job; those that have not ended are found by the index alone.
 create index jobs_follows_id on onejob.jobs (follows_id, finished_at) where follows_id is not null;
 
--- The jobs that the end of a pause makes due, in the order in which they run. Most jobs are never in it.
+-- The jobs that the end of a pause, or room on a key, makes due, in the order in which they run. Most jobs are never in it.
 create index jobs_parked on onejob.jobs (parked_on, priority_rank desc, created_at, id) where parked_on <> '';
 
 create table onejob.steps (
@@ -294,3 +296,48 @@ create table onejob.blocks (
   id text primary key,
   body text not null
 );
+
+-- How much room the keys of limits have: by the definition of a name, and by exceptions for a name or a key.
+create table onejob.limits (
+  key text not null,
+  is_default boolean not null,
+  -- How many jobs run at once (null: the limit is a rate).
+  running integer,
+  -- The rate as it was written, and the seconds in which it permits a weight of 1.
+  rate text not null,
+  interval double precision,
+  burst double precision not null,
+  until double precision,
+  primary key (key, is_default)
+);
+
+-- The slots of runs: one is taken while its job runs with this token and a valid lease. Others are deleted when somebody
+-- looks at the key.
+create table onejob.limit_slots (
+  limit_key text not null,
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  token bigint not null,
+  primary key (limit_key, job_id)
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+create index limit_slots_job on onejob.limit_slots (job_id);
+
+-- The room of jobs that are about to run, until their claims: a slot, or the weight of the tokens. Tokens of a job that
+-- does not run, or is deleted, are given back when somebody looks at the key.
+create table onejob.limit_reservations (
+  limit_key text not null,
+  job_id text not null,
+  until double precision not null,
+  weight double precision not null,
+  primary key (limit_key, job_id)
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+create index limit_reservations_job on onejob.limit_reservations (job_id);
+create index limit_reservations_until on onejob.limit_reservations (until);
+
+-- When the bucket of a key is full, and when the first job that waits for its tokens has enough (null: none waits).
+create table onejob.limit_rates (
+  key text primary key,
+  full_at double precision not null,
+  alarm double precision
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+create index limit_rates_alarm on onejob.limit_rates (alarm) where alarm is not null;
+create index limit_rates_full_at on onejob.limit_rates (full_at) where alarm is null;

@@ -29,3 +29,12 @@ lease_until is null and (finished_at is null or canvas_pending)
 -- in: a job
 published_at is null and lease_until is null and finished_at is null and not queued_next and follows_id is null
     and substr(route, 1, 1) not in ('', '[')
+-- name: is_claimable
+-- Whether a claim may start a run.
+-- in: a job, :nonce :sources :now
+{in_sources}
+  and run_at <= :now
+  and (expires_at is null or expires_at > :now)
+  and cancel = 0
+  and not queued_next
+  and instr(' ' || requests, ' ' || :nonce || ' ') = 0

@@ -1,0 +1,32 @@
+"""Frees the slots of a PostgreSQL ledger: some parked jobs in one transaction, and in the next one more of them."""
+
+from __future__ import annotations
+
+from onejob.jobs.handover import UNSENT, Way
+from onejob.jobs.limits import PARKED_BY_LIMIT, Freed
+from onejob.jobs.model import JobRow
+from onejob.stores.postgres.statements import Statements
+from onejob.stores.sql import job_in
+
+FIRST_BATCH, LARGEST_BATCH = 2, 32
+"""How many parked jobs a transaction looks at: at first one more than usually has room, which shows that it is all."""
+
+
+def free_slots(sql: Statements, key: str, way: Way, limit: int) -> Freed:
+    """Make the first jobs due that are parked on a key and have room on all their keys, at most `limit`."""
+    freed: list[JobRow] = []
+    moved_to: set[str] = set()
+    batch = FIRST_BATCH
+    values = {
+        "key": key, "parked_on": PARKED_BY_LIMIT + key, "is_swept": way is Way.SWEPT, "is_sent": way not in UNSENT,
+        "is_offered": way is Way.OFFERED,
+    }  # fmt: skip
+    while True:
+        count = min(batch, limit - len(freed))
+        calls = ["lock_limits", *["free_slot"] * count, "set_alarm"]
+        rows = [row for rows in sql.run_each([(name, values) for name in calls])[1:-1] for row in rows]
+        freed += [job_in(row) for row in rows if row["effect"] == "freed"]
+        moved_to |= {row["moved_to"] for row in rows if row["effect"] == "moved"}
+        if len(freed) == limit or len(rows) < count or rows[-1]["effect"] == "full":
+            return Freed(freed, frozenset(moved_to))
+        batch = min(4 * batch, LARGEST_BATCH)
