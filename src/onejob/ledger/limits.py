@@ -68,6 +68,14 @@ def list_limits(ledger: JobReader) -> list[LimitState]:
     return [_state_of(ledger, key, values, waiting.get(key) or store.limit_use(key), now) for key in sorted(keys)]
 
 
+def count_waiting(ledger: JobReader) -> dict[str, int]:
+    """Return how many jobs wait for room on all keys of each limit, by its name: of the `LISTED_KEYS` with the most."""
+    counts = dict.fromkeys(sorted({name_of(value.key) for value in ledger.store.limit_values()}), 0)
+    for use in ledger.store.limit_uses(limit=LISTED_KEYS) if counts else ():
+        counts[name_of(use.key)] = counts.get(name_of(use.key), 0) + use.waiting
+    return counts
+
+
 def find_limit(ledger: JobReader, key: str) -> LimitState:
     """Return the state of a key, also of one that is not used."""
     store = ledger.store
