@@ -64,12 +64,12 @@ BODIES = [(method, path) for method, path in ROUTES if method in {"POST", "PUT"}
 
 
 def path_of(path: str, job_id: str = "x") -> str:
-    return path.format(job_id=job_id, entry="an/entry", block_id="p-1")
+    return path.format(job_id=job_id, entry="an/entry", block_id="p-1", key="customer")
 
 
 def call_route(shop: Shop, route: Route, headers: Any = None, **more: Any) -> Any:
     method, path = route
-    if method == "POST" and not more:
+    if method in {"POST", "PUT"} and not more:
         more = {"json": {}}
     return shop.request(method, path_of(path), headers=headers, **more)
 

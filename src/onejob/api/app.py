@@ -38,6 +38,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.blocks import BLOCK_LIMIT
 from onejob.jobs.public_view import Job
 from onejob.jobs.submitter import Quotas
+from onejob.ledger.limits import LISTED_KEYS
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, LOGS_KEPT
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
@@ -261,7 +262,7 @@ def _routes_of(
         ("GET /strikes", Role.READ, blocks.list_strikes, _lists(models.BlockView, BLOCK_LIMIT, **OF_ALL)),
         ("POST /strikes", Role.OPERATE, blocks.strike, BLOCKED),
         ("DELETE /strikes/{block_id}", Role.OPERATE, blocks.lift, UNBLOCKED),
-        ("GET /limits", Role.READ, rooms.list_limits, _lists(models.LimitView, **OF_ALL)),
+        ("GET /limits", Role.READ, rooms.list_limits, _lists(models.LimitView, LISTED_KEYS, **OF_ALL)),
         ("GET /limits/{key:path}", Role.READ, rooms.get_limit, LIMIT),
         ("PUT /limits/{key:path}", Role.OPERATE, rooms.set_limit, LIMIT),
         ("DELETE /limits/{key:path}", Role.OPERATE, rooms.clear_limit, UNBLOCKED),

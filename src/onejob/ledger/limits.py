@@ -12,7 +12,7 @@ from onejob.ledger.reader import JobReader
 from onejob.stores.protocol import LISTED_HOLDERS
 
 LISTED_KEYS = 1_000
-"""How many keys that jobs wait for are listed."""
+"""How many keys are listed."""
 NAMED_HOLDERS = 5
 """How many of the jobs that have a slot are named in a sentence."""
 
@@ -61,10 +61,14 @@ def valid_value(values: Sequence[LimitValue], key: str, now: float) -> LimitValu
 
 
 def list_limits(ledger: JobReader) -> list[LimitState]:
-    """Return the limits that are defined, the exceptions, and the keys that jobs wait for, sorted by key."""
+    """Return the limits that are defined, the exceptions, and the keys that jobs wait for, sorted by key.
+
+    These are at most `LISTED_KEYS`, of the waited for keys those with the most waiting jobs.
+    """
     store, now = ledger.store, ledger.read_clock()
     values, waiting = store.limit_values(), {use.key: use for use in store.limit_uses(limit=LISTED_KEYS)}
-    keys = {value.key for value in values if value.is_default or not value.is_over(now)} | waiting.keys()
+    valued = sorted((value for value in values if not value.is_over(now)), key=lambda value: not value.is_default)
+    keys = [*dict.fromkeys([*(value.key for value in valued), *waiting])][:LISTED_KEYS]
     return [_state_of(ledger, key, values, waiting.get(key) or store.limit_use(key), now) for key in sorted(keys)]
 
 
