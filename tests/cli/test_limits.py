@@ -39,8 +39,7 @@ def test_an_exception_is_set_and_cleared(shell: Shell, ledger: Ledger) -> None:
     assert f"onejob limits clear {CUSTOMER}" in printed
     assert ledger.get(third).parked_on is None
     shown = shell.json("limits", "show", CUSTOMER)
-    assert (shown["value"], shown["default"], shown["is_exception"]) == ("5", "2", True)
-    assert shown["until"]
+    assert (shown["value"], shown["default"], shown["until"] is not None) == ("5", "2", True)
     assert f"Cleared: {CUSTOMER} has 2 at once." in shell("limits", "clear", CUSTOMER).output
     assert not shell.json("limits", "show", CUSTOMER)["is_exception"]
     set_, cleared = reversed(ledger.audit(limit=9))
