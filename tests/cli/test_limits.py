@@ -39,7 +39,8 @@ def test_an_exception_is_set_and_cleared(shell: Shell, ledger: Ledger) -> None:
     assert f"onejob limits clear {CUSTOMER}" in printed
     assert ledger.get(third).parked_on is None
     shown = shell.json("limits", "show", CUSTOMER)
-    assert (shown["value"], shown["default"], shown["until"] is not None) == ("5", "2", True)
+    assert (shown["value"], shown["default"]) == ("5", "2")
+    assert shown["until"] is not None
     assert f"Cleared: {CUSTOMER} has 2 at once." in shell("limits", "clear", CUSTOMER).output
     assert not shell.json("limits", "show", CUSTOMER)["is_exception"]
     set_, cleared = reversed(ledger.audit(limit=9))

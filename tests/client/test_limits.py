@@ -22,10 +22,11 @@ def test_a_limit_has_its_value_its_use_and_who_waits(client: onejob.Client, ledg
     first, second, _ = crowd(ledger)
     customer, key, model = client.limits()
     assert [each.key for each in (customer, key, model)] == ["customer", CUSTOMER, "model"]
-    assert (key.value, key.default, key.is_exception, key.until) == ("2", "2", False, None)
+    assert (key.value, key.default, key.until) == ("2", "2", None)
+    assert not key.is_exception
     assert (key.use, key.holders, key.waiting) == ("2 of 2 run", (first, second), 1)
     assert client.limit(CUSTOMER) == key
-    assert (model.value, model.waiting, model.full_at) == ("90/minute", 0, None)
+    assert (model.value, model.use, model.full_at) == ("90/minute", "90/minute", None)
 
 
 @every_store
@@ -34,7 +35,8 @@ def test_an_exception_is_valid_until_it_is_cleared(client: onejob.Client, ledger
     *_, third = crowd(ledger)
     soon = datetime.now(UTC) + timedelta(hours=2)
     changed = client.set_limit(CUSTOMER, 3, until=soon)
-    assert (changed.value, changed.default, changed.is_exception, changed.until) == ("3", "2", True, soon)
+    assert (changed.value, changed.default, changed.until) == ("3", "2", soon)
+    assert changed.is_exception
     assert ledger.get(third).parked_on is None
     assert client.set_limit("model", "5/hour").value == "5/hour"
     assert client.clear_limit(CUSTOMER).value == "2"
