@@ -52,6 +52,7 @@ PATHS = {
     "schedules": "/schedules",
     "pauses": "/blocks",
     "limits": "/limits",
+    "limited job": "/jobs/{limited}",
     "audit log": "/audit",
     "edit form": "/edit/{failed}",
     BULK: "/dead",
