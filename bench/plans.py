@@ -27,8 +27,9 @@ from onejob.jobs.blocks import Block, BlockKind
 from onejob.jobs.broker_messages import NewMessage
 from onejob.jobs.costs import CostsBy, by_key
 from onejob.jobs.durations import DAY
-from onejob.jobs.handover import BY_SWEEP, by_caller
-from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.handover import BY_SWEEP, Way, by_caller
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.limits import KeyUse, LimitValue, first_park, rate_value, write_uses
 from onejob.jobs.metric_buckets import Period
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.query import Query
@@ -171,6 +172,8 @@ class _Explained(PostgresStore):
         raise NotImplementedError
 
 
+WAITING = RULES[Transition.CLAIM].sources
+RATED = write_uses([KeyUse("api")])
 CHARGES = (Charge("quota", Quota(1_000_000, 60), "plan"),)
 
 
@@ -191,6 +194,7 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     _in_transaction(runner, schema)
     _shared(store)
     _carry_messages(store)
+    _limit(store)
     running = some(connection, schema, "running", 8)
     Ledger(store).renew(running)
     store.get_awaited([job_id for job_id, _ in running])
@@ -311,6 +315,26 @@ def _shared(store: PostgresStore) -> None:
     store.put_schedule(ScheduleState("nightly", "new", "crontab", since=0.0, seen_at=0.0), expected="")
     store.schedules()
     store.delete_schedule("nightly", expected="new")
+
+
+def _limit(store: PostgresStore) -> None:
+    """Run jobs with limits, some of which have to wait; look at the uses of keys, and make waiting jobs due."""
+    store.put_limits([LimitValue(key="gpu", running=1, is_default=True), rate_value("api", "60/minute", 9)])
+    keys = write_uses([KeyUse("gpu"), KeyUse("api")])
+    jobs = [replace(submission(each, f"limited {each}"), limit_keys=keys) for each in range(30, 33)]
+    given = [*jobs, *(replace(submission(each, f"rated {each}"), limit_keys=RATED) for each in range(33, 35))]
+    store.submit_many([replace(each, parked_on=first_park(each.limit_keys)) for each in given], handover_of=by_caller)
+    for key in ("gpu", "api"):
+        store.free_slots(key, way=Way.CALLER, limit=1)
+    for job in jobs:
+        store.claim(job.id, nonce=new_nonce(), node="worker-1", sources=WAITING, target=State.RUNNING)
+    store.due_limits()
+    store.spend("api", 2.0)
+    store.limit_uses(limit=10)
+    store.limit_use("gpu")
+    store.parked_before(store.get_many([jobs[2].id])[jobs[2].id])
+    store.limit_values()
+    store.delete_limit("api")
 
 
 def _carry_messages(store: PostgresStore) -> None:

@@ -10,8 +10,8 @@ from onejob.errors import OneJobError
 from onejob.jobs.audit_entries import AuditEntry
 from onejob.jobs.costs import COST_DAYS, Label, day_of
 from onejob.jobs.lifecycle import State
-from onejob.jobs.limits import LimitUse
-from onejob.jobs.model import Duplicate, JobRow, values_of
+from onejob.jobs.limits import LimitUse, read_uses
+from onejob.jobs.model import Applied, Change, Duplicate, JobRow, values_of
 from onejob.jobs.query import Query
 from onejob.jobs.workers import WorkerInfo
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy, Store
@@ -70,11 +70,20 @@ class LockStep:
 
     def read(self, operation: str, *args: Any, **values: Any) -> Any:
         """Run an operation, and compare the answers. Return that of the model."""
-        answer = _run(self.model, operation, args, values)
+        answer = _comparable(_run(self.model, operation, args, values), operation)
         for kind, store in self._stores.items():
-            found = _run(store, operation, args, values)
+            given = _run(store, operation, args, values)
+            found = _comparable(given, operation)
             assert found == answer, f"{kind} {operation}{args}{values}:\n{differences(answer, found)}"
+            if operation == "apply" and isinstance(given, Applied):
+                self._assert_nobody_waits(kind, args[0], given)
         return answer
+
+    def _assert_nobody_waits(self, kind: str, change: Change, answer: Applied) -> None:
+        """Assert that no job waits for the room that a change has given back, if a store says so."""
+        if answer.job is not None and answer.applied and not answer.frees and (change.target or change.parked_on):
+            for use in read_uses(answer.job.limit_keys):
+                assert self.model.limit_use(use.key).waiting == 0, f"{kind}: jobs wait for {use.key}"
 
     def audit(self, *, limit: int, keep_for: float, newest: int) -> None:
         """Compare the audit log behind the `newest` entries, whose ids are each store's own."""
@@ -131,9 +140,9 @@ def _in_any_order(found: list[Duplicate], batched: set[str]) -> list[list[Duplic
 
 
 def _run(store: Store | ModelStore, operation: str, args: tuple[Any, ...], values: dict[str, Any]) -> object:
-    """Return the answer of a store, or the error that it raises, as it is compared."""
+    """Return the answer of a store, or the error that it raises."""
     try:
-        return _comparable(getattr(store, operation)(*args, **values), operation)
+        return getattr(store, operation)(*args, **values)
     except OneJobError as error:
         results = [each for each in getattr(error, "results", ()) if not isinstance(each, Exception)]
         return type(error).__name__, str(error), _comparable([*results, *results], operation)
@@ -149,16 +158,23 @@ def _comparable(answer: object, operation: str = "") -> object:  # noqa: PLR0911
         return [values_of(each) | {"job": each.job.id} for each in answer]  # equal ones are written in any order
     if operation in {"delete", "unpark"} and isinstance(answer, list):
         return sorted(answer)
-    if isinstance(answer, LimitUse):
-        return replace(answer, holders=tuple(sorted(answer.holders)))
-    if operation == "limit_uses" and isinstance(answer, list):
-        return sorted(map(_comparable, answer), key=attrgetter("key"))
-    if operation == "due_limits" and isinstance(answer, tuple):
-        return sorted(answer[0]), answer[1]
     if isinstance(answer, list) and answer and isinstance(answer[0], AuditEntry):
         return [{**values_of(each), "id": None} for each in answer]
     if isinstance(answer, list) and answer and isinstance(answer[0], WorkerInfo):
         return sorted(answer, key=lambda worker: worker.name)
+    return _comparable_limits(answer, operation)
+
+
+def _comparable_limits(answer: object, operation: str) -> object:
+    """Return an answer without the order of keys and holders, and without hints."""
+    if isinstance(answer, Applied):
+        return replace(answer, frees=True)  # a store need not know that nobody waits
+    if isinstance(answer, LimitUse):
+        return LimitUse(key=answer.key, holders=tuple(sorted(answer.holders)), waiting=answer.waiting)
+    if operation == "limit_uses" and isinstance(answer, list):
+        return sorted(map(_comparable, answer), key=attrgetter("key"))
+    if operation == "due_limits" and isinstance(answer, tuple):
+        return sorted(answer[0]), answer[1]
     return answer
 
 

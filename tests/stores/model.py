@@ -31,6 +31,7 @@ from onejob.jobs.costs import (
 from onejob.jobs.handover import BY_CALLER, UNSENT, Handover, is_plain
 from onejob.jobs.history import Entry, claim_detail
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.limits import read_uses
 from onejob.jobs.metric_buckets import NO_AMOUNTS, Bucket, Period
 from onejob.jobs.model import (
     LARGE_FIELDS,
@@ -63,7 +64,7 @@ from onejob.stores.protocol import (
     GroupBy,
     index_of,
 )
-from tests.stores.model_limits import ModelLimits
+from tests.stores.model_limits import ModelLimits, is_waiting
 
 REQUEST_LIMIT = 8
 """How many of a job's latest requests a store recognizes."""
@@ -197,6 +198,7 @@ class ModelStore(ModelLimits):
                 payload=new.payload, fingerprint=new.fingerprint, route=new.route, tag_lines=new.tag_lines,
                 limit_keys=new.limit_keys,
             )  # fmt: skip
+            self.end_room(job.id, kept={use.key for use in read_uses(job.limit_keys)})
         row.set(
             run_at=decided.run_at, priority_rank=decided.priority_rank, expires_at=expires_at,
             wake_at=_earliest(job.wake_at, expires_at),
@@ -373,6 +375,8 @@ class ModelStore(ModelLimits):
         if not self._allowed(row.job, change):
             return Applied(applied=False, job=row.job)
         row.set(**self._new_values(row.job, change))
+        if not is_waiting(row.job) or row.job.parked_on is not None:
+            self.end_room(row.job.id)
         row.record(self.read_clock(), change.event, change.detail)
         if change.forgets_steps:
             row.steps.clear()
@@ -464,6 +468,8 @@ class ModelStore(ModelLimits):
         row = self.rows.get(job_id)
         if row is None or row.job.claim != nonce or row.job.state not in sources:
             return Renewal(job_id, nonce, held=False)
+        if row.job.limit_keys is not None and (row.job.lease_until or 0.0) <= self.read_clock():
+            return Renewal(job_id, nonce, held=False)  # another job may have its slot
         until = self.read_clock() + row.job.lease
         return Renewal(job_id, nonce, held=True, cancel=row.set(lease_until=until, wake_at=until).cancel)
 
@@ -618,6 +624,7 @@ class ModelStore(ModelLimits):
     def _delete(self, row: Row, tombstone_for: float) -> None:
         job, now = row.job, self.read_clock()
         del self.rows[job.id]
+        self.end_room(job.id)
         self.keys = {name: key for name, key in self.keys.items() if key.job_id != job.id}
         for (submitter, outcome), count in row.counts.items():
             self.sums[job.task, submitter, outcome] += count

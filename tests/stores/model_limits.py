@@ -6,13 +6,13 @@ A slot is a fact about a job, which is true or false at a time: nothing has to h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
 from onejob.jobs.blocks import PARKED_SECONDS
-from onejob.jobs.handover import Handover, Way
+from onejob.jobs.handover import BY_SWEEP, Handover, Way
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.limits import (
     PARKED_BY_LIMIT,
@@ -85,9 +85,14 @@ class ModelLimits:
     # --- slots ------------------------------------------------------------------------------------------------------
 
     def is_reserved(self, key: str, job_id: str) -> bool:
-        """Return whether a job has room on a key, which it has not used yet: it waits, and is parked on nothing."""
-        found, row = self.reservations.get((key, job_id)), self.rows.get(job_id)
-        return found is not None and found.until > self.read_clock() and row is not None and _is_to_run(row.job)
+        """Return whether a job has room on a key, which it has not used yet."""
+        found = self.reservations.get((key, job_id))
+        return found is not None and found.until > self.read_clock()
+
+    def end_room(self, job_id: str, *, kept: Collection[str] = ()) -> None:
+        """End the room of a job that no longer waits for its run, or is parked, or has only the `kept` keys now."""
+        for found in [each for each in self.reservations if each[1] == job_id and each[0] not in kept]:
+            self.move_full_at(found[0], -self.reservations.pop(found).weight)
 
     def has_slot(self, key: str, job_id: str) -> bool:
         """Return whether a job runs, with a valid lease, since the claim that took a slot."""
@@ -116,7 +121,7 @@ class ModelLimits:
         return max(self.full_at.get(use.key, now), now) + (min(use.weight, value.burst) - value.burst) * value.interval
 
     def look_at(self, key: str) -> None:
-        """Forget the reservations that are no longer valid, and give their tokens back."""
+        """Forget the reservations that are over, and give their tokens back."""
         for found in [each for each in self.reservations if each[0] == key and not self.is_reserved(*each)]:
             self.move_full_at(key, -self.reservations.pop(found).weight)
 
@@ -132,11 +137,15 @@ class ModelLimits:
         value = self.value_of(use.key)
         if value is None or self.is_reserved(use.key, job.id):
             return True
-        if self._before(job, PARKED_BY_LIMIT + use.key):
+        if self.is_preceded(job, use.key):
             return False
         if value.running is not None:
             return len(self.holders(use.key)) < value.running
         return self.enough_at(use, value) <= self.read_clock()
+
+    def is_preceded(self, job: JobRow, key: str) -> bool:
+        """Return whether another job that is parked on a key comes before a job."""
+        return any(_place(each) < _place(job) for each in self.parked(PARKED_BY_LIMIT + key))
 
     def take_room(self, row: LimitedRow) -> None:
         """Take a slot of each key for the run that has begun, or the tokens that the job has not got yet."""
@@ -153,8 +162,7 @@ class ModelLimits:
         now, job = self.read_clock(), row.job
         if job.parked_on == PARKED_BY_LIMIT + key:
             return
-        for found in [each for each in self.reservations if each[1] == job.id]:
-            self.move_full_at(found[0], -self.reservations.pop(found).weight)
+        self.end_room(job.id)
         row.set(
             parked_on=PARKED_BY_LIMIT + key, published_at=now, reason=waits_for(key),
             wake_at=min(now + PARKED_SECONDS, _expiry(job)),
@@ -196,7 +204,8 @@ class ModelLimits:
     def _free(self, row: LimitedRow, key: str, way: Way) -> JobRow:
         """Give a job room on all its keys for one lease, and make it due."""
         now, job = self.read_clock(), row.job
-        wake_after, is_sent = Handover(way).columns_for(job.lease, job.route)
+        handover = BY_SWEEP if way is Way.SWEPT else Handover(way)
+        wake_after, is_sent = handover.columns_for(job.lease, job.route)
         for use in read_uses(job.limit_keys):
             value = self.value_of(use.key)
             weight = 0.0 if value is None or value.interval is None else use.weight
@@ -221,6 +230,7 @@ class ModelLimits:
         return due, min((at - now for at in self.alarms.values()), default=None)
 
     def spend(self, key: str, amount: float) -> None:
+        self.look_at(key)
         self.move_full_at(key, amount)
 
     # --- reads ------------------------------------------------------------------------------------------------------
@@ -232,28 +242,17 @@ class ModelLimits:
         return [self.limit_use(key) for key in most[:limit]]
 
     def limit_use(self, key: str) -> LimitUse:
-        value, full_at = self.value_of(key), self.full_at.get(key, 0.0)
-        is_rate = value is not None and value.interval is not None
-        return LimitUse(
-            key=key, holders=tuple(self.holders(key)[:LISTED_HOLDERS]), waiting=len(self.parked(PARKED_BY_LIMIT + key)),
-            full_at=full_at if is_rate and full_at > self.read_clock() else None,
-        )  # fmt: skip
+        holders, waiting = self.holders(key)[:LISTED_HOLDERS], len(self.parked(PARKED_BY_LIMIT + key))
+        return LimitUse(key=key, holders=tuple(holders), waiting=waiting)
 
     def parked_before(self, job: JobRow) -> int:
-        return self._before(job, job.parked_on) if job.parked_on is not None else 0
-
-    def _before(self, job: JobRow, parked_on: str) -> int:
-        """Return how many jobs that are parked on a key or a pause come before a job."""
-        return sum(_place(each) < _place(job) for each in self.parked(parked_on))
+        parked = self.parked(job.parked_on) if job.parked_on is not None else []
+        return sum(_place(each) < _place(job) for each in parked)
 
 
 def is_waiting(job: JobRow) -> bool:
     """Return whether a job neither runs nor has ended."""
     return job.lease_until is None and job.finished_at is None
-
-
-def _is_to_run(job: JobRow) -> bool:
-    return is_waiting(job) and job.parked_on is None
 
 
 def _place(job: JobRow) -> tuple[int, float, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from onejob.jobs.costs import CostWrite, JobCosts, by_key, checked_amounts
-from onejob.jobs.handover import Handover, Way
+from onejob.jobs.handover import Handover, Way, held
 from onejob.jobs.history import Entry
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Admission, Applied, Change, Duplicate, HandoverOf, JobRow, Outcome, Submission
@@ -137,6 +137,11 @@ def looked_at(wake_after: float) -> HandoverOf:
     """Return the hand-over of due jobs by their caller, at which a sweep looks in so many seconds; 0: by that sweep."""
     handover = Handover(Way.CALLER if wake_after > 0 else Way.SWEPT, wake_after)
     return lambda _: handover
+
+
+def holding(handover_of: HandoverOf) -> HandoverOf:
+    """Return the hand-over of submissions, of which those that wait for room are held, as the ledger does."""
+    return lambda new: handover_of(new) if new.parked_on is None else held(new.lease)
 
 
 def get(store: CoreStore, job_id: str) -> JobRow | None:

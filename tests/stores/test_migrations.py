@@ -323,6 +323,7 @@ def test_running_code_survives_the_next_schema(address: StoreAddress, clock: Man
 
 
 def empty(address: StoreAddress) -> None:
-    """Delete all jobs, keys, counts and tombstones."""
+    """Delete all jobs, keys, counts, tombstones and limits."""
     tables = "jobs keys duplicate_sums tombstones quotas history duplicates duplicate_counts steps".split()
+    tables += "limits limit_slots limit_reservations limit_rates".split()
     execute(address, *(f"delete from {table}" for table in tables))  # noqa: S608 - ours

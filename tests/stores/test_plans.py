@@ -72,6 +72,9 @@ LED = {
     "backlog": {"jobs_wake", "jobs_lease"},
     "followers": {"jobs_follows_id"},
     "unpark": {"jobs_parked"},
+    "limit_use": {"jobs_parked"},
+    "limit_uses": {"jobs_parked"},
+    "parked_before": {"jobs_parked"},
 }
 """Of each statement the indexes that lead to few jobs."""
 ON_INDEXES_ALONE = ("count_states", "edge")
@@ -89,6 +92,21 @@ def test_few_jobs_are_found_by_their_index(plans: list[Plan], name: str, mode: s
         assert name not in ON_INDEXES_ALONE or {used[index] for index in LED[name]} == {"Index Only Scan"}
         keys = {key for _, node in plan.nodes() for key in node.get("Sort Key", ())}
         assert not name.endswith("_of_state") or not {key for key in keys if "created_at DESC" in key}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@for_each("name", ("claim_limited", "free_slot", "set_alarm"))
+def test_the_first_parked_job_is_found_by_an_index(plans: list[Plan], name: str, mode: str) -> None:
+    """Of the jobs that are parked on a key only the first one is read, in both modes."""
+    mine = [plan for plan in plans if (plan.name, plan.mode) == (name, mode)]
+    assert mine
+    for plan in mine:
+        parked = [node for _, node in plan.nodes() if node.get("Index Name") == "jobs_parked"]
+        assert parked
+        assert {node["Node Type"] for node in parked} <= {"Index Scan", "Index Only Scan"}
+        assert max(node["Actual Rows"] for node in parked) <= 1
+        sorted_by = {key for _, node in plan.nodes() for key in node.get("Sort Key", ())}
+        assert not {key for key in sorted_by if "priority_rank" in key}
 
 
 def test_a_page_of_a_state_begins_at_its_position(plans: list[Plan]) -> None:
@@ -147,6 +165,14 @@ def test_sqlite_finds_few_jobs_by_their_index(sqlite_plan: Callable[[str], str],
     if name.endswith(("_of_state", "_of_submitter")):
         assert "ORDER BY" not in found
         assert name.endswith("submitter") or "jobs_state (state=? AND created_at" in found
+
+
+@for_each("name", ("first_parked", "key_state", "forget_slots", "forget_reservations", "limit_value"))
+def test_sqlite_looks_at_one_key_of_a_limit(sqlite_plan: Callable[[str], str], name: str) -> None:
+    """On SQLite no statement about a key reads the rows of another key, or sorts parked jobs."""
+    found = sqlite_plan(name)
+    assert not re.search(r"SCAN (?!CONSTANT)", found), found
+    assert name != "first_parked" or "ORDER BY" not in found
 
 
 @pytest.mark.parametrize("mode", MODES)

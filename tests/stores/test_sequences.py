@@ -4,11 +4,13 @@ import ast
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from onejob.jobs.handover import BY_CALLER, BY_SWEEP, by_caller
+from onejob.jobs.handover import BY_CALLER, BY_SWEEP, Way, by_caller, held
 from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.limits import KeyUse, first_park, value_of_text, write_uses
 from onejob.jobs.model import JobRow
 from onejob.jobs.query import Query
 from onejob.jobs.submitter import Charge, Quota
@@ -23,6 +25,7 @@ from tests.stores.support import (
     WAITING,
     change,
     duplicate,
+    holding,
     looked_at,
     submission,
 )
@@ -199,17 +202,97 @@ submit a:one,b:two,c:three tag_lines=many; submit d:one,e:two,f:three replace fi
 next tag_lines=next; submit c run_again fingerprint=x tag_lines=new; complete a; claim b
 submit a tag_lines=old; claim a; submit b follows=True tag_lines=follower; follow f after=a; complete a
 """
+LIMITS = """
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; claim a; pass 31; crash a lapsed=True; free gpu; claim b; \
+complete a token=1; free gpu; claim a
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; claim a; until a lease_until 0.25; free gpu; \
+until a lease_until; free gpu; claim b; complete a; free gpu
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; pass 29; claim b; pass 1; free gpu; claim a; claim b
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; claim a nonce=n; pass 29; renew a=n; pass 29; free gpu; \
+complete a; free gpu
+define gpu=2; submit a:one,b:two limits=gpu; free gpu limit=1; free gpu way=offered; claim a; claim b; \
+retry a run_in=0; claim a
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; claim a; retry a run_in=0; claim a; \
+submit c:three limits=gpu parks=False; complete a; claim c; free gpu; claim c
+define gpu=1; submit a:one limits=gpu; submit b:two limits=gpu priority_rank=2; submit c:three limits=gpu; free gpu; \
+claim c; claim b; claim a
+define gpu=1; submit a:one limits=gpu; submit b:two limits=gpu; submit a2:one limits=gpu priority_rank=2; \
+submit b2:two limits=gpu priority_rank=1; free gpu; claim a; submit b3:two limits=gpu priority_rank=2; complete a; \
+free gpu
+define gpu=1; submit a limits=gpu; claim a; submit b:two limits=gpu; claim b; claim b; cancel b parked_on=''; \
+complete a; free gpu
+submit a:one,b:two limits=gpu; free gpu limit=1; claim a; free gpu; claim b; define gpu=1; submit c:three limits=gpu; \
+claim c; complete a; free gpu; complete b; free gpu
+define gpu=1 disk=1; submit a:one limits=disk; submit b:two,c:three limits=gpu+disk; free disk; claim a; free gpu; \
+claim b; complete a; free disk; free gpu; claim b; complete b; free gpu; free disk
+define gpu=1 disk=1; submit a:one limits=gpu+disk; submit b:two limits=disk; free gpu; free disk; pass 30; free disk; \
+claim a
+define gpu=1; submit a:one limits=gpu delay=50; submit b:two,c:three limits=gpu; free gpu; free gpu; until a run_at; \
+claim a; claim b; complete b; free gpu; claim c
+define gpu=1; submit a:one limits=gpu expires_in=20; submit b:two limits=gpu; free gpu; pass 21; claim a; free gpu; \
+expire a; free gpu; claim b
+define gpu=1; submit a limits=gpu expires_in=20; claim a; submit b:two limits=gpu expires_in=20; claim b; pass 21; \
+submit c:two limits=gpu
+define gpu=1; next limits=gpu; submit c:two limits=gpu; free gpu; complete a; claim b; claim c; complete c; free gpu; \
+claim b
+define gpu=1; submit a; claim a; submit b follows=True limits=gpu; submit c:two limits=gpu; free gpu; claim c; \
+complete a; claim b; complete c; free gpu
+define gpu=1 disk=1; submit a limits=gpu; submit b replace fingerprint=x limits=disk; claim a; free disk; free gpu; \
+claim a
+define gpu=1 disk=1; submit a limits=gpu; free gpu; submit b replace fingerprint=x limits=disk; claim a; \
+submit c:two limits=gpu; free gpu; free disk; complete a
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; stop a parked_on=p wake_after=9; free gpu; claim b; resume p; \
+claim a; complete b; free gpu
+define gpu=1; submit a:one,b:two limits=gpu; limit gpu=2 until=10; free gpu; claim a; claim b; \
+submit c:three limits=gpu; pass 10; complete a; free gpu; complete b; free gpu; limit gpu=0; \
+submit d:four limits=gpu; claim c; unlimit gpu; claim c
+define gpu=1; submit a:one limits=gpu; free gpu; cancel a; submit b:two limits=gpu; free gpu; delete a; claim b; \
+complete b
+define gpu=1; submit a:one limits=gpu; claim a; fail a; delete a; submit b:two limits=gpu; claim b; forget b; free gpu
+define gpu=9; submit a:one limits=gpu; free gpu way=swept; submit b:two limits=gpu route=slow; free gpu way=swept; \
+submit c:three limits=gpu; free gpu way=offered; submit d:four limits=gpu route=slow; free gpu way=offered; \
+submit e:five limits=gpu; free gpu way=pushed; submit f:six limits=gpu; free gpu way=held; due; pass 30; due
+define api=60/minute; submit a:one,b:two,c:three limits=api; free api; alarms; pass 0.5; alarms; claim b; pass 0.5; \
+alarms; free api; claim a; claim b; pass 3; alarms; alarms; free api; alarms
+define api=60/minute; submit a:one limits=api:8; submit b:two limits=api; free api; claim a; free api; claim b; \
+pass 7; claim b; pass 1; claim b
+define api=60/minute; spend api 3; submit a limits=api; free api; claim a; spend api -2.5; claim a; spend api -9; \
+claim a
+define api=2/minute; submit a:one limits=api; free api; pass 1; cancel a; submit b:two limits=api; claim b
+define api=2/minute; submit a:one limits=api; free api; stop a parked_on=p wake_after=9; submit b:two limits=api; \
+free api; claim b; resume p; claim a; free api; pass 60; alarms; free api
+define api=2/minute gpu=1; submit x:zero limits=gpu; free gpu; claim x; submit a:one limits=api; free api; \
+submit b:two limits=api+gpu; free api; pass 30; free api; free gpu; claim b
+define api=2/minute; submit a:one limits=api; free api; limit api=0; submit b:two limits=api; claim b; claim a; \
+unlimit api; complete a; pass 20; free api; pass 10; free api; claim b
+define api=120/minute; submit a:one limits=api:2; free api; limit api=60/minute until=5; pass 31; claim a; pass 5; \
+claim a; retry a run_in=0; claim a
+define gpu=1; submit a:one limits=gpu; claim a nonce=n; pass 31; renew a=n; submit b:two limits=gpu; claim b; \
+renew a=n; complete a; free gpu
+define gpu=1; submit a:one,b:two limits=gpu; free gpu; release_identity a keeps_identity=False; forget a; free gpu; \
+claim b
+define gpu=1; submit a:one,b:two limits=gpu; release_identity a keeps_identity=False; forget a; free gpu; claim b
+define gpu=1; submit a:one limits=gpu; free gpu; strike a; redrive a reopens=True; submit b:two limits=gpu; free gpu; \
+claim a; claim b; complete b; free gpu; claim a
+define gpu=1; submit a limits=gpu; free gpu; submit b replace fingerprint=x; claim a; submit c:two limits=gpu; claim c
+define gpu=1; submit a; submit b replace fingerprint=x limits=gpu; submit c:two limits=gpu; free gpu; claim a; claim c
+define api=2/minute; submit a limits=api; free api; submit b replace fingerprint=x limits=api:8; claim a; \
+submit c:two limits=api; claim c; pass 30; claim c
+define api=2/minute gpu=0; submit a:one limits=api+gpu; claim a; submit b:two limits=api; claim b; pass 30; \
+limit gpu=1; free gpu; free api; pass 29; stop a parked_on=p wake_after=9; free api; resume p; claim a; free gpu
+"""
 ID = "0123456789abcdef"
 SEQUENCES = [
     line.replace("ID", ID)
     for text in (
-        REPEATED_SUBMISSIONS, REPEATED_REQUESTS, IDENTITIES, QUEUED_NEXT, FOLLOWERS, KEYS, RUNS, TIMES, TAGS
+        REPEATED_SUBMISSIONS, REPEATED_REQUESTS, IDENTITIES, QUEUED_NEXT, FOLLOWERS, KEYS, RUNS, TIMES, TAGS,
+        LIMITS,
     )
     for line in text.strip().splitlines()
 ]  # fmt: skip
 
 
-TEXTS = frozenset({"nonce", "payload", "fingerprint", "request_id"})
+TEXTS = frozenset({"nonce", "payload", "fingerprint", "request_id", "limits"})
 
 
 class Script:
@@ -218,6 +301,8 @@ class Script:
     def __init__(self, run: LockStep) -> None:
         self.run = run
         self.numbers = 0
+        self.keys: set[str] = set()
+        """The keys of limits, whose uses are compared after each command."""
 
     def play(self, text: str) -> None:
         """Run each command, as often as its `*` says."""
@@ -230,7 +315,17 @@ class Script:
             for _ in range(next((int(word[1:]) for word in words if word[0] == "*"), 1)):
                 own = getattr(self, f"do_{name}", None)
                 own(*plain, **values) if own else self.change(Transition(name), *plain, **values)
+                self.compare_limits()
         self.run.compare_everything()
+
+    def compare_limits(self) -> None:
+        """Compare the uses of all keys, and the places of all jobs."""
+        for key in sorted(self.keys):
+            self.run.read("limit_use", key)
+        for row in self.run.model.rows.values() if self.keys else ():
+            self.run.read("parked_before", row.job)
+        if self.keys:
+            self.run.read("limit_uses", limit=100)
 
     def number(self) -> str:
         """Return a request id that was not used."""
@@ -248,11 +343,51 @@ class Script:
         pairs = [each.partition(":") for each in ids.split(",")]
         if "charges" in values:
             values["charges"] = (Charge("quota", Quota(2, 50), values["charges"]),)
+        if "limits" in values:
+            values |= self.limited(values.pop("limits"), parks=values.pop("parks", True))
         news = [
             submission(job_id, **{"identity": name or "same"} | CONFLICT_POLICIES[policy] | values)
             for job_id, _, name in pairs
         ]
-        self.run("submit_many", news, handover_of=by_caller)
+        self.run("submit_many", news, handover_of=holding(by_caller))
+
+    def limited(self, limits: str, *, parks: bool) -> dict[str, Any]:
+        """Return what a submission with limits has (`gpu+api:2`: keys and weights), and whether it waits at first."""
+        pairs = [each.partition(":") for each in limits.split("+")]
+        limit_keys = write_uses([KeyUse(key, float(weight or 1)) for key, _, weight in pairs])
+        self.keys |= {key for key, _, _ in pairs}
+        return {"limit_keys": limit_keys, "parked_on": first_park(limit_keys) if parks else None}
+
+    def do_define(self, **values: object) -> None:
+        """Define limits."""
+        self.run(
+            "put_limits", [replace(value_of_text(key, str(each)), is_default=True) for key, each in values.items()]
+        )
+
+    def do_limit(self, until: float | None = None, **values: object) -> None:
+        """Write exceptions that end in so many seconds."""
+        ends = None if until is None else self.run.clock.now + until
+        self.run("put_limits", [value_of_text(key, str(each), until=ends) for key, each in values.items()])
+        self.run.read("limit_values")
+
+    def do_unlimit(self, key: str) -> None:
+        self.run("delete_limit", key)
+
+    def do_free(self, key: str, *, way: str = "caller", limit: int = 100) -> None:
+        self.run("free_slots", key, way=Way(way), limit=limit)
+
+    def do_spend(self, key: str, amount: str) -> None:
+        self.run("spend", key, float(amount))
+
+    def do_alarms(self) -> None:
+        self.run("due_limits")
+
+    def do_stop(self, job_id: str, **values: Any) -> None:
+        """Park a job on a pause."""
+        self.change(Transition.PARK, job_id, handover=held(9.0), **values)
+
+    def do_resume(self, pause: str) -> None:
+        self.run("unpark", pause, limit=9, reason="it has ended")
 
     def do_next(self, **values: Any) -> None:
         self.play("submit a; claim a")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from onejob.jobs.lifecycle import RULES, Transition
+from onejob.jobs.limits import KeyUse, first_park, write_uses
 from onejob.jobs.model import Outcome
 from onejob.jobs.on_duplicate import CONFLICT_POLICIES
 from tests.cases import for_each
@@ -22,6 +23,7 @@ def _table() -> dict[tuple[str, str, str], Outcome]:
 
 
 TABLE = _table()
+USES = (None, write_uses([KeyUse("gpu")]))
 
 
 def test_the_rules_are_those_of_the_page() -> None:
@@ -40,13 +42,16 @@ def test_the_table_has_every_case() -> None:
     assert len(TABLE) == 5 * 2 * len(CONFLICT_POLICIES)
 
 
-@for_each("situation, arguments, conflict_policy", sorted(TABLE))
-def test_each_case_of_the_table(situation: str, arguments: str, conflict_policy: str) -> None:
-    """The model returns the outcome of the table in each case."""
+@for_each(
+    "situation, arguments, conflict_policy, limit_keys", [(*case, keys) for case in sorted(TABLE) for keys in USES]
+)
+def test_each_case_of_the_table(situation: str, arguments: str, conflict_policy: str, limit_keys: str | None) -> None:
+    """The model returns the outcome of the table in each case, also if the existing job waits for room on a key."""
     store: Any = ModelStore(ManualClock())
     case = f"{situation} / {arguments} / {conflict_policy}"
     policy: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
-    first = submission(f"{case}: first", identity=case, fingerprint="same")
+    room: dict[str, Any] = {"limit_keys": limit_keys, "parked_on": first_park(limit_keys)}
+    first = submission(f"{case}: first", identity=case, fingerprint="same", **room)
     if situation != "none, or one that released its identity":
         submit_one(store, first, wake_after=LEASE)
     if situation.startswith("has"):

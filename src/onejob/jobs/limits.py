@@ -152,8 +152,6 @@ class LimitUse:
     """The ids of the jobs that run, or are about to run, with its slots; of a rate those that are about to run."""
     waiting: int = 0
     """How many jobs are parked on it."""
-    full_at: float | None = None
-    """When the bucket of a rate is full again; None: it is full, or the limit is no rate."""
 
 
 def rate_value(

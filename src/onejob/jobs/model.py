@@ -7,7 +7,7 @@ Times are seconds since the epoch on the store's clock; durations are seconds. `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from functools import cache
 from typing import Any, Self, TypeAlias, dataclass_transform
@@ -436,7 +436,7 @@ class Applied:
     job: JobRow | None
     handed_over: bool = False
     """Whether the job was handed over with the change: its message was pushed, or workers take it from the ledger."""
-    frees: bool = True
+    frees: bool = field(default=True, compare=False)
     """Whether jobs may wait for room that the change has given back; False: none waits on a key of the job."""
 
 

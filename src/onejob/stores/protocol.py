@@ -509,14 +509,16 @@ class Limits(Protocol):
     A key has the value of its own exception, or else of its name's exception, or else of its name's definition; without
     a value it limits nothing. It has *room* for a job
 
-    - if the job has room on it already, which `free_slots` has given to it less than one lease ago;
+    - if the job has room on it already, which `free_slots` has given to it less than one lease ago, and the job has
+      waited for its run since then: parked on nothing, not ended, and with the key;
     - else if no other job that is parked on it comes first, and a slot is free: fewer jobs than `running` have one; or
       the bucket of a rate has enough tokens. The bucket of an `interval` and a `burst` has enough for a weight if
       `max(full_at, now) + (min(weight, burst) - burst) * interval <= now`; taking them moves `full_at` to
       `max(full_at, now) + weight * interval`.
 
     A slot is a fact about a job, never a counter: it is taken while the job's run has a valid lease, or for one lease
-    while the job is about to run. So a lost run's slot is free when its lease ends, and a late run frees none.
+    while the job is about to run. So a lost run's slot is free when its lease ends, and a late run frees none; `renew`
+    extends no lease of a job with limits that has ended, since another job may have its slot.
 
     `CoreStore.claim` starts a run of a job with limits only if all its keys have room, in the same operation, and then
     takes a slot of each, or the tokens unless the job has got them. Otherwise the claim is refused, and the job parked
@@ -539,9 +541,9 @@ class Limits(Protocol):
 
         The most urgent jobs come first, and then the oldest, as in `unpark`, up to the first one without room on this
         key. Each gets a slot, or the tokens, of all its keys for one lease, or until its claim; `parked_on` is cleared,
-        `reason` is that of `has_room`, `wake_at` and `published_at` are those of a hand-over in this `way` with the
-        job's route, and its workers are signaled. A job without room on another of its keys is parked on that one
-        instead. A job that is due later is parked no longer, has no room, and is due at its `run_at`.
+        `reason` is that of `has_room`, `wake_at` and `published_at` are those of a hand-over in this `way` (at once for
+        a sweep) with the job's route, and its workers are signaled. A job without room on another of its keys is parked
+        on that one instead. A job that is due later is parked no longer, has no room, and is due at its `run_at`.
 
         Tokens that a job has got are given back first if it has not run within its lease. If jobs are left that wait
         for tokens, the key has an alarm at the time at which the first one has enough.
@@ -551,7 +553,10 @@ class Limits(Protocol):
         """Return the keys whose alarms are due, which are moved by a second; and the seconds to the next alarm."""
 
     def spend(self, key: str, amount: float) -> None:
-        """Take further tokens of the rate of a key, also more than it has; give some back if `amount` is negative."""
+        """Take further tokens of the rate of a key, also more than it has; give some back if `amount` is negative.
+
+        The key is looked at before: tokens of jobs that have not run are given back.
+        """
 
     def limit_uses(self, *, limit: int) -> list[LimitUse]:
         """Return the uses of the keys that jobs wait for, at most `limit`, those with the most waiting jobs first."""

@@ -126,6 +126,26 @@ changes as (
 {move_full_at}
 select coalesce(decided.effect, 'changed') as effect, decided.key as moved_to, changed.*
 from first left join decided on true left join changed on true
+-- name: forfeit_room
+-- End the room of a job that is about to run, if `apply` has applied the request: its tokens are given back when a key is
+-- looked at.
+-- in: :job_id :request_id
+update onejob.limit_reservations set until = 0
+where job_id = :job_id and current_setting('ledger.applied_request', true) = :request_id
+-- name: look_at
+-- Forget the reservations on a key that are no longer valid, and give their tokens back.
+-- in: :key :now; lock_limits ran before
+with {unsynchronized_clock},
+released as (
+  delete from onejob.limit_reservations as reservations using clock
+  where reservations.limit_key = cast(:key as text) and not {is_about_to_run}
+  returning reservations.limit_key as key, reservations.weight
+),
+changes as (
+  select key, sum(weight) as back, 0 as taken from released group by key
+),
+{move_full_at}
+select from released
 -- name: set_alarm
 -- Set the alarm of a rate to the time at which the first parked job has enough tokens.
 -- in: :key :parked_on (the same key) :now; lock_limits ran before
@@ -169,7 +189,7 @@ with {clock}
 select min(alarm) - (select now from clock) as seconds from onejob.limit_rates where alarm is not null
 -- name: spend
 -- Take tokens of the rate of a key; a negative amount is given back.
--- in: :key :amount :now; lock_limits ran before
+-- in: :key :amount :now; look_at ran before
 with {clock},
 used as (
   select cast(:key as text) as key
@@ -184,7 +204,7 @@ where value.interval is not null
 on conflict (key) do update set full_at = excluded.full_at
 -- name: limit_use
 -- in: :key :parked_on (the same key) :listed :now
--- out: key, waiting, holders (JSON array) and full_at
+-- out: key, waiting and holders (JSON array)
 with {clock},
 used as (
   select cast(:key as text) as key, (select count(*) from onejob.jobs where {is_parked}) as waiting

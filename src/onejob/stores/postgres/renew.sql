@@ -1,5 +1,6 @@
--- Extend many leases. Locked rows are skipped: a user's transaction may hold them for long, and the other leases must
--- not wait for it. Values are in subqueries for the reason in `take_due`.
+-- Extend many leases. That of a job with limits is not extended after its end: another job may have got its slot. Locked
+-- rows are skipped: a user's transaction may hold them for long, and the other leases must not wait for it. Values are in
+-- subqueries for the reason in `take_due`.
 -- in: :ids :nonces (arrays, pairwise) :sources (array) :now
 -- out: id, claim and cancel of every job whose current run has the claim
 with {unsynchronized_clock},
@@ -9,6 +10,7 @@ claims as (
 locked as (
   select jobs.id from onejob.jobs join claims using (id, claim)
   where state = any((select cast(:sources as text[]))::text[])
+    and (limit_keys is null or lease_until > (select now from clock))
   for no key update of jobs skip locked
 ),
 renewed as (
@@ -18,3 +20,4 @@ renewed as (
 )
 select jobs.id, jobs.claim, jobs.cancel from onejob.jobs join claims using (id, claim)
 where state = any((select cast(:sources as text[]))::text[])
+  and (limit_keys is null or lease_until > (select now from clock))

@@ -120,7 +120,9 @@ class PostgresStore(SQLStore):
         values = sql_values(change) | {
             "sources": sources, "is_sent": is_sent(change), "keeps_entry": not row_implies_entry(change),
         }  # fmt: skip
-        also = ("wake_followers",) if change.ends else ()
+        also = ["wake_followers"] if change.ends else []
+        if change.parked_on or change.reopens:
+            also.append("forfeit_room")
         applied = _parse_applied(self._sql.run("apply", *also, **values))
         return replace(applied, handed_over=applied.applied and is_handed_over(change, applied.job))
 
@@ -183,7 +185,8 @@ class PostgresStore(SQLStore):
         return free_slots(self._sql, key, way, limit)
 
     def spend(self, key: str, amount: float) -> None:
-        self._sql.run_each([("lock_limits", {}), ("spend", {"key": key, "amount": float(amount)})])
+        values = {"key": key, "amount": float(amount)}
+        self._sql.run_each([("lock_limits", {}), ("look_at", values), ("spend", values)])
 
     def take_messages(self, queues: Sequence[str], *, limit: int, consumer: str, hold: float) -> list[Delivery]:
         name = "take_messages" if hold else "receive_messages"

@@ -67,6 +67,9 @@ local function update_waiting_job(job, takes_over)
   end
   if takes_over then
     row[ROUTE], row[FINGERPRINT] = submitted[ROUTE], fingerprint ~= row[IDENTITY] and fingerprint
+    if row[LIMIT_KEYS] and row[LIMIT_KEYS] ~= submitted[LIMIT_KEYS] then
+      give_other_room_back(job, submitted, now)
+    end
     row[TAG_LINES], row[LIMIT_KEYS] = submitted[TAG_LINES], submitted[LIMIT_KEYS]
     write_part(job, PAYLOAD, payload)
   end

@@ -20,17 +20,15 @@ redis.call('HDEL', KEYS[1], ARGV[2])
 local now = clock()
 local key, value = ARGV[2], limit_value(ARGV[2], now)
 forget_over(key, value, now)
-if value and value.interval then
-  take_tokens(key, value, number(ARGV[3]), now)
-end
+take_tokens(key, value, number(ARGV[3]), now)
 -- name: free_slots
 #!lua flags=allow-oom
 -- Make the first jobs due that are parked on a key and have room on all their keys now, and give them that room for one
 -- lease. The jobs and the sets of their keys are no declared keys: they are in the slot of all keys of the ledger.
 -- KEYS: wake, leases, ended
--- ARGV: clock, key, is_sent ("1": a job gets a `published_at`, and a sweep looks at it after one lease, not at once), limit
+-- ARGV: clock, key, way (of the hand-over), limit
 -- returns: the jobs, each after its id; and the keys on which other jobs are parked now
-local key, is_sent, limit = ARGV[2], ARGV[3] == '1', number(ARGV[4])
+local key, way, limit = ARGV[2], ARGV[3], number(ARGV[4])
 local now = clock()
 local set, value = parked_set(PARKED_BY_LIMIT .. key), limit_value(key, now)
 local freed, moved = {}, {}
@@ -86,7 +84,9 @@ local function free_first(id)
   if job[1][LIMIT_KEYS] then
     reserve_room(job, lease_end, now)
   end
-  unpark(job, is_sent and lease_end or now, is_sent, 'has room on ' .. key)
+  local is_plain = job[1][ROUTE] and string.sub(job[1][ROUTE], 1, 1) ~= '['
+  local is_sent = not (way == 'swept' or (way == 'offered' and is_plain))
+  unpark(job, way == 'swept' and now or lease_end, is_sent, 'has room on ' .. key)
   freed[#freed + 1] = id
   freed[#freed + 1] = reply(job)
   return true
@@ -128,15 +128,17 @@ return { keys, at and format_time(at - now) or '' }
 #!lua flags=no-writes
 -- Read the uses of keys.
 -- KEYS: limits
--- ARGV: clock, listed (how many jobs that have room are listed); the keys
--- returns: for each key the members of its slots, how many jobs are parked on it, and when its bucket is full ("" for now)
-local now, listed, uses = clock(), ARGV[2], {}
-for i = 3, #ARGV do
-  local key = ARGV[i]
-  local members = redis.call('ZRANGEBYSCORE', slots_of(key), '(' .. format_time(now), '+inf', 'LIMIT', '0', listed)
-  local full_at = read_full_at(key, now)
-  uses[#uses + 1] = members
+-- ARGV: clock; the keys
+-- returns: for each key the ids of the jobs that have room, and how many jobs are parked on it
+local now, uses = clock(), {}
+for i = 2, #ARGV do
+  local key, value, ids = ARGV[i], limit_value(ARGV[i], now), {}
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', slots_of(key), '(' .. format_time(now), '+inf')) do
+    if not (value and value.interval and string.sub(member, 1, 4) == 'run ') then
+      ids[#ids + 1] = string.match(member, '^%S+ (.*)$')
+    end
+  end
+  uses[#uses + 1] = ids
   uses[#uses + 1] = redis.call('ZCARD', parked_set(PARKED_BY_LIMIT .. key))
-  uses[#uses + 1] = full_at > now and format_time(full_at) or ''
 end
 return uses

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onejob.jobs.handover import UNSENT, Way
+from onejob.jobs.handover import Way
 from onejob.jobs.limits import Freed, LimitUse, LimitValue
 from onejob.jobs.model import JobRow
 from onejob.stores.protocol import LISTED_HOLDERS
@@ -35,8 +35,7 @@ class Limits(Part):
         self._client.call("delete_limit", (self._keys.limits,), (_field(key, is_default=False),))
 
     def free_slots(self, key: str, *, way: Way, limit: int) -> Freed:
-        values = (key, "" if way in UNSENT else "1", str(limit))
-        freed, moved = self._client.call("free_slots", self._keys.wake_sets, values)
+        freed, moved = self._client.call("free_slots", self._keys.wake_sets, (key, way, str(limit)))
         jobs = [job_of(job_id, parts) for job_id, parts in zip(freed[::2], freed[1::2], strict=True)]
         return Freed(jobs, frozenset(moved))
 
@@ -63,14 +62,11 @@ class Limits(Part):
     def _read_uses(self, keys: Sequence[str]) -> list[LimitUse]:
         if not keys:
             return []
-        flat = self._client.call("limit_uses", (self._keys.limits,), (str(LISTED_HOLDERS), *keys))
+        flat = self._client.call("limit_uses", (self._keys.limits,), keys)
         return [
-            LimitUse(
-                key=key, holders=tuple(sorted(member.partition(" ")[2] for member in members)), waiting=waiting,
-                full_at=float(full_at) if full_at else None,
-            )
-            for key, members, waiting, full_at in zip(keys, flat[::3], flat[1::3], flat[2::3], strict=True)
-        ]  # fmt: skip
+            LimitUse(key=key, holders=tuple(sorted(ids)[:LISTED_HOLDERS]), waiting=waiting)
+            for key, ids, waiting in zip(keys, flat[::2], flat[1::2], strict=True)
+        ]
 
 
 def _field(key: str, is_default: bool) -> str:  # noqa: FBT001 - the field of a value

@@ -184,12 +184,16 @@ local function leave_parked_set(job)
   end
 end
 
--- Add a job to the set of what it is parked on, if it is: the most urgent first, and then the oldest.
+-- The place of a job among those that are parked on the same: the most urgent first, and then the oldest.
+local function place_of(row)
+  return tonumber(row[CREATED_AT]) - tonumber(row[PRIORITY_RANK] or 0) * 1e11
+end
+
+-- Add a job to the set of what it is parked on, if it is.
 local function enter_parked_set(job)
   local row = job[1]
   if row[PARKED_ON] then
-    local place = tonumber(row[CREATED_AT]) - tonumber(row[PRIORITY_RANK] or 0) * 1e11
-    redis.call('ZADD', parked_set(row[PARKED_ON]), format_time(place), job.id)
+    redis.call('ZADD', parked_set(row[PARKED_ON]), format_time(place_of(row)), job.id)
     count_waiting(row[PARKED_ON])
   end
 end
@@ -225,7 +229,7 @@ end
 -- The row of a submission that does not hold its identity.
 local function new_row(given, created_at)
   local row = fill_row(cmsgpack.unpack(pack_new_row(given, created_at, false, false, false, '0')))
-  row[HOLDS_IDENTITY] = false
+  row[HOLDS_IDENTITY], row[PARKED_ON] = false, false
   return row
 end
 
@@ -493,8 +497,9 @@ local function add_to_sum(day, amount, name, kind, count)
   end
 end
 
--- Limits. A use is a pair of a key and a weight. The jobs that have room on a key are in its sorted set, as members of
--- weight and id, by the time until which they have it.
+-- Limits. A use is a pair of a key and a weight. The jobs that have room on a key are in its sorted set, by the time until
+-- which they have it: "run " and the id of a job that runs, or the tokens that a job has got which is about to run, and
+-- its id.
 
 -- The value of a key that is valid now: of its own exception, of its name's, or of the definition; nil without one.
 local function limit_value(key, now)
@@ -514,8 +519,9 @@ local function slots_of(key)
   return ledger_key('slots:' .. key)
 end
 
-local function slot_member(job, use)
-  return format_time(use[2]) .. ' ' .. job.id
+-- The members that a job may have in the set of a key: that of its run, without tokens, and with them.
+local function members_of(job, use)
+  return { 'run ' .. job.id, '0 ' .. job.id, format_time(use[2]) .. ' ' .. job.id }
 end
 
 -- The time at which the bucket of a key is full again, or now.
@@ -523,8 +529,11 @@ local function read_full_at(key, now)
   return math.max(tonumber(redis.call('GET', ledger_key('full_at:' .. key)) or 0), now)
 end
 
--- Take a weight from the bucket of a key; a negative one is given back.
+-- Take tokens from the bucket of a rate; a negative weight is given back.
 local function take_tokens(key, value, weight, now)
+  if not (value and value.interval) then
+    return
+  end
   local full_at = read_full_at(key, now) + weight * value.interval
   if full_at > now then
     -- The TTL is longer than the time, which alone decides: a clock may be set back.
@@ -535,15 +544,18 @@ local function take_tokens(key, value, weight, now)
   end
 end
 
+-- Give the tokens of a member of a set back that is removed from it.
+local function give_tokens_back(key, value, member, now)
+  take_tokens(key, value, -(tonumber(string.match(member, '^%S+')) or 0), now)
+end
+
 -- Forget the jobs whose room on a key is over, and give the tokens of those back that have not run.
 local function forget_over(key, value, now)
   local set, at = slots_of(key), format_time(now)
-  if value and value.interval then
-    for _, member in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', at)) do
-      take_tokens(key, value, -tonumber(string.match(member, '^%S+')), now)
-    end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', at)) do
+    redis.call('ZREM', set, member)
+    give_tokens_back(key, value, member, now)
   end
-  redis.call('ZREMRANGEBYSCORE', set, '-inf', at)
 end
 
 -- The time at which the bucket of a key has enough for a weight.
@@ -551,15 +563,27 @@ local function enough_at(key, value, weight, now)
   return read_full_at(key, now) + (math.min(weight, value.burst) - value.burst) * value.interval
 end
 
+-- Whether another job that is parked on a key comes before a job.
+local function is_preceded(job, key)
+  local id, place = unpack(redis.call('ZRANGE', parked_set(PARKED_BY_LIMIT .. key), 0, 0, 'WITHSCORES'))
+  local own = place_of(job[1])
+  return id and id ~= job.id and (tonumber(place) < own or (tonumber(place) == own and id < job.id))
+end
+
+-- The member of a job that is about to run, or nil.
+local function find_reservation(job, use)
+  local members = members_of(job, use)
+  local scores = redis.call('ZMSCORE', slots_of(use[1]), members[2], members[3])
+  return scores[1] and members[2] or scores[2] and members[3] or nil
+end
+
 -- Whether a key has room for a job.
 local function has_room(job, use, now)
   local key, value = use[1], limit_value(use[1], now)
   forget_over(key, value, now)
-  if redis.call('ZSCORE', slots_of(key), slot_member(job, use)) or not value then
+  if not value or find_reservation(job, use) then
     return true
-  end
-  local first = redis.call('ZRANGE', parked_set(PARKED_BY_LIMIT .. key), 0, 0)[1]
-  if first and first ~= job.id then
+  elseif is_preceded(job, key) then
     return false
   elseif value.running then
     return redis.call('ZCARD', slots_of(key)) < value.running
@@ -581,24 +605,26 @@ local function find_full(job, now)
   end
 end
 
--- Give a job room on all its keys until a time, before its run: tokens are taken now.
+-- Give a job that is about to run room on all its keys until a time: of a rate, tokens.
 local function reserve_room(job, ends, now)
   for _, use in ipairs(uses_of(job)) do
-    local value = limit_value(use[1], now)
-    local added = value and redis.call('ZADD', slots_of(use[1]), format_time(ends), slot_member(job, use))
-    if added == 1 and value.interval then
-      take_tokens(use[1], value, use[2], now)
-    end
+    local value, members = limit_value(use[1], now), members_of(job, use)
+    local is_rate = value and value.interval
+    redis.call('ZREM', slots_of(use[1]), members[2], members[3])
+    redis.call('ZADD', slots_of(use[1]), format_time(ends), is_rate and members[3] or members[2])
+    take_tokens(use[1], value, use[2], now)
   end
 end
 
--- Give the run of a job its room on all keys until its lease ends; a rate needs none during a run.
+-- Give the run of a job its room on all keys until its lease ends: a slot, or of a rate the tokens that it has not got yet.
 local function take_room(job, lease_until, now)
-  reserve_room(job, lease_until, now)
   for _, use in ipairs(uses_of(job)) do
-    local value = limit_value(use[1], now)
-    if value and not value.running then
-      redis.call('ZREM', slots_of(use[1]), slot_member(job, use))
+    local value, members, reservation = limit_value(use[1], now), members_of(job, use), find_reservation(job, use)
+    redis.call('ZREM', slots_of(use[1]), unpack(members))
+    if not value or value.running then
+      redis.call('ZADD', slots_of(use[1]), format_time(lease_until), members[1])
+    elseif reservation ~= members[3] then
+      take_tokens(use[1], value, use[2], now)
     end
   end
 end
@@ -606,22 +632,37 @@ end
 -- Extend the room of the run of a job.
 local function renew_room(job)
   for _, use in ipairs(uses_of(job)) do
-    redis.call('ZADD', slots_of(use[1]), 'XX', job[1][LEASE_UNTIL], slot_member(job, use))
+    redis.call('ZADD', slots_of(use[1]), 'XX', job[1][LEASE_UNTIL], 'run ' .. job.id)
   end
 end
 
--- End the room of a job; tokens are given back, which only a job has that waits for its run. Returns whether other jobs
--- are parked on one of its keys.
+-- End the room of a job on its keys; tokens are given back. Returns whether other jobs are parked on one of the keys.
 local function give_room_back(job, now)
   local is_waited_for = false
   for _, use in ipairs(uses_of(job)) do
-    local had, value = redis.call('ZREM', slots_of(use[1]), slot_member(job, use)), limit_value(use[1], now)
-    if had == 1 and value and value.interval then
-      take_tokens(use[1], value, -use[2], now)
+    local reservation = find_reservation(job, use)
+    redis.call('ZREM', slots_of(use[1]), unpack(members_of(job, use)))
+    if reservation then
+      give_tokens_back(use[1], limit_value(use[1], now), reservation, now)
     end
     is_waited_for = is_waited_for or redis.call('ZSCORE', ledger_key('waiting'), use[1])
   end
   return is_waited_for
+end
+
+-- End the room of a job that gets the arguments of a submission on the keys that those have not.
+local function give_other_room_back(job, submitted, now)
+  local kept = {}
+  for _, use in ipairs(submitted[LIMIT_KEYS] and cjson.decode(submitted[LIMIT_KEYS]) or {}) do
+    kept[use[1]] = true
+  end
+  for _, use in ipairs(uses_of(job)) do
+    local reservation = not kept[use[1]] and find_reservation(job, use)
+    if reservation then
+      redis.call('ZREM', slots_of(use[1]), reservation)
+      give_tokens_back(use[1], limit_value(use[1], now), reservation, now)
+    end
+  end
 end
 
 -- Park a job that waits for a run on a key that has no room for it.

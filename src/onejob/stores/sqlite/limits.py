@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from onejob.jobs.handover import Handover, Way
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.limits import (
@@ -74,8 +76,14 @@ def free_slots(tx: Transaction, key: str, way: Way, limit: int) -> Freed:
 def spend(tx: Transaction, key: str, amount: float) -> None:
     """Take tokens of the rate of a key, or give some back."""
     value = _value_of(tx, key)
+    _look_at(tx, key, value)
     if value is not None and value.interval is not None:
         _move_full_at(tx, key, value, amount)
+
+
+def forfeit_room(tx: Transaction, job_id: str, kept: str | None = None) -> None:
+    """End the room of a job that is about to run, except on the keys of a column `limit_keys`."""
+    tx.rows("forfeit_room", job_id=job_id, kept=json.dumps([use.key for use in read_uses(kept)]))
 
 
 def _value_of(tx: Transaction, key: str) -> LimitValue | None:

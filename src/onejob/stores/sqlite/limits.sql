@@ -19,11 +19,11 @@ select key, is_default, running, rate, interval, burst, until from limits
 where key in (:key, :name) and (key = :name or not is_default) and (until is null or until > :now)
 order by is_default, length(key) desc limit 1
 -- name: forget_slots
--- Delete the slots of a key whose runs are over. A lost run that may be renewed keeps its row.
--- in: :key
+-- Delete the slots of a key whose runs are over, or lost.
+-- in: :key :now
 delete from limit_slots
 where limit_key = :key and not exists (
-  select 1 from jobs where id = limit_slots.job_id and jobs.token = limit_slots.token and lease_until is not null
+  select 1 from jobs where id = limit_slots.job_id and jobs.token = limit_slots.token and lease_until > :now
 )
 -- name: forget_reservations
 -- Delete the reservations on a key that are no longer valid.
@@ -31,6 +31,11 @@ where limit_key = :key and not exists (
 -- out: the weight of each, whose tokens are to be given back
 delete from limit_reservations where limit_key = :key and not ({is_about_to_run})
 returning weight
+-- name: forfeit_room
+-- End the room of a job that is about to run, except on some keys: its tokens are given back when a key is looked at.
+-- in: :job_id :kept (JSON array of keys)
+update limit_reservations set until = 0
+where job_id = :job_id and limit_key not in (select value from json_each(:kept))
 -- name: delete_reservations
 -- Delete some reservations that nobody has looked at for an hour: their jobs were deleted.
 -- in: :now
@@ -134,7 +139,7 @@ returning key
 select min(alarm) - :now as seconds from limit_rates where alarm is not null
 -- name: limit_use
 -- in: :key :name :parked_on :listed :now
--- out: key, waiting, holders (JSON array) and full_at
+-- out: key, waiting and holders (JSON array)
 with used as (select :key as key, :name as name, (select count(*) from jobs where {is_parked}) as waiting)
 {key_uses}
 -- name: limit_uses

@@ -1,10 +1,11 @@
 -- name: renew
--- Extend many leases.
+-- Extend many leases. That of a job with limits is not extended after its end: another job may have got its slot.
 -- in: :claims (JSON array of [job id, nonce]) :sources :now
 -- out: id, claim and cancel of every job whose lease was extended
 update jobs set lease_until = :now + lease, wake_at = :now + lease
 where {in_sources}
   and (id, claim) in (select value ->> 0, value ->> 1 from json_each(:claims))
+  and (limit_keys is null or lease_until > :now)
 returning id, claim, cancel
 -- name: report
 -- Store a run's progress.

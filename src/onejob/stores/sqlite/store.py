@@ -40,7 +40,7 @@ from onejob.stores.sql import SQLStore, completion_of, is_handed_over, is_sent
 from onejob.stores.sqlite.connection import ForkSafeConnection, SQLiteSignals
 from onejob.stores.sqlite.costs import add_cost, add_to_sums
 from onejob.stores.sqlite.files import absolute_path, is_uri_path
-from onejob.stores.sqlite.limits import find_full, free_slots, park_on_key, spend, take_room
+from onejob.stores.sqlite.limits import find_full, forfeit_room, free_slots, park_on_key, spend, take_room
 from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
 from onejob.stores.sqlite.transaction import Transaction, join, run_alone, run_joined
 from onejob.transactions.sessions import OpenTransaction
@@ -167,10 +167,7 @@ class SQLiteStore(SQLStore):
                 return replace(earlier, handed_over=earlier.applied and is_handed_over(change, earlier.job))
             if not row_implies_entry(change):
                 tx.append_history(job.id, change.event, change.detail)
-            if change.ends:
-                _wake_followers(tx, job)
-            if change.forgets_steps:
-                tx.rows("delete_steps", job_id=job.id)
+            _apply_elsewhere(tx, change, job)
             return Applied(applied=True, job=job, handed_over=is_handed_over(change, job))
 
         return self._transaction(apply)
@@ -358,6 +355,16 @@ class _JoinedStore(SQLiteStore):
         return run_joined(self._user_connection, self._clock, "deferred", operation)
 
     _search = _statement
+
+
+def _apply_elsewhere(tx: Transaction, change: Change, job: JobRow) -> None:
+    """Apply a change of a job to what belongs to it, and to its followers."""
+    if job.limit_keys is not None and (change.parked_on or change.reopens):
+        forfeit_room(tx, job.id)
+    if change.ends:
+        _wake_followers(tx, job)
+    if change.forgets_steps:
+        tx.rows("delete_steps", job_id=job.id)
 
 
 def _wake_followers(tx: Transaction, ended: JobRow) -> None:

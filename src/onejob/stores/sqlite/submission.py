@@ -13,6 +13,7 @@ from onejob.jobs.on_duplicate import resolve
 from onejob.jobs.transitions import new_job
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import DUPLICATE_LIMIT, HAS_EXPIRED, SUBMITTER_LIMIT, WINDOW_OVER
+from onejob.stores.sqlite.limits import forfeit_room
 from onejob.stores.sqlite.transaction import Transaction, positional
 
 REDELIVERY_SLOT = -1
@@ -164,6 +165,8 @@ def _update_job(tx: Transaction, job: JobRow, submission: Submission, handover: 
         is_due, route = run_at <= tx.now, submission.route if resolution.takes_over else job.route
         wake_after, is_sent = handover.columns_for(submission.lease, route)
         wake_at = tx.now + wake_after if is_due else run_at
+        if resolution.takes_over and job.limit_keys is not None:
+            forfeit_room(tx, job.id, submission.limit_keys)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
             payload=submission.payload, route=submission.route, tag_lines=submission.tag_lines,

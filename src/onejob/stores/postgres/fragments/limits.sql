@@ -79,12 +79,12 @@ states as (
   ) as found
 )
 -- name: forget_slots
--- Delete the slots of keys whose runs are over. A lost run that may be renewed keeps its row.
--- in: `looked` (key)
+-- Delete the slots of keys whose runs are over, or lost.
+-- in: `looked` (key), clock
 delete from onejob.limit_slots as slots
   where slots.limit_key = any(array(select key from looked)) and not exists (
     select from onejob.jobs as holder
-    where holder.id = slots.job_id and holder.token = slots.token and holder.lease_until is not null
+    where holder.id = slots.job_id and holder.token = slots.token and holder.lease_until > (select now from clock)
   )
 -- name: move_full_at
 -- Give tokens of rates back, and then take others. Some rows of buckets that have been full for an hour are deleted.
@@ -129,10 +129,7 @@ select
       ) as found
       order by job_id collate "C" limit cast(:listed as bigint)
     ) as listed
-  ) as holders,
-  case when value.interval is not null
-    then (select full_at from onejob.limit_rates as rates where rates.key = used.key and full_at > now)
-  end as full_at
+  ) as holders
 from used
   {limit_value}
   cross join clock

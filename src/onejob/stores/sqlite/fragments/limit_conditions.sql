@@ -31,6 +31,5 @@ select
       where limit_key = used.key and jobs.token = limit_slots.token and lease_until > :now and not is_rate
       order by job_id limit :listed
     )
-  ) as holders,
-  iif(is_rate, (select full_at from limit_rates where limit_rates.key = used.key and full_at > :now), null) as full_at
+  ) as holders
 from (select *, {is_rate} as is_rate from used) as used
