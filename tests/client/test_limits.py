@@ -26,7 +26,7 @@ def test_a_limit_has_its_value_its_use_and_who_waits(client: onejob.Client, ledg
     assert not key.is_exception
     assert (key.use, key.holders, key.waiting) == ("2 of 2 run", (first, second), 1)
     assert client.limit(CUSTOMER) == key
-    assert (model.value, model.use, model.full_at) == ("90/minute", "90/minute", None)
+    assert (model.value, model.use, model.holders) == ("90/minute", "90/minute", ())
 
 
 @every_store

@@ -150,9 +150,8 @@ LimitView = view_of(
     "A limit (`customer`), or one of its keys (`customer=42`): how much room it has, and who uses it.\n\n"
     "`value`: how many jobs may run at once, or a rate; null: nothing limits it. `default`: the value of the "
     "definition;\nnull: no task has one. `holders`: the ids of the jobs that have a slot, at most 100; of a rate those "
-    "that are about\nto run. `full_at`: when the bucket of a rate is full again; null: it is full, or the limit is no "
-    "rate.",
-    until=Time | None, full_at=Time | None, holders=Annotated[list[str], at_most(LISTED_HOLDERS)],
+    "that are about\nto run.",
+    until=Time | None, holders=Annotated[list[str], at_most(LISTED_HOLDERS)],
 )  # fmt: skip
 
 

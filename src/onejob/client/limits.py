@@ -30,8 +30,6 @@ class LimitRow:
     """How many jobs wait for room."""
     holders: tuple[str, ...]
     """The ids of the jobs that have a slot, at most 100; of a rate those that are about to run."""
-    full_at: float | None
-    """When the bucket of a rate is full again; None: it is full, or the limit is no rate."""
 
 
 def row_of(state: LimitState) -> LimitRow:
@@ -42,7 +40,7 @@ def row_of(state: LimitState) -> LimitRow:
         key=state.key, value=None if value is None else value.text,
         default=None if state.default is None else state.default.text, is_exception=is_exception,
         until=None if value is None else value.until, use=state.used_text, waiting=use.waiting,
-        holders=tuple(state.holders), full_at=use.full_at,
+        holders=tuple(state.holders),
     )  # fmt: skip
 
 

@@ -195,8 +195,6 @@ class LimitState:
     """How many jobs wait for room."""
     holders: tuple[str, ...]
     """The ids of the jobs that have a slot, at most 100; of a rate those that are about to run."""
-    full_at: datetime | None
-    """When the bucket of a rate is full again; None: it is full, or the limit is no rate."""
 
 
 def value_of(kind: type[V], row: object) -> V:
